@@ -1,1 +1,1 @@
-"""The router that agents point at: an OpenAI-compatible endpoint in front of the engines."""
+"""The gateway that agents connect to: an OpenAI-compatible endpoint in front of the engines."""

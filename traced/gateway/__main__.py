@@ -1,7 +1,7 @@
-"""``python -m traced.gateway --data-dir DIR``: the router as a child, which ends when its parent has gone.
+"""``python -m traced.gateway --data-dir DIR``: the gateway as a child process, which ends when its parent has ended.
 
-Settings come from the file and the environment, as ``storing``'s do. It ends as ``traced serve`` does: what is in
-flight is answered, what was recorded is stored.
+Settings come from the file and the environment. Requests in flight are answered and recorded exchanges are stored
+before it ends, as with ``traced serve``.
 """
 
 import argparse
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop, or until the parent has gone."""
+    """Serve until stopped or until the parent has ended; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m traced.gateway")
     parser.add_argument("--data-dir", type=Path, required=True)
     settings = load_settings(parser.parse_args(arguments).data_dir)

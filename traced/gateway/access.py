@@ -1,13 +1,7 @@
-"""How much the router takes on at once, and how much of it each key may ask for.
+"""API keys, request quotas and the concurrency limit of the gateway.
 
-Invariants: at most ``concurrency`` requests are at the engines; at most ``queue`` wait, first come first served, each
-at most ``queue_s``; whatever is beyond that gets 429 and when to ask again. A key's requests per minute are a token
-bucket: a minute's worth may come at once. Counted by each router for itself.
-
-The keys of those who may ask the router: shown once, kept as hashes.
-
-Invariants: a key is 256 random bits, so its SHA-256 tells nobody what it is; keys are compared by that hash; while no
-key was ever made everybody on this machine may ask, and only they (``needed``). Fails: ``Refusal`` 401.
+A key is 256 random bits, shown once and kept as its SHA-256. While no key exists, requests need none, and the gateway
+listens on the loopback only. Limits are per process: each gateway counts for itself. Errors: ``Refusal`` 401 and 429.
 """
 
 import asyncio
@@ -30,58 +24,66 @@ from traced.registry.decisions import Act
 
 PREFIX = "traced-"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Keys whose quota is remembered; beyond, the least recently used one starts afresh.
+MAX_BUCKETS = 10_000
 
 
-def new_key() -> tuple[str, str]:
-    """A key to hand out, and the hash of it to keep."""
+def generate_key() -> tuple[str, str]:
+    """Return a new key and the hash to store."""
     key = PREFIX + secrets.token_urlsafe(32)
-    return key, hashed(key)
+    return key, hash_key(key)
 
 
-def make_key(session: Session, act: Act, name: str, per_minute: int) -> str:
-    """Make a key for ``name`` and return it; raises ``StoreConflict`` where there is or was one of that name."""
-    key, kept = new_key()
-    save_key(session, RouterKey(name, kept, per_minute, act.at))
-    save_audit(session, AuditEntry(act.at, act.who, act.role, "add key", name, act.reason, {"per_minute": per_minute}))
+def create_key(session: Session, action: Act, name: str, per_minute: int) -> str:
+    """Create and return a key for ``name``; raises ``StoreConflict`` if the name is or was in use."""
+    key, key_hash = generate_key()
+    save_key(session, RouterKey(name, key_hash, per_minute, action.at))
+    save_audit(
+        session,
+        AuditEntry(action.at, action.who, action.role, "add key", name, action.reason, {"per_minute": per_minute}),
+    )
     return key
 
 
-def take_back(session: Session, act: Act, name: str) -> None:
-    """Refuse a key from now on; raises ``NotFound``."""
-    revoke_key(session, name, at=act.at)
-    save_audit(session, AuditEntry(act.at, act.who, act.role, "revoke key", name, act.reason, {}))
+def withdraw_key(session: Session, action: Act, name: str) -> None:
+    """Revoke a key; raises ``NotFound``."""
+    revoke_key(session, name, at=action.at)
+    save_audit(session, AuditEntry(action.at, action.who, action.role, "revoke key", name, action.reason, {}))
 
 
-def hashed(key: str) -> str:
-    """SHA-256 (hex)."""
+def hash_key(key: str) -> str:
+    """Return the SHA-256 (hex) of a key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 @dataclass
-class Keys:
-    """The keys that are good, by their hashes; None while none was ever made."""
+class KeyRing:
+    """The valid keys by hash; None while no key was ever created."""
 
-    known: Mapping[str, RouterKey] | None = field(default=None)
+    by_hash: Mapping[str, RouterKey] | None = field(default=None)
 
-    def who(self, authorization: str | None) -> RouterKey | None:
-        """Whose request it is; None where no key is needed."""
-        if self.known is None:
+    def authenticate(self, authorization: str | None) -> RouterKey | None:
+        """Return the key of a request, or None if no key is needed; raises ``Refusal`` 401."""
+        if self.by_hash is None:
             return None
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Refusal(401, "an API key is needed (traced keys add NAME)", code="missing_api_key")
-        found = self.known.get(hashed(key.strip()))
-        if found is None:
-            raise Refusal(401, "this API key is not known, or was taken back", code="invalid_api_key")
-        return found
-
-
-REMEMBERED = 10_000  # keys
+        router_key = self.by_hash.get(hash_key(key.strip()))
+        if router_key is None:
+            raise Refusal(401, "this API key is unknown or was revoked", code="invalid_api_key")
+        return router_key
 
 
 @dataclass
-class Gate:
-    """Lets requests to the engines: ``async with gate`` is a place there."""
+class ConcurrencyLimit:
+    """Limits the requests at the engines: ``async with limit`` holds one slot, first come, first served.
+
+    Args:
+        concurrency: Requests at the engines at once.
+        queue: Requests that may wait; any more are refused with 429.
+        queue_s: Seconds that a request may wait.
+    """
 
     concurrency: int
     queue: int
@@ -95,25 +97,29 @@ class Gate:
         return len(self._waiting)
 
     async def __aenter__(self) -> None:
-        """A place at the engines for as long as the body runs. Raises ``Refusal``."""
+        """Take a slot; raises ``Refusal`` 429."""
         if self.running < self.concurrency and not self._waiting:
             self.running += 1
             return
         if len(self._waiting) >= self.queue:
-            raise Refusal(429, f"{self.running} requests run and {self.waiting} wait", code="queue_full", retry_after=1)
+            raise Refusal(
+                429, f"{self.running} requests run and {self.waiting} wait; try again", code="queue_full", retry_after=1
+            )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
             async with asyncio.timeout(self.queue_s):
-                await turn  # who leaves hands its place over
+                # The request that leaves passes its slot on, so ``running`` does not change.
+                await turn
         except BaseException as error:
+            # The slot may have been passed on in the same moment; it must not be lost.
             if turn.done() and not turn.cancelled():
-                self._leave()  # the place came too late
+                self._leave()
             elif turn in self._waiting:
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
                 raise Refusal(
-                    429, f"no place came free within {self.queue_s:g} s", code="queue_full", retry_after=1
+                    429, f"no slot became free within {self.queue_s:g} s", code="queue_full", retry_after=1
                 ) from None
             raise
 
@@ -133,22 +139,22 @@ class Gate:
 
 @dataclass
 class Quotas:
-    """Requests per minute of each key."""
+    """Requests per minute of each key, as token buckets: a minute's worth may come at once."""
 
     clock: Callable[[], float] = time.monotonic
     _buckets: "OrderedDict[str, tuple[float, float]]" = field(default_factory=OrderedDict)
 
-    def take(self, key_id: str, per_minute: int) -> None:
-        """Count a request of a key; 0 is no limit. Raises ``Refusal`` with the seconds until the next one may come."""
+    def consume(self, key_id: str, per_minute: int) -> None:
+        """Count a request of a key (0: no limit); raises ``Refusal`` 429 with the seconds until the next one."""
         if not per_minute:
             return
         now = self.clock()
-        left, at = self._buckets.pop(key_id, (float(per_minute), now))
-        left = min(float(per_minute), left + (now - at) * per_minute / 60)
-        self._buckets[key_id] = (left - 1 if left >= 1 else left, now)
-        if len(self._buckets) > REMEMBERED:
+        tokens, updated_at = self._buckets.pop(key_id, (float(per_minute), now))
+        tokens = min(float(per_minute), tokens + (now - updated_at) * per_minute / 60)
+        self._buckets[key_id] = (tokens - 1 if tokens >= 1 else tokens, now)
+        if len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
-        if left < 1:
-            wait = math.ceil((1 - left) * 60 / per_minute)
-            told = f"this key may ask {per_minute} times a minute"
-            raise Refusal(429, told, code="quota_exceeded", retry_after=wait)
+        if tokens < 1:
+            wait_s = math.ceil((1 - tokens) * 60 / per_minute)
+            message = f"this key is limited to {per_minute} requests a minute"
+            raise Refusal(429, message, code="quota_exceeded", retry_after=wait_s)

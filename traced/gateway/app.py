@@ -1,14 +1,11 @@
-"""The endpoint: OpenAI's paths, in front of the engines.
+"""The gateway's HTTP endpoint: OpenAI's paths, in front of the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
-    GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``traced.ingest.otlp``)
+    GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``otlp_receiver``)
 
-``auto`` gives a conversation to the base model or to an adapter (``deciding``); any other name takes that model.
-Headers of a request: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the
-store. Answers say ``X-Traced-Model``, ``X-Traced-Conversation`` and ``X-Traced-Request``.
-
-Invariants: unknown fields pass through; every error is in OpenAI's form; what was answered is recorded before the
-client has all of it. Not covered: TLS (put a proxy in front where the network is not yours).
+Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
+Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, ``X-Traced-Request``. Unknown fields pass through, and
+every error is in OpenAI's form. Not covered: TLS; put a proxy in front on an open network.
 """
 
 import asyncio
@@ -25,167 +22,186 @@ from aiohttp import web
 
 from store.records import Exchange
 from traced.config.service_sections import ServingSection
-from traced.core.fast_json import is_deeper, read_json
-from traced.gateway.access import Gate, Keys, Quotas
+from traced.core.fast_json import exceeds_depth, read_json
+from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal
-from traced.gateway.feedback import Judges
-from traced.gateway.forwarding import UNAVAILABLE, Asked, ClientGone, Forwarder, Shadows
-from traced.gateway.model_choice import Decisions, Live
-from traced.gateway.otlp_receiver import Receiver
+from traced.gateway.feedback import FeedbackReceiver
+from traced.gateway.forwarding import (
+    CLIENT_CLOSED,
+    UNAVAILABLE,
+    ClientDisconnected,
+    Forwarder,
+    PendingExchange,
+    Shadows,
+)
+from traced.gateway.model_choice import ConversationRouter, LiveVersions
+from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
-from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, sampled
+from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
 from traced.ingest.redaction import Redactor
 from traced.ingest.responses import messages_of
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
-GONE = 499  # nginx's code for a client that closed the connection
-AGAIN_S = 1.0
+RESTART_S = 1.0
+# Who stops the gateway kills it after 90 s.
+MAX_GRACE_S = 80.0
 MB = 2**20
-DEEPEST = 200  # levels of a request: what is put into the store and read again goes through recursive code
+# Nesting levels of a request, because stored requests go through recursive code.
+MAX_DEPTH = 200
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+OPT_OUT = ("no", "false", "0")
+BackgroundTask = Callable[[], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Gateway:
-    """What the handlers share."""
+    """The request handlers and what they share."""
 
     pool: Pool
-    live: Callable[[], Live]
-    decisions: Decisions
+    live: Callable[[], LiveVersions]
+    conversation_router: ConversationRouter
     spool: Spool
-    judges: Judges
+    feedback_receiver: FeedbackReceiver
     settings: ServingSection
-    keys: Keys
-    gate: Gate
+    keys: KeyRing
+    concurrency_limit: ConcurrencyLimit
     quotas: Quotas
     redactor: Redactor
     forwarder: Forwarder
     shadows: Shadows
-    receiver: Receiver
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    receiver: OtlpReceiver
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """A completion of any of the three forms."""
-        raw, body = await _body(request)
+        """POST of a completion in any of the three forms."""
+        raw, body = await _read_body(request)
         try:
             messages = messages_of(body)
         except ValueError as error:
             raise Refusal(400, str(error), param="messages") from error
-        key = self.keys.who(request.headers.get("Authorization"))
+        key = self.keys.authenticate(request.headers.get("Authorization"))
         if key is not None:
-            self.quotas.take(key.id, key.per_minute)
-        named = request.headers.get(HEADER)
-        if named is not None and not (0 < len(named) <= ID_LIMIT and named.isascii() and named.isprintable()):
+            self.quotas.consume(key.id, key.per_minute)
+        header = request.headers.get(HEADER)
+        if header is not None and not (0 < len(header) <= ID_LIMIT and header.isascii() and header.isprintable()):
             raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
-        conversation = conversation_id(named, messages, key.id if key else "")
-        asked = Asked(request, conversation, "", raw, body, {}, partial(self._keep, key.id if key else ""))
+        key_id = key.id if key else ""
+        conversation = conversation_id(header, messages, key_id)
+        exchange = PendingExchange(request, conversation, "", raw, body, {}, partial(self._record, key_id))
         try:
-            async with self.gate:
-                asked.model, trial = await self._model(body, conversation, messages)
-                asked.headers = {"X-Traced-Model": asked.model, HEADER: conversation, "X-Traced-Request": asked.id}
-                answered = await self._answer(asked)
-            if (shadow := self.live().shadow(trial)) is not None and self._recorded(request, conversation):
-                self.shadows.follow(asked, shadow)
-            return answered
+            async with self.concurrency_limit:
+                exchange.model, trial = await self._select_model(body, conversation, messages)
+                exchange.headers = {
+                    "X-Traced-Model": exchange.model,
+                    HEADER: conversation,
+                    "X-Traced-Request": exchange.id,
+                }
+                response = await self._forward(exchange)
+            shadow_version = self.live().shadow_version(trial)
+            if shadow_version is not None and self._is_recorded(request, conversation):
+                self.shadows.start(exchange, shadow_version)
+            return response
         except Refusal as refusal:
-            asked.ended(refusal.status, refusal.message)
+            exchange.finish(refusal.status, refusal.message)
             raise
-        except (asyncio.CancelledError, ClientGone):
-            asked.ended(GONE, "the client hung up")
+        except (asyncio.CancelledError, ClientDisconnected):
+            exchange.finish(CLIENT_CLOSED, "the client hung up")
             raise
-        except Exception as error:  # accounted for like any other, then the middleware's
-            asked.ended(500, f"a defect of traced: {type(error).__name__}")
+        except Exception as error:
+            exchange.finish(500, f"a defect of traced: {type(error).__name__}")
             raise
-
-    async def _answer(self, asked: Asked) -> web.StreamResponse:
-        try:
-            return await self.forwarder.forward(asked)
-        except Refusal as refusal:
-            if asked.model == BASE or asked.body["model"] != AUTO or refusal.code != UNAVAILABLE:
-                raise
-        asked.model = BASE  # routing never fails a request
-        asked.headers |= {"X-Traced-Model": BASE}
-        return await self.forwarder.forward(asked)
-
-    def _keep(self, key_id: str, asked: Asked) -> None:
-        if self._recorded(asked.request, asked.conversation_id):
-            try:
-                self.spool.add(self._line(key_id, asked))
-            except Exception as error:  # what cannot be recorded is answered all the same
-                log.exception("an exchange is not recorded")
-                self.spool.lose(f"{type(error).__name__}: {error}")
-
-    def _line(self, key_id: str, asked: Asked) -> bytes:
-        kept = Exchange(
-            asked.id,
-            asked.conversation_id,
-            self.now(),
-            asked.model,
-            asked.status,
-            time.perf_counter() - asked.began,
-            key_id=key_id,
-            detail=asked.detail,
-            shadow_of=asked.shadow_of,
-        )
-        line = line_of(kept, asked.raw, asked.body, bytes(asked.answer), streamed=asked.streamed)
-        return self.redactor.line(line) if self.redactor else line
-
-    async def _model(
-        self, asked: dict[str, Any], conversation: str, messages: list[dict[str, Any]]
-    ) -> tuple[str, int | None]:
-        """The model, and the trial that the conversation takes part in."""
-        wanted = asked.get("model")
-        if not isinstance(wanted, str) or not wanted:
-            raise Refusal(400, 'model is needed: "auto", "base" or an adapter version', param="model")
-        if wanted == AUTO:
-            decided = await self.decisions.decide(conversation, messages)
-            model = self.live().now(decided.model)
-            return (model if self.pool.serves(model) else BASE), decided.trial
-        if wanted == BASE or wanted in self.live().paths:
-            return wanted, None
-        if any(wanted == replica.client.base for replica in self.pool.replicas):
-            return BASE, None
-        known = ", ".join([AUTO, BASE, *self.live().paths])
-        raise Refusal(404, f"no model {wanted!r}; there are: {known}", code="model_not_found", param="model")
-
-    def _recorded(self, request: web.Request, conversation: str) -> bool:
-        if request.headers.get("X-Traced-Record", "").lower() in ("no", "false", "0"):
-            return False
-        return sampled(conversation, self.settings.record)
 
     async def models(self, request: web.Request) -> web.Response:
-        """Base, ``auto`` and the live adapter versions."""
-        self.keys.who(request.headers.get("Authorization"))
+        """GET the base model, ``auto`` and the live adapter versions."""
+        self.keys.authenticate(request.headers.get("Authorization"))
         names = [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
-        shown = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
-        return web.json_response({"object": "list", "data": shown})
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
+        return web.json_response({"object": "list", "data": models})
 
     async def feedback(self, request: web.Request) -> web.Response:
-        """What somebody thought of a conversation or of one answer."""
-        self.keys.who(request.headers.get("Authorization"))
-        _, told = await _body(request)
-        taken = await self.judges.take(told, self.now())
-        return web.json_response(taken)
+        """POST feedback on a conversation or a response."""
+        self.keys.authenticate(request.headers.get("Authorization"))
+        _, body = await _read_body(request)
+        return web.json_response(await self.feedback_receiver.receive(body, self.clock()))
 
     async def alive(self, request: web.Request) -> web.Response:
-        """The process answers."""
+        """GET whether the process answers."""
         return web.json_response({"alive": True})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Whether requests are answered, and what is wrong where they are not."""
-        engines = {one.url: "ok" if one.well else one.trouble for one in self.pool.replicas}
-        told = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.trouble or "ok"}
-        if self.receiver.recorded or self.receiver.aside.reasons or self.receiver.joins:
-            told["spans"] = self.receiver.told()
-        return web.json_response(told, status=200 if told["ready"] else 503)
+        """GET whether requests are served, with the problems of engines and recording."""
+        engines = {replica.url: "ok" if replica.healthy else replica.problem for replica in self.pool.replicas}
+        status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
+        if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
+            status["spans"] = self.receiver.status()
+        return web.json_response(status, status=200 if status["ready"] else 503)
+
+    async def _forward(self, exchange: PendingExchange) -> web.StreamResponse:
+        try:
+            return await self.forwarder.forward(exchange)
+        except Refusal as refusal:
+            if exchange.model == BASE or exchange.body["model"] != AUTO or refusal.code != UNAVAILABLE:
+                raise
+        # Routing never fails a request: without an engine for the chosen adapter the base model answers.
+        exchange.model = BASE
+        exchange.headers |= {"X-Traced-Model": BASE}
+        return await self.forwarder.forward(exchange)
+
+    def _record(self, key_id: str, exchange: PendingExchange) -> None:
+        if self._is_recorded(exchange.request, exchange.conversation_id):
+            try:
+                self.spool.try_write(self._spool_line(key_id, exchange))
+            except Exception as error:
+                # The client gets its response even if the exchange cannot be recorded.
+                log.exception("an exchange is not recorded")
+                self.spool.count_lost(f"{type(error).__name__}: {error}")
+
+    def _spool_line(self, key_id: str, exchange: PendingExchange) -> bytes:
+        record = Exchange(
+            exchange.id,
+            exchange.conversation_id,
+            self.clock(),
+            exchange.model,
+            exchange.status,
+            time.perf_counter() - exchange.started,
+            key_id=key_id,
+            detail=exchange.detail,
+            shadow_of=exchange.shadow_of,
+        )
+        line = line_of(record, exchange.raw, exchange.body, bytes(exchange.answer), streamed=exchange.streamed)
+        return self.redactor.line(line) if self.redactor else line
+
+    async def _select_model(
+        self, body: dict[str, Any], conversation: str, messages: list[dict[str, Any]]
+    ) -> tuple[str, int | None]:
+        """Return the model, and the trial that the conversation takes part in."""
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise Refusal(400, 'model is needed: "auto", "base" or an adapter version', param="model")
+        if name == AUTO:
+            route = await self.conversation_router.decide(conversation, messages)
+            model = self.live().current_model(route.model)
+            return (model if self.pool.serves(model) else BASE), route.trial
+        if name == BASE or name in self.live().paths:
+            return name, None
+        # An engine's own name for its base model, which clients know from elsewhere.
+        if any(name == replica.client.base for replica in self.pool.replicas):
+            return BASE, None
+        names = ", ".join([AUTO, BASE, *self.live().paths])
+        raise Refusal(404, f"no model {name!r}; there are: {names}", code="model_not_found", param="model")
+
+    def _is_recorded(self, request: web.Request, conversation: str) -> bool:
+        if request.headers.get("X-Traced-Record", "").lower() in OPT_OUT:
+            return False
+        return is_sampled(conversation, self.settings.record)
 
 
 def build(gateway: Gateway) -> web.Application:
-    """The application."""
-    app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_refusals])
+    """Build the web application."""
+    app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_error_middleware])
     for path in PATHS:
         app.router.add_post(path, gateway.complete)
     app.router.add_get("/v1/models", gateway.models)
@@ -197,19 +213,21 @@ def build(gateway: Gateway) -> web.Application:
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
-    """Serve as long as the body runs, with the ``keepers`` beside it; gives the URL."""
+async def serve_application(gateway: Gateway, *background: BackgroundTask) -> AsyncIterator[str]:
+    """Serve while the body runs, with the ``background`` tasks; yields the URL."""
     async with AsyncExitStack() as stack:
+        # Left in reverse order: the server stops first, then what still writes into the spool, then the spool.
         stack.callback(gateway.forwarder.upstream.close)
-        stack.push_async_callback(gateway.spool.turn)
-        stack.push_async_callback(gateway.shadows.end)
-        stack.push_async_callback(gateway.receiver.end)
+        stack.push_async_callback(gateway.spool.flush)
+        stack.push_async_callback(gateway.shadows.cancel_all)
+        stack.push_async_callback(gateway.receiver.flush)
         tasks = [
-            asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, gateway.receiver.keep, *keepers)
+            asyncio.create_task(_restart_on_error(task))
+            for task in (gateway.spool.run, gateway.receiver.run, *background)
         ]
-        stack.push_async_callback(_end, tasks)
-        grace = min(gateway.settings.timeout_s, 80.0)  # who stops the router kills it after 90 s
-        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace)
+        stack.push_async_callback(_cancel, tasks)
+        grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)
+        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host = gateway.settings.host
@@ -218,42 +236,44 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
         yield f"http://{host}:{runner.addresses[0][1]}"
 
 
-async def _kept_on(keeper: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Begin it again when a defect ends it: a router that follows no rollback any more must not look well."""
+async def _restart_on_error(task: BackgroundTask) -> None:
+    # A gateway that no longer follows rollbacks must not look healthy, so a defect does not end the task for good.
     while True:
         try:
-            return await keeper()
+            return await task()
         except Exception:
-            log.exception("%s failed; it goes on in %.0f s", keeper, AGAIN_S)
-            await asyncio.sleep(AGAIN_S)
+            log.exception("%s failed; it goes on in %.0f s", task, RESTART_S)
+            await asyncio.sleep(RESTART_S)
 
 
-async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
-    """The body's bytes, and what they say."""
+async def _read_body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
+    """Return the bytes of the body and the JSON object in them."""
     try:
         raw = await request.read()
-        told = read_json(raw)
+        body = read_json(raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no JSON that can be read: {error}") from error
-    if not isinstance(told, dict):
+        raise Refusal(400, f"the body is not readable JSON: {error}") from error
+    if not isinstance(body, dict):
         raise Refusal(400, "the body has to be a JSON object")
-    if raw.count(b"{") + raw.count(b"[") > DEEPEST and is_deeper(told, DEEPEST):
-        raise Refusal(400, f"the body is nested deeper than {DEEPEST}")
-    return raw, told
+    # Counting brackets is cheap and rules out nearly all requests.
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and exceeds_depth(body, MAX_DEPTH):
+        raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH}")
+    return raw, body
 
 
 @web.middleware
-async def _refusals(
+async def _error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    """The outermost error boundary of a request: every error is answered in OpenAI's form."""
     try:
         return await handler(request)
     except Refusal as refusal:
@@ -262,6 +282,6 @@ async def _refusals(
         return Refusal(error.status, f"{request.method} {request.path}: {error.reason}").response()
     except (asyncio.CancelledError, ConnectionResetError):
         raise
-    except Exception:  # the outermost boundary of a request: reported once, in OpenAI's form
+    except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return Refusal(500, "a defect of traced; its traceback is in the log", code="defect").response()

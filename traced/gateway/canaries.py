@@ -1,12 +1,9 @@
-"""Canaries on their way: what was judged of their conversations, and what follows from it.
+"""Reviews canaries: judges their conversations and applies the verdict (a larger share, promotion or rollback).
 
-Who counts: the conversations that a router gave to a canary or to its present control (``live``) and that no other
-model answered, each under the share of its time, with the outcome that people's feedback, rules or the judge give it.
-``traced.registry.canary`` judges; a step, the promotion at the end and a rollback are entries of the promotion log like
-a person's, with the figures as their reason, an event, an audit entry and, for the last two, a notice.
-
-Invariants: a decision is made on the log's newest entry, in one transaction with it, so that several of these, and
-people, do not get in each other's way; what a person rolled back stays back.
+Conversations count if only the canary or its control answered them, each under the share of its time and with the
+outcome from feedback, rules or the judge. ``traced.registry.canary`` decides; the changes are written like a person's.
+Invariant: a decision is based on the newest log entry and written in the same transaction, so concurrent processes and
+people do not interfere, and what a person rolled back stays rolled back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +13,8 @@ from datetime import datetime
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import reading, session
-from store.records import Feedback, Promotion, PromotionState, Trial
+from store.database import read_session, write_session
+from store.records import Feedback, Promotion, PromotionEntry, PromotionState
 from store.repositories import promotions, serving
 from store.types import Outcome
 from traced.config.settings import Settings
@@ -27,66 +24,69 @@ from traced.registry.canary import Judgement, Stratum, Verdict, judge
 from traced.registry.decisions import Act, note
 from traced.scoring.evidence import Labels
 
-WHO = "traced canary"
+ACTOR = "traced canary"
 
 
 @dataclass
 class Canaries:
-    """Looks after the store's canaries."""
+    """Reviews the store's canaries."""
 
     settings: Settings
     store: Engine
     labels: Labels
-    _seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # version: its entry, the newest feedback
+    # By version: its log entry and the newest feedback at the last review.
+    _reviewed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def look(self, at: datetime) -> None:
-        """Judge every canary of which something new is known. Raises ``StoreError``."""
-        with reading(self.store) as opened:
-            newest = serving.last_feedback(opened)
-            canaries = [one for one in promotions.trials(opened) if one.promotion.state is PromotionState.CANARY]
+    def review(self, at: datetime) -> None:
+        """Judge every canary with new feedback; raises ``StoreError``."""
+        with read_session(self.store) as session:
+            last_feedback = serving.last_feedback(session)
+            trials = promotions.trials(session)
+        canaries = [trial for trial in trials if trial.promotion.state is PromotionState.CANARY]
         for trial in canaries:
-            known = (trial.seq, newest)
-            if self._seen.get(trial.promotion.adapter) == known:
+            state = (trial.seq, last_feedback)
+            if self._reviewed.get(trial.promotion.adapter) == state:
                 continue
-            with session(self.store) as opened:
-                if promotions.is_newest(opened, trial):
-                    found = judge(strata(opened, trial.promotion.adapter, self.labels), self.settings.promotion)
-                    self._follow(opened, trial, found, at)
-            self._seen[trial.promotion.adapter] = known
+            with write_session(self.store) as session:
+                if promotions.is_newest_entry(session, trial):
+                    judgement = judge(strata(session, trial.promotion.adapter, self.labels), self.settings.promotion)
+                    self._apply(session, trial, judgement, at)
+            self._reviewed[trial.promotion.adapter] = state
 
-    def _follow(self, opened: Session, trial: Trial, found: Judgement, at: datetime) -> None:
-        name, act = trial.promotion.adapter, Act(WHO, "local", at, found.why)
-        if found.verdict is Verdict.STEP:
+    def _apply(self, session: Session, trial: PromotionEntry, judgement: Judgement, at: datetime) -> None:
+        name, action = trial.promotion.adapter, Act(ACTOR, "local", at, judgement.why)
+        if judgement.verdict is Verdict.STEP:
             state = PromotionState.CANARY
-            promotions.put_on_trial(opened, Promotion(name, state, WHO, at, found.why, share=found.share))
-            note(opened, act, "canary step", name, share=found.share)
-        elif found.verdict is Verdict.FINISH:
-            promotions.promote(opened, name, **act.signed)
-            note(opened, act, "canary promoted", name)
-            self._tell(opened, trial, "is live", found.why, at)
-        elif found.verdict is Verdict.ROLL_BACK:
-            promotions.roll_back(opened, name, **act.signed)
-            note(opened, act, "canary rolled back", name)
-            self._tell(opened, trial, "was rolled back", found.why, at)
+            promotions.put_on_trial(session, Promotion(name, state, ACTOR, at, judgement.why, share=judgement.share))
+            note(session, action, "canary step", name, share=judgement.share)
+        elif judgement.verdict is Verdict.FINISH:
+            promotions.promote(session, name, **action.signed)
+            note(session, action, "canary promoted", name)
+            self._notify(session, trial, "is live", judgement.why, at)
+        elif judgement.verdict is Verdict.ROLL_BACK:
+            promotions.roll_back(session, name, **action.signed)
+            note(session, action, "canary rolled back", name)
+            self._notify(session, trial, "was rolled back", judgement.why, at)
 
-    def _tell(self, opened: Session, trial: Trial, what: str, why: str, at: datetime) -> None:
-        message = canary_ended(trial.promotion.adapter, trial.seq, what, why)
-        announce(opened, message, self.settings.notify.names, at=at)
+    def _notify(self, session: Session, trial: PromotionEntry, ending: str, reason: str, at: datetime) -> None:
+        message = canary_ended(trial.promotion.adapter, trial.seq, ending, reason)
+        announce(session, message, self.settings.notify.names, at=at)
 
 
-def strata(opened: Session, adapter: str, labels: Labels) -> list[Stratum]:
-    """What was judged of a canary under each of its shares so far, oldest first."""
-    shares = promotions.shares(opened, adapter)
+def strata(session: Session, adapter: str, labels: Labels) -> list[Stratum]:
+    """Count the judged conversations of a canary and its control under each share, oldest first."""
+    shares = promotions.canary_shares(session, adapter)
     arms = {seq: {True: [0, 0], False: [0, 0]} for seq in shares}
-    taking_part = serving.taking_part(opened, shares)
-    outcomes = serving.judged(opened, shares)
-    for conversation_id, feedback in _by_conversation(serving.list_feedback(opened, list(taking_part))).items():
-        found = labels.standing(feedback)
-        if found.outcome.judged:
-            outcomes[conversation_id] = found.outcome  # may not be settled yet
+    participants = serving.trial_conversations(session, shares)
+    outcomes = serving.trial_outcomes(session, shares)
+    for conversation_id, feedback in _by_conversation(serving.list_feedback(session, list(participants))).items():
+        # Feedback may be newer than the outcome stored when the conversation was settled.
+        evidence = labels.effective_outcome(feedback)
+        if evidence.outcome.is_judged:
+            outcomes[conversation_id] = evidence.outcome
     for conversation_id, outcome in outcomes.items():
-        if outcome.judged and conversation_id in taking_part:
-            model, seq = taking_part[conversation_id]
+        if outcome.is_judged and conversation_id in participants:
+            model, seq = participants[conversation_id]
             counts = arms[seq][model == adapter]
             counts[0] += 1
             counts[1] += outcome is Outcome.SUCCESS
@@ -94,7 +94,7 @@ def strata(opened: Session, adapter: str, labels: Labels) -> list[Stratum]:
 
 
 def _by_conversation(feedback: Sequence[Feedback]) -> Mapping[str, list[Feedback]]:
-    found: dict[str, list[Feedback]] = {}
-    for one in feedback:
-        found.setdefault(one.conversation_id, []).append(one)
-    return found
+    entries: dict[str, list[Feedback]] = {}
+    for entry in feedback:
+        entries.setdefault(entry.conversation_id, []).append(entry)
+    return entries

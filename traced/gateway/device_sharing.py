@@ -1,19 +1,10 @@
-"""Serving before training: while requests have been many for a while, the devices that trainings hold are asked back.
+"""Sharing devices between serving and training, in both directions.
 
-Who holds one hears of it with its next heartbeat, writes a checkpoint, releases the device, and goes on once it has
-been idle (``traced.jobs.leases``, ``traced.jobs.leases``). Invariants: nothing is taken by force; asked as
-long as the load lasts, because a training may begin meanwhile. How it fails: a store that does not answer is asked
-again.
-
-Training before serving, where that is configured: while a training holds the engine's device, the engine sleeps.
-
-vLLM then gives the device's memory back and keeps its weights in the machine's (its sleep mode, level 1). Invariants: a
-sleeping engine takes no requests, and those that it had have ended before it sleeps; it is awake again, with its
-adapters, before it takes the next, also where it failed meanwhile or slept before this router began. Who comes
-meanwhile is served by another engine, or refused with 503 and Retry-After. How it fails: a store that does not answer
-leaves everything as it is; an engine that cannot be put to sleep takes no requests all the same, and is asked again.
-Not covered: whether the device counts as idle while the engine is awake on it (``devices.gpu_memory``,
-``devices.gpu_foreign``); an engine that is started anew while the training runs takes its memory until it sleeps.
+``Preemption`` requests devices back from trainings while the request load stays high; a holder notices with its next
+heartbeat, saves a checkpoint and releases the device (``traced.jobs.leases``). ``EngineSleeper`` puts the engines to
+sleep while a training holds their device, if that is configured (vLLM's sleep mode, level 1: weights move to host
+memory). If the store does not answer, the state stays as it is and the query is repeated. Not covered: an engine that
+starts during a training uses its memory until it sleeps.
 """
 
 import asyncio
@@ -25,51 +16,57 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import StoreError
-from store.repositories.leases import ask_back, list_leases
+from store.repositories.leases import list_leases, request_return
 from traced.gateway.engines import Pool
 
-LOOK_S = 0.5
-TRAINING = "train"  # the first word of such a lease's purpose
+POLL_S = 0.5
+# The first word of the purpose of a training's lease.
+TRAINING = "train"
+REQUESTER = "serving"
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Sleeping:
-    """Puts the pool's engines to sleep and wakes them; ``devices`` are theirs (none: all)."""
+class EngineSleeper:
+    """Puts the pool's engines to sleep and wakes them; ``devices`` lists their devices (empty: all)."""
 
     store: Engine
     pool: Pool
     now: Callable[[], datetime]
     devices: Sequence[str] = ()
 
-    async def keep(self) -> None:
-        """Look until cancelled."""
+    async def run(self) -> None:
+        """Poll until cancelled."""
         while True:
             try:
-                self.pool.rest(await asyncio.to_thread(self.why))
+                self.pool.set_sleep_reason(await asyncio.to_thread(self.training_reason))
             except StoreError as error:
-                log.warning("whether a training runs cannot be asked: %s", error)
-            await asyncio.sleep(LOOK_S)
+                log.warning("the leases cannot be read, the engines stay as they are: %s", error)
+            await asyncio.sleep(POLL_S)
 
-    def why(self) -> str:
-        """Which training holds a device of the engines; "" where none does."""
-        with reading(self.store) as opened:
-            leases = list_leases(opened)
+    def training_reason(self) -> str:
+        """Return which training holds a device of the engines, or ""."""
+        with read_session(self.store) as session:
+            leases = list_leases(session)
         for lease in leases:
-            ours = not self.devices or lease.device in self.devices
-            if ours and lease.purpose.split()[:1] == [TRAINING] and lease.live(self.now()):
+            is_own = not self.devices or lease.device in self.devices
+            if is_own and lease.purpose.split()[:1] == [TRAINING] and lease.live(self.now()):
                 return f"{lease.device} is held to {lease.purpose}"
         return ""
 
 
-WHO = "serving"
-
-
 @dataclass
-class Yielding:
-    """Asks devices back; ``load`` says how many requests run and wait, ``devices`` which (none: all)."""
+class Preemption:
+    """Requests leased devices back while the load is high.
+
+    Args:
+        load: Returns the number of running and waiting requests.
+        requests: The load that counts as high; 0 disables preemption.
+        seconds: How long the load has to stay high.
+        devices: The devices to request (empty: all).
+    """
 
     store: Engine
     load: Callable[[], int]
@@ -78,34 +75,35 @@ class Yielding:
     seconds: float
     devices: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
-    _since: float | None = None
+    _high_since: float | None = None
 
-    async def keep(self) -> None:
-        """Look until cancelled."""
+    async def run(self) -> None:
+        """Poll until cancelled."""
         while self.requests:
-            await asyncio.sleep(LOOK_S)
-            if self.is_due():
+            await asyncio.sleep(POLL_S)
+            if self.is_overloaded():
                 try:
-                    await asyncio.to_thread(self.ask)
+                    await asyncio.to_thread(self.request_devices)
                 except StoreError as error:
-                    log.warning("devices cannot be asked back: %s", error)
+                    log.warning("devices cannot be requested back: %s", error)
 
-    def is_due(self) -> bool:
-        """Whether requests have been many for long enough."""
+    def is_overloaded(self) -> bool:
+        """Whether the load has been high for long enough."""
         if self.load() < self.requests:
-            self._since = None
+            self._high_since = None
             return False
-        self._since = self.clock() if self._since is None else self._since
-        return self.clock() - self._since >= self.seconds
+        self._high_since = self.clock() if self._high_since is None else self._high_since
+        return self.clock() - self._high_since >= self.seconds
 
-    def ask(self) -> list[str]:
-        """Ask for every device that is held; returns those that nobody had asked for before."""
-        asked: list[str] = []
-        with session(self.store) as opened:
-            for lease in list_leases(opened):
+    def request_devices(self) -> list[str]:
+        """Request every leased device; returns those that were not requested before."""
+        requested: list[str] = []
+        # Repeated while the load lasts, because a training may start meanwhile.
+        with write_session(self.store) as session:
+            for lease in list_leases(session):
                 if not lease.wanted_by and (not self.devices or lease.device in self.devices):
-                    ask_back(opened, lease.device, WHO, self.now())
-                    asked.append(lease.device)
-        if asked:
-            log.info("asked back for serving: %s", ", ".join(asked))
-        return asked
+                    request_return(session, lease.device, REQUESTER, self.now())
+                    requested.append(lease.device)
+        if requested:
+            log.info("requested back for serving: %s", ", ".join(requested))
+        return requested

@@ -1,15 +1,8 @@
-"""The engines behind the router: which are well, what each has loaded, and which one takes a request.
+"""The pool of engines behind the gateway: health, loaded adapters, sleep, and the choice of an engine for a request.
 
-Invariants: an adapter version takes requests at an engine only after that engine has confirmed its loading; it is
-unloaded only when its last request there has ended; an engine never holds more than ``max_adapters`` at once, the one
-being loaded among them. The last keeps vLLM from giving a slot away that a running request decodes with (its issue
-47724: such a request went on with another adapter's weights). Requests of a conversation go to the same engine, for
-its prefix cache, unless that one has clearly more to do than another.
-An engine that should rest (``Pool.rest``) takes no new requests, sleeps when its last has ended, and is woken before it
-takes the next. One that is new here or had failed is asked first whether it sleeps; it is woken only after ``rest`` has
-said that it may be.
-How it fails: an engine that refuses connections or fails ``/health`` takes no requests until it answers again; then
-it gets its adapters anew, because it may have been started anew. An adapter that an engine cannot load is tried again.
+Invariants: an adapter takes requests at an engine only after the engine has confirmed its loading, and is unloaded only
+after its last request there; an engine never holds more than ``max_adapters`` at once; a sleeping engine takes no
+requests. An engine that fails ``/health`` takes no requests until it answers again, and then gets its adapters anew.
 Not covered: starting engines.
 """
 
@@ -27,193 +20,207 @@ from typing import Any
 from traced.inference.client import BASE, EngineClient
 from traced.inference.errors import ServingError
 
-LOOK_S = 0.5
+POLL_S = 0.5
 HEALTH_S = 5.0
-OURS = re.compile(r".+@v\d+")  # an adapter version's name
-AFFINITY = 4  # requests that the conversation's own engine may have more than the least busy one
+# The name of an adapter version; other adapters at the engine belong to somebody else.
+ADAPTER_NAME = re.compile(r".+@v\d+")
+# A conversation stays at its engine, for the prefix cache, unless that has so many requests more than another.
+AFFINITY = 4
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Replica:
-    """One engine. ``running`` counts the requests at it by model; ``loaded`` are the adapters that it has confirmed.
+    """One engine and its state.
 
-    ``resting`` says why it should take no requests and sleep ("": it should be awake; None: nobody said either);
-    ``asleep`` whether it does (None: it has to be asked).
+    Args:
+        loaded: The adapters that it has confirmed.
+        running: The number of its requests by model.
+        problem: Why it takes no requests, for people.
+        sleep_reason: Why it should sleep; "" if it should be awake, None if nothing was requested.
+        asleep: Whether it sleeps; None if it has to be queried.
+        wake_event: Set to have it checked at once.
     """
 
     client: EngineClient
-    well: bool = False
+    healthy: bool = False
     loaded: set[str] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
-    trouble: str = "not asked yet"
-    resting: str | None = None
+    problem: str = "not asked yet"
+    sleep_reason: str | None = None
     asleep: bool | None = None
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    wake_event: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The engine's URL."""
         return self.client.url
 
     @property
     def busy(self) -> int:
-        """Requests at it now."""
+        """The number of its requests."""
         return self.running.total()
 
     def serves(self, model: str) -> bool:
-        """Whether a request for ``model`` may go to it."""
-        return self.well and not self.resting and (model == BASE or model in self.loaded)
+        """Whether it takes requests for ``model``."""
+        return self.healthy and not self.sleep_reason and (model == BASE or model in self.loaded)
 
     def upstream(self, model: str) -> str:
-        """What it calls ``model``."""
+        """The engine's own name for ``model``."""
         return self.client.base if model == BASE else model
 
     @contextlib.contextmanager
     def request(self, model: str) -> Iterator[None]:
-        """A request for ``model`` is at the engine."""
+        """Count a request for ``model`` while the body runs."""
         self.running[model] += 1
         try:
             yield
         finally:
             self.running[model] -= 1
 
-    def failed(self, why: str) -> None:
-        """It did not answer: no more requests until it does."""
-        if self.well:
-            log.warning("engine %s takes no requests: %s", self.url, why)
-        self.well, self.trouble, self.asleep = False, why, None
+    def mark_failed(self, reason: str) -> None:
+        """Stop sending requests until the engine answers again."""
+        if self.healthy:
+            log.warning("engine %s takes no requests: %s", self.url, reason)
+        self.healthy, self.problem, self.asleep = False, reason, None
+        # It may have been restarted, without its adapters.
         self.loaded.clear()
 
 
 @dataclass
 class Pool:
-    """All engines; ``wanted`` maps the adapter versions that should be loaded to their directories."""
+    """All engines; ``adapters`` maps the versions that should be loaded to their directories."""
 
     replicas: list[Replica]
     max_adapters: int
-    wanted: Mapping[str, Path] = field(default_factory=dict)
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def pick(self, model: str, conversation_id: str) -> Replica | None:
-        """The engine for a request, None when none serves the model."""
+        """Choose the engine for a request; None if no engine serves the model."""
         serving = [replica for replica in self.replicas if replica.serves(model)]
         if not serving:
             return None
         if len(serving) == 1:
             return serving[0]
-        own = max(serving, key=lambda replica: _weight(replica.url, conversation_id))
-        least = min(serving, key=lambda replica: replica.busy)
-        return own if own.busy <= least.busy + AFFINITY else least
+        preferred = max(serving, key=lambda replica: _weight(replica.url, conversation_id))
+        least_busy = min(serving, key=lambda replica: replica.busy)
+        return preferred if preferred.busy <= least_busy.busy + AFFINITY else least_busy
 
     def serves(self, model: str) -> bool:
-        """Whether any engine does."""
+        """Whether any engine serves the model."""
         return any(replica.serves(model) for replica in self.replicas)
 
-    def want(self, adapters: Mapping[str, Path]) -> None:
-        """From now on these should be loaded; whoever looks after the engines hears of it at once."""
-        self.wanted = adapters
+    def set_adapters(self, adapters: Mapping[str, Path]) -> None:
+        """Set the adapters that should be loaded, and check the engines at once."""
+        self.adapters = adapters
         for replica in self.replicas:
-            replica.woken.set()
+            replica.wake_event.set()
 
-    def rest(self, why: str) -> None:
-        """From now on the engines should sleep, or be awake where nothing is said against it."""
+    def set_sleep_reason(self, reason: str) -> None:
+        """Have the engines sleep for this reason, or wake up if it is ""."""
         for replica in self.replicas:
-            if replica.resting != why:
-                replica.resting = why
-                replica.woken.set()
+            if replica.sleep_reason != reason:
+                replica.sleep_reason = reason
+                replica.wake_event.set()
 
-    async def keep(self) -> None:
-        """Look after the engines until cancelled: after each for itself, so that one that hangs holds up no other."""
+    async def run(self) -> None:
+        """Check the engines until cancelled."""
+        # One task per engine, so that an engine that hangs delays no other.
         async with asyncio.TaskGroup() as group:
             for replica in self.replicas:
-                group.create_task(self._keep(replica))
+                group.create_task(self._run_checks(replica))
 
-    async def _keep(self, replica: Replica) -> None:
+    async def _run_checks(self, replica: Replica) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await replica.woken.wait()
-            replica.woken.clear()
-            await self._look_at(replica)
+                async with asyncio.timeout(POLL_S):
+                    await replica.wake_event.wait()
+            replica.wake_event.clear()
+            await self._check(replica)
 
-    async def look(self) -> None:
-        """Ask every engine how it is and bring its adapters to what is wanted; not while ``keep`` runs."""
-        await asyncio.gather(*(self._look_at(replica) for replica in self.replicas))
+    async def check_all(self) -> None:
+        """Check every engine once; not while ``run`` is active."""
+        await asyncio.gather(*(self._check(replica) for replica in self.replicas))
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the engines."""
         await asyncio.gather(*(replica.client.aclose() for replica in self.replicas))
 
-    async def _look_at(self, replica: Replica) -> None:
+    async def _check(self, replica: Replica) -> None:
         try:
             async with asyncio.timeout(HEALTH_S):
                 if not await replica.client.health():
-                    return replica.failed("it does not answer /health")
-                named = await replica.client.models()
+                    return replica.mark_failed("it does not answer /health")
+                models = await replica.client.models()
                 if replica.asleep is None:
                     replica.asleep = await replica.client.is_sleeping()
         except (ServingError, TimeoutError) as error:
-            return replica.failed(str(error) or "it does not answer within five seconds")
-        if not named:
-            return replica.failed("it names no model")
-        if (replica.resting or replica.asleep) and not await _rested(replica):
+            return replica.mark_failed(str(error) or "it does not answer within five seconds")
+        if not models:
+            return replica.mark_failed("it names no model")
+        if (replica.sleep_reason or replica.asleep) and not await _apply_sleep(replica):
             return None
-        if not replica.well:
+        if not replica.healthy:
             log.info("engine %s takes requests", replica.url)
-        replica.client.base, replica.well, replica.trouble = named[0], True, ""
-        replica.loaded &= set(named)
-        there = set(named[1:])
-        await self._unload(replica, there)
-        await self._load(replica, there)
+        replica.client.base, replica.healthy, replica.problem = models[0], True, ""
+        replica.loaded &= set(models)
+        engine_adapters = set(models[1:])
+        await self._unload(replica, engine_adapters)
+        await self._load(replica, engine_adapters)
         return None
 
-    async def _unload(self, replica: Replica, named: set[str]) -> None:
-        for name in sorted(named - set(self.wanted)):
-            if not OURS.fullmatch(name):
-                continue  # somebody else's adapter
-            replica.loaded.discard(name)  # from here on no request begins
-            if not replica.running[name] and await _done(replica, name, replica.client.unload_adapter(name)):
-                named.discard(name)
+    async def _unload(self, replica: Replica, engine_adapters: set[str]) -> None:
+        for name in sorted(engine_adapters - set(self.adapters)):
+            if not ADAPTER_NAME.fullmatch(name):
+                continue
+            # First no new requests, then the unloading once the running ones have ended.
+            replica.loaded.discard(name)
+            if not replica.running[name] and await _succeeds(replica, name, replica.client.unload_adapter(name)):
+                engine_adapters.discard(name)
 
-    async def _load(self, replica: Replica, named: set[str]) -> None:
-        for name, path in self.wanted.items():
-            if name not in named:
-                if len(named) >= self.max_adapters:
-                    log.warning(
-                        "engine %s is full: %s waits for one of %s", replica.url, name, ", ".join(sorted(named))
-                    )
+    async def _load(self, replica: Replica, engine_adapters: set[str]) -> None:
+        for name, path in self.adapters.items():
+            if name not in engine_adapters:
+                # Never more than the engine's slots, the one being loaded included: otherwise vLLM gives away the slot
+                # of an adapter that a running request uses, and that request continues with other weights (vLLM issue
+                # 47724).
+                if len(engine_adapters) >= self.max_adapters:
+                    names = ", ".join(sorted(engine_adapters))
+                    log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
                     continue
-                if not await _done(replica, name, replica.client.load_adapter(name, path)):
+                if not await _succeeds(replica, name, replica.client.load_adapter(name, path)):
                     continue
-                named.add(name)
+                engine_adapters.add(name)
             replica.loaded.add(name)
 
 
-async def _rested(replica: Replica) -> bool:
-    """Let it sleep or wake it, as it should; whether it is awake and should be."""
-    told = replica.resting
-    if told is None:
-        replica.well, replica.asleep = False, None  # who put it to sleep may wake it, so it is asked again
-        replica.trouble = "asleep; it is woken here only with serving.sleep_for_training"
+async def _apply_sleep(replica: Replica) -> bool:
+    """Put the engine to sleep or wake it; returns whether it is awake and should be."""
+    reason = replica.sleep_reason
+    if reason is None:
+        # Somebody else put it to sleep and may wake it, so it is queried again.
+        replica.healthy, replica.asleep = False, None
+        replica.problem = "asleep; it is woken here only with serving.sleep_for_training"
         return False
     try:
-        if not told:
+        if not reason:
             await replica.client.wake_up()
             replica.asleep = False
             return True
         if not replica.asleep and not replica.busy:
             await replica.client.sleep()
             replica.asleep = True
-            log.info("engine %s sleeps: %s", replica.url, told)
+            log.info("engine %s sleeps: %s", replica.url, reason)
     except ServingError as error:
-        replica.asleep = None  # it may have heard all the same, and is asked before it takes requests
-        told = f"it can be neither put to sleep nor woken: {error}"
-        log.warning("engine %s: %s", replica.url, told)
-    replica.well, replica.trouble = False, f"asleep: {told}" if replica.asleep else told
+        # The request may have taken effect all the same, so the state is queried before the engine takes requests.
+        replica.asleep = None
+        reason = f"it can be neither put to sleep nor woken: {error}"
+        log.warning("engine %s: %s", replica.url, reason)
+    replica.healthy, replica.problem = False, f"asleep: {reason}" if replica.asleep else reason
     return False
 
 
-async def _done(replica: Replica, name: str, call: Coroutine[Any, Any, None]) -> bool:
+async def _succeeds(replica: Replica, name: str, call: Coroutine[Any, Any, None]) -> bool:
     try:
         await call
     except ServingError as error:
@@ -223,5 +230,5 @@ async def _done(replica: Replica, name: str, call: Coroutine[Any, Any, None]) ->
 
 
 def _weight(url: str, conversation_id: str) -> int:
-    """Rendezvous hashing: the same engine for a conversation whichever others come and go."""
+    """Rendezvous hashing: a conversation keeps its engine whichever other engines come and go."""
     return int.from_bytes(hashlib.blake2b(f"{url} {conversation_id}".encode(), digest_size=8).digest())

@@ -1,11 +1,10 @@
-"""Feedback as a client sends it: checked, found its conversation, stored, and judging what is stored already.
+"""Receives feedback from clients: validates it, finds its conversation, stores it and rescores stored trajectories.
 
     {"conversation_id" or "response_id", "score" in [0, 1] or "label", "comment", "who"}
 
-Invariants: nobody who sends feedback can pass for the rules or the judge of ``traced.scoring``. What is stored is
-redacted, but for labels that the settings know; the name of who judges and of a conversation stay apart from others.
-How it fails: ``Refusal`` 400 for what says nothing, 404 for a conversation or an answer that the router does not know
-(it waits ``PATIENCE_S`` for an exchange that is still on its way into the store), 503 where the store does not answer.
+Invariants: a sender cannot pass for the rules or the judge of ``traced.scoring``; everything but labels known from the
+settings is redacted before it is stored. Errors: ``Refusal`` 400 for an invalid body, 404 for an unknown conversation
+or response, 503 if the store does not answer.
 """
 
 import asyncio
@@ -16,81 +15,90 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.errors import StoreError
 from store.records import Feedback
 from store.repositories import serving
 from traced.gateway.errors import Refusal
-from traced.ingest.conversations import OTLP
+from traced.ingest.conversations import OTLP_PREFIX
 from traced.ingest.redaction import Redactor
-from traced.ingest.settlement import judge_again
-from traced.scoring.evidence import RESERVED, Labels, is_reserved
+from traced.ingest.settlement import rescore_feedback
+from traced.scoring.evidence import RESERVED, Labels, is_reserved_author
 
+# How long to wait for an exchange that is still on its way into the store.
 PATIENCE_S = 2.0
+RETRY_S = 0.1
 TEXT_LIMIT = 10_000  # characters
 
 
 @dataclass(frozen=True)
-class Judges:
-    """Takes feedback."""
+class FeedbackReceiver:
+    """Stores feedback and rescores the conversation's trajectories."""
 
     store: Engine
     labels: Labels
     redactor: Redactor
 
-    async def take(self, told: dict[str, Any], at: datetime) -> dict[str, Any]:
-        """Store it; returns what is answered."""
-        given = _checked(told, at)
+    async def receive(self, body: dict[str, Any], at: datetime) -> dict[str, Any]:
+        """Store a feedback body and return the response body; raises ``Refusal``."""
+        feedback = _validated(body, at)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                found = await asyncio.to_thread(self._keep, given)
+                response = await asyncio.to_thread(self._store, feedback)
             except StoreError as error:
                 raise Refusal(503, f"the store does not answer: {error}", retry_after=5) from error
-            if found is not None:
-                return found
+            if response is not None:
+                return response
             if time.monotonic() > deadline:
-                what = (
-                    f"answer {given.response_id!r}" if given.response_id else f"conversation {given.conversation_id!r}"
-                )
-                raise Refusal(404, f"{what} is not known to this router", code="not_found")
-            await asyncio.sleep(0.1)
+                subject = f"conversation {feedback.conversation_id!r}"
+                if feedback.response_id:
+                    subject = f"answer {feedback.response_id!r}"
+                raise Refusal(404, f"{subject} is not known to this router", code="not_found")
+            await asyncio.sleep(RETRY_S)
 
-    def _keep(self, given: Feedback) -> dict[str, Any] | None:
-        with session(self.store) as opened:
-            conversation = given.conversation_id
-            if given.response_id:
-                found = serving.conversation_of(opened, given.response_id)
-                if found is None or (conversation and found not in (conversation, self._as_stored(conversation))):
+    def _store(self, feedback: Feedback) -> dict[str, Any] | None:
+        """Store the feedback; None if its conversation or response is unknown."""
+        with write_session(self.store) as session:
+            conversation_id = feedback.conversation_id
+            if feedback.response_id:
+                owner_id = serving.conversation_of(session, feedback.response_id)
+                if owner_id is None:
                     return None
-                conversation = found
-            elif not serving.is_known(opened, conversation):
-                conversation = self._as_stored(conversation)
-                if not serving.is_known(opened, conversation):
+                if conversation_id and owner_id not in (conversation_id, self._stored_id(conversation_id)):
                     return None
-            kept = replace(self._redacted(given), conversation_id=conversation)
-            serving.save_feedback(opened, kept)
-            changed = judge_again(opened, kept, self.labels)
-        return {"object": "feedback", "conversation_id": conversation, "trajectories": changed}
+                conversation_id = owner_id
+            elif not serving.is_known_conversation(session, conversation_id):
+                conversation_id = self._stored_id(conversation_id)
+                if not serving.is_known_conversation(session, conversation_id):
+                    return None
+            feedback = replace(self._redacted(feedback), conversation_id=conversation_id)
+            serving.save_feedback(session, feedback)
+            trajectories = rescore_feedback(session, feedback, self.labels)
+        return {"object": "feedback", "conversation_id": conversation_id, "trajectories": trajectories}
 
-    def _redacted(self, given: Feedback) -> Feedback:
-        known = given.label in {*self.labels.success, *self.labels.failure}
-        label = given.label if known else self.redactor.text(given.label)
-        return replace(given, label=label, comment=self.redactor.text(given.comment), who=self.redactor.name(given.who))
+    def _redacted(self, feedback: Feedback) -> Feedback:
+        is_configured = feedback.label in {*self.labels.success, *self.labels.failure}
+        return replace(
+            feedback,
+            label=feedback.label if is_configured else self.redactor.text(feedback.label),
+            comment=self.redactor.text(feedback.comment),
+            who=self.redactor.name(feedback.who),
+        )
 
-    def _as_stored(self, conversation_id: str) -> str:
-        """The id of a conversation that spans named, whose sender knows it by what was redacted."""
-        before, named_by_spans, name = conversation_id.partition(OTLP)
-        return before + named_by_spans + self.redactor.name(name)
+    def _stored_id(self, conversation_id: str) -> str:
+        """The id under which a conversation received as spans is stored: its name is redacted."""
+        prefix, separator, name = conversation_id.partition(OTLP_PREFIX)
+        return prefix + separator + self.redactor.name(name)
 
 
-def _checked(told: dict[str, Any], at: datetime) -> Feedback:
-    texts = {name: _text(told, name) for name in ("conversation_id", "response_id", "label", "comment", "who")}
+def _validated(body: dict[str, Any], at: datetime) -> Feedback:
+    texts = {name: _text(body, name) for name in ("conversation_id", "response_id", "label", "comment", "who")}
     if not texts["conversation_id"] and not texts["response_id"]:
         raise Refusal(400, "conversation_id or response_id is needed", param="conversation_id")
-    if is_reserved(texts["who"]):
+    if is_reserved_author(texts["who"]):
         raise Refusal(400, f"who is a person; names that begin with {' or '.join(RESERVED)} are traced's", param="who")
-    score = told.get("score")
+    score = body.get("score")
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
         raise Refusal(400, f"score is a number from 0 to 1, not {score!r}", param="score")
     if score is None and not texts["label"] and not texts["comment"]:
@@ -106,8 +114,8 @@ def _checked(told: dict[str, Any], at: datetime) -> Feedback:
     )
 
 
-def _text(told: dict[str, Any], name: str) -> str:
-    value = told.get(name) or ""
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name) or ""
     if not isinstance(value, str) or len(value) > TEXT_LIMIT:
         raise Refusal(400, f"{name} is text of at most {TEXT_LIMIT} characters", param=name)
     if name.endswith("_id") and not value.isprintable():

@@ -1,20 +1,10 @@
-"""One request to an engine and its answer back to the client, byte for byte.
+"""Forwards a request to an engine and its response to the client, byte for byte, and sends shadow requests.
 
-Invariants: of the body only ``model`` is changed, and only where the engine calls it otherwise; status, content type,
-Retry-After and the engine's own headers are kept, and its errors are in OpenAI's form (``engine_errors``); a client
-that hangs up ends the engine's work. Another engine is asked only while the client has got nothing and the first cannot
-have begun: it refused the connection, or it has lost the adapter. What was answered is kept for the record before the
-client has the end of it.
-How it fails: a stream that breaks off ends with an error event and without ``[DONE]``, so that no client takes it for
-whole. Not covered: which model (``app``), what becomes of the record (``spool``).
-
-Answers in the shadow: what a version on trial would have said, recorded and never shown.
-
-Invariants: a client waits for no shadow; at most ``most`` are asked at once, and only while half of the places at the
-engines are free, so that answers come first: what is beyond that is left out and counted. A shadow is asked for what
-its request asked for, but not as a stream, and is recorded as an exchange of its own (``shadow_of``).
-How it fails: as a record with the engine's status. Not covered: tools, which nobody runs for a shadow: the next request
-of the conversation follows the answer that was shown.
+Invariants: of the body only ``model`` changes; status, content type, Retry-After and the engine's headers are kept. A
+client that hangs up ends the engine's work. Another engine is tried only while the client has received nothing and the
+first engine cannot have started: it refused the connection or has lost the adapter. An exchange is recorded before the
+client has the end of the response. A stream that breaks off ends with an error event and without ``[DONE]``. A client
+never waits for a shadow. Not covered: tools, which nobody runs for a shadow.
 """
 
 import asyncio
@@ -29,31 +19,37 @@ from typing import Any
 
 from aiohttp import web
 
-from store.repositories.serving import ROUTED
-from traced.gateway.access import Gate
+from store.repositories.serving import EXCHANGE_PREFIX
+from traced.gateway.access import ConcurrencyLimit
 from traced.gateway.engines import Pool, Replica
-from traced.gateway.errors import Refusal, in_openais_form
-from traced.gateway.upstream import Answer, BrokenOff, Unreachable, Upstream
+from traced.gateway.errors import Refusal, to_openai_error
+from traced.gateway.upstream import ConnectionLost, EngineResponse, EngineUnreachable, Upstream
 from traced.inference.client import BASE
 
-KEPT = ("retry-after", "x-request-id")
-KEPT_PREFIXES = ("openai-", "x-ratelimit-")
+FORWARDED_HEADERS = ("retry-after", "x-request-id")
+FORWARDED_PREFIXES = ("openai-", "x-ratelimit-")
 UNAVAILABLE = "engine_unavailable"
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
-ESCAPED = b"\\u006"  # how every escaped letter of "model" begins: the request's own key may be spelt so
-END = b"\ndata: [DONE]"  # an event of its own; inside an event a line's end is escaped
-BROKE_OFF = "the engine broke off"
+# How every escaped letter of "model" begins, because a request's own key may be escaped.
+ESCAPED = b"\\u006"
+# A whole event: inside an event the end of a line is escaped.
+DONE_EVENT = b"\ndata: [DONE]"
+CONNECTION_LOST = "the engine broke off"
+# nginx's status for a client that closed the connection.
+CLIENT_CLOSED = 499
 
 
-class ClientGone(ConnectionResetError):
-    """The client closed its connection while it was answered; nobody's fault behind us."""
+class ClientDisconnected(ConnectionResetError):
+    """The client closed its connection during the response."""
 
 
 @dataclass
-class Asked:
-    """A request on its way: what is asked of which model, and what went back to the client.
+class PendingExchange:
+    """A request, the model it is for, and the response sent to the client so far.
 
-    ``keep`` is called once, when the answer is complete or has failed, before the client has the end of it.
+    Args:
+        record: Called once, when the response is complete or has failed, before the client has its end.
+        shadow_of: The id of the exchange that this one shadows.
     """
 
     request: web.Request
@@ -62,173 +58,185 @@ class Asked:
     raw: bytes
     body: Mapping[str, Any]
     headers: dict[str, str]
-    keep: Callable[["Asked"], None]
+    record: Callable[["PendingExchange"], None]
     shadow_of: str | None = None
-    id: str = field(default_factory=lambda: f"{ROUTED}{secrets.token_hex(16)}")
+    id: str = field(default_factory=lambda: f"{EXCHANGE_PREFIX}{secrets.token_hex(16)}")
     status: int = 0
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)
     detail: str = ""
-    began: float = field(default_factory=time.perf_counter)
-    _kept: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    _is_recorded: bool = False
 
-    def ended(self, status: int | None = None, detail: str = "") -> None:
-        """It is over; ``status`` and ``detail`` where it failed."""
-        if not self._kept:
-            self._kept = True
+    def finish(self, status: int | None = None, detail: str = "") -> None:
+        """Record the exchange; ``status`` and ``detail`` describe a failure."""
+        if not self._is_recorded:
+            self._is_recorded = True
             self.status, self.detail = status or self.status, detail or self.detail
-            self.keep(self)
+            self.record(self)
 
-    def take(self, chunk: bytes) -> None:
-        """A piece of the answer has come."""
+    def append(self, chunk: bytes) -> None:
+        """Add a chunk of the response."""
         self.answer += chunk
 
 
 @dataclass(frozen=True)
 class Forwarder:
-    """Passes requests on to the pool's engines."""
+    """Forwards requests to the pool's engines."""
 
     pool: Pool
     upstream: Upstream
 
-    async def forward(self, asked: Asked) -> web.StreamResponse:
-        """Ask an engine and pass its answer on. Raises ``Refusal`` where none answers."""
-        tried: set[str] = set()
+    async def forward(self, exchange: PendingExchange) -> web.StreamResponse:
+        """Send the request to an engine and its response to the client; raises ``Refusal`` if no engine answers."""
+        tried_urls: set[str] = set()
         while True:
-            replica = self.pool.pick(asked.model, asked.conversation_id)
-            if replica is None or replica.url in tried:
-                raise Refusal(503, f"no engine serves {asked.model!r} now", code=UNAVAILABLE, retry_after=2)
-            tried.add(replica.url)
+            replica = self.pool.pick(exchange.model, exchange.conversation_id)
+            if replica is None or replica.url in tried_urls:
+                raise Refusal(503, f"no engine serves {exchange.model!r} now", code=UNAVAILABLE, retry_after=2)
+            tried_urls.add(replica.url)
             try:
-                with replica.request(asked.model):
-                    if (answered := await self._ask(replica, asked)) is not None:
-                        return answered
-            except Unreachable as error:
-                replica.failed(str(error))
-            except BrokenOff as error:
-                raise Refusal(502, f"{BROKE_OFF}: {error}", code="engine_error", retry_after=1) from error
+                with replica.request(exchange.model):
+                    if (response := await self._send(replica, exchange)) is not None:
+                        return response
+            except EngineUnreachable as error:
+                replica.mark_failed(str(error))
+            except ConnectionLost as error:
+                raise Refusal(502, f"{CONNECTION_LOST}: {error}", code="engine_error", retry_after=1) from error
 
-    async def _ask(self, replica: Replica, asked: Asked) -> web.StreamResponse | None:
-        """The answer; None where the engine has lost the adapter."""
-        text = with_model(asked.raw, asked.body, replica.upstream(asked.model))
-        answer = await self.upstream.post(replica.url, asked.request.path, text)
+    async def _send(self, replica: Replica, exchange: PendingExchange) -> web.StreamResponse | None:
+        """Return the response, or None if the engine has lost the adapter."""
+        body = with_model(exchange.raw, exchange.body, replica.upstream(exchange.model))
+        answer = await self.upstream.post(replica.url, exchange.request.path, body)
         try:
-            asked.status, asked.streamed = answer.status, answer.content_type == "text/event-stream"
-            headers = {**asked.headers, **_kept(answer)}
-            if asked.streamed:
-                return await _stream(asked, answer, headers)
-            whole = await answer.read()
-            if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE and asked.model.encode() in whole:
-                replica.loaded.discard(asked.model)  # it was started anew, and gets it again at the next look
+            exchange.status, exchange.streamed = answer.status, answer.content_type == "text/event-stream"
+            headers = {**exchange.headers, **_forwarded_headers(answer)}
+            if exchange.streamed:
+                return await _stream(exchange, answer, headers)
+            content = await answer.read()
+            is_missing = answer.status == HTTPStatus.NOT_FOUND and exchange.model != BASE
+            # The engine was restarted and gets the adapter again at the next check.
+            if is_missing and exchange.model.encode() in content:
+                replica.loaded.discard(exchange.model)
                 return None
             if answer.status >= HTTPStatus.BAD_REQUEST:
-                whole, headers["Content-Type"] = in_openais_form(answer.status, whole), "application/json"
-            asked.take(whole)
-            asked.ended()
-            return web.Response(status=answer.status, body=whole, headers=headers)
+                content, headers["Content-Type"] = to_openai_error(answer.status, content), "application/json"
+            exchange.append(content)
+            exchange.finish()
+            return web.Response(status=answer.status, body=content, headers=headers)
         finally:
             answer.close()
 
 
-async def _stream(asked: Asked, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
-    response = web.StreamResponse(status=answer.status, headers=headers)
-    try:
-        await _pass_on(asked, answer, response)
-    except ConnectionResetError as error:
-        raise ClientGone(str(error)) from error
-    return response
-
-
-async def _pass_on(asked: Asked, answer: Answer, response: web.StreamResponse) -> None:
-    await response.prepare(asked.request)
-    while True:
-        try:
-            chunk = await answer.chunk()
-        except BrokenOff as error:
-            broken = Refusal(502, f"{BROKE_OFF}: {error}", code="engine_error")
-            asked.ended(broken.status, broken.message)
-            await response.write(b"data: " + broken.body() + b"\n\n")
-            return
-        if not chunk:
-            asked.ended()
-            return
-        asked.take(chunk)
-        if END in asked.answer[-len(chunk) - len(END) :]:
-            asked.ended()
-        await response.write(chunk)
-
-
-def with_model(raw: bytes, body: Mapping[str, Any], model: str) -> bytes:
-    """A request for ``model``: its bytes as they came but for that, where it is plain what to change."""
-    if body["model"] == model:
-        return raw
-    found = MODEL.findall(raw)
-    if len(found) == 1 and ESCAPED not in raw and json.loads(found[0][1]) == body["model"]:
-        return MODEL.sub(lambda match: match[1] + json.dumps(model).encode(), raw)
-    return json.dumps({**json.loads(raw), "model": model}, separators=(",", ":")).encode()
-
-
-def _kept(answer: Answer) -> dict[str, str]:
-    kept = {"Content-Type": answer.header("content-type") or "application/json"}
-    for name, value in answer.headers:
-        if name in KEPT or name.startswith(KEPT_PREFIXES):
-            kept[name] = value
-    return kept
-
-
-OK, FAILED = 200, 502
-GONE = 499
-
-
 @dataclass
 class Shadows:
-    """Asks for shadows; ``left_out`` counts those that there was no room for."""
+    """Sends each request of a shadow trial to the version on trial too; its responses are recorded and never shown.
+
+    Args:
+        max_running: Shadow requests at once.
+        skipped: The number of shadow requests that were left out.
+    """
 
     pool: Pool
     upstream: Upstream
-    gate: Gate
-    most: int
-    left_out: int = 0
+    limit: ConcurrencyLimit
+    max_running: int
+    skipped: int = 0
     _running: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    def follow(self, asked: Asked, model: str) -> None:
-        """Ask ``model`` as well what was ``asked`` and answered."""
-        if asked.status != OK:
+    def start(self, exchange: PendingExchange, model: str) -> None:
+        """Send the request of a successful exchange to ``model``, without waiting for the response."""
+        if exchange.status != HTTPStatus.OK:
             return
-        if len(self._running) >= self.most or 2 * self.gate.running > self.gate.concurrency:
-            self.left_out += 1
+        # Shadows must not delay clients: they run only while half of the slots at the engines are free.
+        if len(self._running) >= self.max_running or 2 * self.limit.running > self.limit.concurrency:
+            self.skipped += 1
             return
-        task = asyncio.create_task(self._ask(asked, model))
+        task = asyncio.create_task(self._send(exchange, model))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def end(self) -> None:
-        """Give up those that run."""
+    async def cancel_all(self) -> None:
+        """Cancel the running shadow requests."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _ask(self, asked: Asked, model: str) -> None:
-        replica = self.pool.pick(model, asked.conversation_id)
+    async def _send(self, exchange: PendingExchange, model: str) -> None:
+        replica = self.pool.pick(model, exchange.conversation_id)
         if replica is None:
-            self.left_out += 1
+            self.skipped += 1
             return
-        body = {**json.loads(asked.raw), "model": replica.upstream(model), "stream": False}
+        body = {**json.loads(exchange.raw), "model": replica.upstream(model), "stream": False}
         body.pop("stream_options", None)
-        shadow = Asked(
-            asked.request, asked.conversation_id, model, json.dumps(body).encode(), body, {}, asked.keep, asked.id
+        shadow = PendingExchange(
+            exchange.request,
+            exchange.conversation_id,
+            model,
+            json.dumps(body).encode(),
+            body,
+            {},
+            exchange.record,
+            exchange.id,
         )
         try:
             with replica.request(model):
-                answer = await self.upstream.post(replica.url, asked.request.path, shadow.raw)
+                answer = await self.upstream.post(replica.url, exchange.request.path, shadow.raw)
                 try:
                     shadow.status = answer.status
-                    shadow.take(await answer.read())
+                    shadow.append(await answer.read())
                 finally:
                     answer.close()
-            shadow.ended()
-        except (Unreachable, BrokenOff) as error:
-            shadow.ended(FAILED, str(error))
+            shadow.finish()
+        except (EngineUnreachable, ConnectionLost) as error:
+            shadow.finish(HTTPStatus.BAD_GATEWAY, str(error))
         except asyncio.CancelledError:
-            shadow.ended(GONE, "the router ended")
+            shadow.finish(CLIENT_CLOSED, "the router ended")
             raise
+
+
+def with_model(raw: bytes, body: Mapping[str, Any], model: str) -> bytes:
+    """Return the request with another ``model``, otherwise byte for byte where the place to change is unambiguous."""
+    if body["model"] == model:
+        return raw
+    matches = MODEL.findall(raw)
+    if len(matches) == 1 and ESCAPED not in raw and json.loads(matches[0][1]) == body["model"]:
+        return MODEL.sub(lambda match: match[1] + json.dumps(model).encode(), raw)
+    return json.dumps({**json.loads(raw), "model": model}, separators=(",", ":")).encode()
+
+
+async def _stream(exchange: PendingExchange, answer: EngineResponse, headers: dict[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, headers=headers)
+    try:
+        await _copy_stream(exchange, answer, response)
+    except ConnectionResetError as error:
+        raise ClientDisconnected(str(error)) from error
+    return response
+
+
+async def _copy_stream(exchange: PendingExchange, answer: EngineResponse, response: web.StreamResponse) -> None:
+    await response.prepare(exchange.request)
+    while True:
+        try:
+            chunk = await answer.chunk()
+        except ConnectionLost as error:
+            refusal = Refusal(502, f"{CONNECTION_LOST}: {error}", code="engine_error")
+            exchange.finish(refusal.status, refusal.message)
+            await response.write(b"data: " + refusal.body() + b"\n\n")
+            return
+        if not chunk:
+            exchange.finish()
+            return
+        exchange.append(chunk)
+        # Recorded before the chunk with the end is written. The event may be split over two chunks.
+        if DONE_EVENT in exchange.answer[-len(chunk) - len(DONE_EVENT) :]:
+            exchange.finish()
+        await response.write(chunk)
+
+
+def _forwarded_headers(answer: EngineResponse) -> dict[str, str]:
+    headers = {"Content-Type": answer.header("content-type") or "application/json"}
+    for name, value in answer.headers:
+        if name in FORWARDED_HEADERS or name.startswith(FORWARDED_PREFIXES):
+            headers[name] = value
+    return headers

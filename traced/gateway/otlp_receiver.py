@@ -1,26 +1,13 @@
-"""LLM calls that OpenTelemetry's senders have seen, recorded like the router's own traffic.
+"""Receives OpenTelemetry spans and log records of LLM calls and records the calls like the gateway's own traffic.
 
-    POST /v1/traces    spans of LLM calls become exchanges; other spans are taken and left
-    POST /v1/logs      log records of such spans: their messages (``joining``), evaluations
-    POST /v1/metrics   taken and left, because senders are mostly given one endpoint for all three
+    POST /v1/traces    spans of LLM calls become exchanges; other spans are dropped
+    POST /v1/logs      log records with messages of such spans, and evaluations, which become feedback
+    POST /v1/metrics   accepted and dropped
 
-A conversation is what the span names (``gen_ai.conversation.id``, ``session.id``), else its trace, else, for a span
-alone in its trace, its opening, as for the router's traffic. ``X-Traced-Record: no`` on a request, or the attribute
-``traced.record`` = "no" on a span or its resource, keeps it out of the store; settings.record is for these
-conversations too. ``gen_ai.evaluation.result`` events are feedback.
-
-Invariants: an exchange's id is made of the ids of its key, trace and span, so that a span that comes twice is one row;
-an answer says that something was taken once it is in the spool; one request is read at a time, on a thread.
-How it fails: what is no LLM call that can be read is rejected in the answer (``partial_success``) and kept aside with
-the reason; Refusals are ``google.rpc.Status``; 429 and 503 say when to come again.
-A call that went through a router of this store as well is recorded once (``storing`` leaves its span out).
-
-What the receiver could not use, kept with the reason: DIR/spool/damaged-otlp.jsonl.
-
-    {"at": time, "why": reason, "key_id": sender, "told": the span, its log records}
-
-Invariants: redacted like what is stored. Past ``MOST_BYTES`` it is only counted, which the log says once: a sender that
-captures no content must not fill the disk. Fails: ``OSError``.
+The header ``X-Traced-Record: no``, or the attribute ``traced.record`` = "no" on a span or its resource, keeps a call
+out of the store. Invariants: a response confirms only what is in the spool; a span that is sent twice is one row.
+Errors: an unreadable call is rejected in the response (``partial_success``) and kept with the reason; refusals are
+``google.rpc.Status``. The recorder drops spans of calls that a gateway has recorded as well.
 """
 
 import asyncio
@@ -37,163 +24,192 @@ import aiohttp
 from aiohttp import web
 
 from store.records import Exchange
-from traced.gateway.access import Gate, Keys, Quotas
+from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
 from traced.gateway.errors import Refusal
-from traced.gateway.feedback import Judges
-from traced.ingest.conversations import ID_LIMIT, OTLP, conversation_id, digest_of, sampled
+from traced.gateway.feedback import FeedbackReceiver
+from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, conversation_id, digest_of, is_sampled
 from traced.ingest.otlp import wire
 from traced.ingest.otlp.conventions import (
     CHOICE,
     DETAILS,
     EVALUATION,
+    MESSAGE_EVENTS,
     NO_MESSAGES,
-    SAID,
     Call,
     Evaluation,
     evaluation_of,
     is_call,
     read_call,
 )
-from traced.ingest.otlp.messages import Unfit
-from traced.ingest.otlp.wire import Encoding, Event, Joins, Name, Signal, Span
+from traced.ingest.otlp.messages import UnusableSpan
+from traced.ingest.otlp.wire import Encoding, Event, Signal, Span, SpanJoiner, SpanKey
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import Spool, complete_line
 
-FILE = "damaged-otlp.jsonl"
-MOST_BYTES = 64 * 2**20
-MOST_REASONS = 100
+REJECTED_FILE = "damaged-otlp.jsonl"
+# Past this size rejects are only counted: a sender that captures no content must not fill the disk.
+MAX_BYTES = 64 * 2**20
+MAX_REASONS = 100
+# The status of a call whose span has an error.
+FAILED = 500
+POLL_S = 1.0
+RETRY_AFTER_S = 10
+MB = 2**20
+# Bodies in memory at once; further requests wait unread.
+MAX_BODIES, MAX_WAITING, MAX_WAIT_S = 2, 64, 30.0
+MAX_DETAIL = 2000
+TRACE_ID_DIGITS, SPAN_ID_DIGITS = 32, 16
+OPT_OUT = ("no", "false", "0")
+# Log records with messages of a call.
+CONTENT_EVENTS = (*MESSAGE_EVENTS, CHOICE, DETAILS)
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Aside:
-    """Keeps what is rejected, and counts it by its reason."""
+class RejectedSpans:
+    """Writes rejected spans to a file, redacted, and counts them by reason.
+
+    DIR/spool/damaged-otlp.jsonl: {"at": time, "why": reason, "key_id": sender, "told": the span, its log records}
+    """
 
     folder: Path
     redactor: Redactor
     reasons: Counter[str] = field(default_factory=Counter)
-    most_bytes: int = MOST_BYTES
-    _full: bool = False
+    max_bytes: int = MAX_BYTES
+    _is_full: bool = False
 
-    def keep(self, at: datetime, why: str, key_id: str, span: Span | None, events: Sequence[Event]) -> None:
-        """Keep a span and the log records that it came with."""
-        path = self.folder / FILE
-        self._count(why, path)
-        told: dict[str, Any] = {"span": asdict(span) if span else None, "events": [asdict(event) for event in events]}
+    def record(self, at: datetime, reason: str, key_id: str, span: Span | None, events: Sequence[Event]) -> None:
+        """Write a span and its log records; raises ``OSError``."""
+        path = self.folder / REJECTED_FILE
+        self._count(reason, path)
+        content: dict[str, Any] = {
+            "span": asdict(span) if span else None,
+            "events": [asdict(event) for event in events],
+        }
         if self.redactor:
-            told = self.redactor.value(told)
-        line = json.dumps({"at": at.isoformat(), "why": why, "key_id": key_id, "told": told}).encode() + b"\n"
+            content = self.redactor.value(content)
+        line = json.dumps({"at": at.isoformat(), "why": reason, "key_id": key_id, "told": content}).encode() + b"\n"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with path.open("ab") as opened:
-            if opened.tell() + len(line) <= self.most_bytes:
-                opened.write(line)
-            elif not self._full:
-                self._full = True
-                log.warning("%s is full: what else cannot be used is counted only; move the file away", path)
+        with path.open("ab") as stream:
+            if stream.tell() + len(line) <= self.max_bytes:
+                stream.write(line)
+            elif not self._is_full:
+                self._is_full = True
+                log.warning("%s is full: further rejected spans are only counted; move the file away", path)
 
-    def _count(self, why: str, path: Path) -> None:
-        known = why in self.reasons or len(self.reasons) < MOST_REASONS
-        if why not in self.reasons and known:
-            log.warning("a span is of no use: %s (kept in %s; told once)", why, path)
-        self.reasons[why if known else "other reasons"] += 1
-
-
-FAILED = 500  # the status of a call whose span has an error
-LOOK_S = 1.0
-AGAIN_S = 10
-MB = 2**20
-NO = ("no", "false", "0")
-TAKEN = (*SAID, CHOICE, DETAILS)  # log records that have messages
+    def _count(self, reason: str, path: Path) -> None:
+        # Reasons may contain text of senders, so their number is bounded.
+        is_listed = reason in self.reasons or len(self.reasons) < MAX_REASONS
+        if reason not in self.reasons and is_listed:
+            log.warning("a span is rejected: %s (kept in %s; logged once per reason)", reason, path)
+        self.reasons[reason if is_listed else "other reasons"] += 1
 
 
 @dataclass
-class Taken:
-    """What a request has brought: lines for the spool, and what shall be known once they are there."""
+class ReceivedBatch:
+    """The result of one request.
+
+    Args:
+        lines: Lines for the spool.
+        complete: Spans to mark as complete once the lines are in the spool.
+        evaluations: Feedback in the request.
+        rejected: Rejected spans and records by reason.
+        waiting: Spans that wait for their log records.
+    """
 
     lines: list[bytes] = field(default_factory=list)
-    complete: list[Name] = field(default_factory=list)
+    complete: list[SpanKey] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
     waiting: int = 0
 
 
+Parser = Callable[[bytes, Encoding, str], ReceivedBatch]
+
+
 @dataclass
-class Receiver:
-    """Takes spans and log records. It belongs to one event loop."""
+class OtlpReceiver:
+    """Receives spans and log records; belongs to one event loop.
+
+    Args:
+        record: The share of conversations to record.
+        recorded_calls: The number of recorded calls.
+    """
 
     spool: Spool
-    judges: Judges
-    keys: Keys
+    feedback_receiver: FeedbackReceiver
+    keys: KeyRing
     quotas: Quotas
     redactor: Redactor
-    aside: Aside
-    joins: Joins
-    record: float  # share of the conversations
+    rejected_spans: RejectedSpans
+    joiner: SpanJoiner
+    record: float
     body_mb: int
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    gate: Gate = field(default_factory=lambda: Gate(2, 64, 30.0))  # bodies in memory at once; the others wait unread
-    recorded: int = 0
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _tasks: "set[asyncio.Task[Taken]]" = field(default_factory=set)
+    body_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(MAX_BODIES, MAX_WAITING, MAX_WAIT_S))
+    recorded_calls: int = 0
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _tasks: "set[asyncio.Task[ReceivedBatch]]" = field(default_factory=set)
 
     def mount(self, app: web.Application) -> None:
-        """Add the paths."""
+        """Add the routes to the application."""
         app.router.add_post("/v1/traces", self.traces)
         app.router.add_post("/v1/logs", self.logs)
         app.router.add_post("/v1/metrics", self.metrics)
 
     async def traces(self, request: web.Request) -> web.Response:
-        """Spans."""
-        return await self._answered("traces", request, self._spans)
+        """POST spans."""
+        return await self._respond("traces", request, self._parse_spans)
 
     async def logs(self, request: web.Request) -> web.Response:
-        """Log records."""
-        return await self._answered("logs", request, self._records)
+        """POST log records."""
+        return await self._respond("logs", request, self._parse_records)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Nothing that is wanted here."""
-        return await self._answered("metrics", request, lambda body, encoding, key_id: Taken())
+        """POST metrics; they are accepted and dropped, because senders mostly use one endpoint for everything."""
+        return await self._respond("metrics", request, lambda body, encoding, key_id: ReceivedBatch())
 
-    async def keep(self) -> None:
-        """Give up what has waited for too long, until cancelled."""
+    async def run(self) -> None:
+        """Expire spans and records that have waited too long, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            await self._to_the_end(self._give_up(all_of_them=False))
+            await asyncio.sleep(POLL_S)
+            await self._shielded(self._expire(expire_all=False))
 
-    async def end(self) -> None:
-        """Give up everything that waits."""
-        await self._give_up(all_of_them=True)
+    async def flush(self) -> None:
+        """Expire everything that waits."""
+        await self._expire(expire_all=True)
 
-    def told(self) -> dict[str, Any]:
-        """How many calls were recorded, wait and were of no use, and the reasons."""
-        return {"recorded": self.recorded, "waiting": len(self.joins), "rejected": dict(self.aside.reasons)}
+    def status(self) -> dict[str, Any]:
+        """The numbers of recorded, waiting and rejected calls."""
+        return {
+            "recorded": self.recorded_calls,
+            "waiting": len(self.joiner),
+            "rejected": dict(self.rejected_spans.reasons),
+        }
 
-    async def _answered(
-        self, signal: Signal, request: web.Request, read: Callable[[bytes, Encoding, str], Taken]
-    ) -> web.Response:
+    async def _respond(self, signal: Signal, request: web.Request, parse: Parser) -> web.Response:
         encoding: Encoding = wire.JSON if request.content_type == wire.JSON else wire.PROTOBUF
         try:
-            key = self.keys.who(request.headers.get("Authorization"))
+            key = self.keys.authenticate(request.headers.get("Authorization"))
             key_id = key.id if key else ""
             if key is not None:
-                self.quotas.take(key.id, key.per_minute)
+                self.quotas.consume(key.id, key.per_minute)
             if request.content_type not in (wire.JSON, wire.PROTOBUF):
                 raise Refusal(415, f"Content-Type is {wire.PROTOBUF} or {wire.JSON}, not {request.content_type}")
-            async with self.gate:
-                body = await self._body(request)
-                if request.headers.get("X-Traced-Record", "").lower() in NO:
-                    taken = Taken()
-                else:
-                    taken = await self._to_the_end(self._in_turn(read, body, encoding, key_id))
-            await self._judge(taken)
+            async with self.body_limit:
+                body = await self._read_body(request)
+                batch = ReceivedBatch()
+                if request.headers.get("X-Traced-Record", "").lower() not in OPT_OUT:
+                    batch = await self._shielded(self._store(parse, body, encoding, key_id))
+            await self._store_evaluations(batch)
         except Refusal as refusal:
-            again = {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else None
-            told = wire.problem(refusal.status, refusal.message, encoding)
-            return web.Response(status=refusal.status, body=told, content_type=encoding, headers=again)
-        answer = wire.answer(signal, encoding, rejected=taken.rejected.total(), message=_message(taken))
+            headers = {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else None
+            error = wire.error_body(refusal.status, refusal.message, encoding)
+            return web.Response(status=refusal.status, body=error, content_type=encoding, headers=headers)
+        answer = wire.response_body(signal, encoding, rejected=batch.rejected.total(), message=_message(batch))
         return web.Response(body=answer, content_type=encoding)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _read_body(self, request: web.Request) -> bytes:
         try:
             return await request.read()
         except web.HTTPRequestEntityTooLarge as error:
@@ -201,135 +217,146 @@ class Receiver:
         except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, web.RequestPayloadError) as error:
             raise Refusal(400, f"the body cannot be read: {error}") from error
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, Taken]) -> Taken:
-        """What it returns; it is not broken off where its sender hangs up or the router ends."""
+    async def _shielded(self, work: Coroutine[Any, Any, ReceivedBatch]) -> ReceivedBatch:
+        # A sender that hangs up, or the end of the gateway, must not leave a batch half stored.
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _in_turn(
-        self, read: Callable[[bytes, Encoding, str], Taken], body: bytes, encoding: Encoding, key_id: str
-    ) -> Taken:
-        async with self._turn:
+    async def _store(self, parse: Parser, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
+        """Parse a body on a thread and write its exchanges into the spool; one request at a time."""
+        async with self._lock:
             try:
-                taken = await asyncio.to_thread(read, body, encoding, key_id)
-                for line in taken.lines:
-                    self.spool.put(line)
+                batch = await asyncio.to_thread(parse, body, encoding, key_id)
+                for line in batch.lines:
+                    self.spool.write(line)
             except ValueError as error:
                 raise Refusal(400, str(error)) from error
             except OSError as error:
-                raise Refusal(503, f"nothing can be kept: {error}", retry_after=AGAIN_S) from error
-            for name in taken.complete:
-                self.joins.complete(name)
-            self.recorded += len(taken.lines)
-        return taken
+                raise Refusal(503, f"nothing can be kept: {error}", retry_after=RETRY_AFTER_S) from error
+            self._mark_complete(batch)
+        return batch
 
-    async def _give_up(self, *, all_of_them: bool) -> Taken:
-        async with self._turn:
-            taken = await asyncio.to_thread(self._given_up, all_of_them)
-            for line in taken.lines:
-                self.spool.add(line)
-            for name in taken.complete:
-                self.joins.complete(name)
-            self.recorded += len(taken.lines)
-        return taken
+    async def _expire(self, *, expire_all: bool) -> ReceivedBatch:
+        async with self._lock:
+            batch = await asyncio.to_thread(self._parse_expired, expire_all)
+            for line in batch.lines:
+                self.spool.try_write(line)
+            self._mark_complete(batch)
+        return batch
 
-    async def _judge(self, taken: Taken) -> None:
-        for evaluation in taken.evaluations:
+    def _mark_complete(self, batch: ReceivedBatch) -> None:
+        # Only after the lines are in the spool: a span that comes again after a failure must be accepted.
+        for span_key in batch.complete:
+            self.joiner.mark_complete(span_key)
+        self.recorded_calls += len(batch.lines)
+
+    async def _store_evaluations(self, batch: ReceivedBatch) -> None:
+        for evaluation in batch.evaluations:
             try:
-                await self.judges.take(evaluation.told, evaluation.at or self.now())
+                await self.feedback_receiver.receive(evaluation.feedback, evaluation.at or self.now())
             except Refusal as refusal:
                 if refusal.status >= FAILED:
                     raise
-                self._reject(taken, f"an evaluation: {refusal.message}", evaluation.key_id, None, [evaluation.event])
+                self._reject(batch, f"an evaluation: {refusal.message}", evaluation.key_id, None, [evaluation.event])
 
-    def _spans(self, body: bytes, encoding: Encoding, key_id: str) -> Taken:
-        taken = Taken()
+    def _parse_spans(self, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
+        batch = ReceivedBatch()
         for span in wire.spans(body, encoding):
-            name = (key_id, span.trace_id, span.span_id)
-            if _unwanted(span.attributes):
-                taken.complete.append(name)  # its log records are not wanted either
+            span_key = (key_id, span.trace_id, span.span_id)
+            # Marked as complete, so that its log records are dropped as well.
+            if _is_opted_out(span.attributes):
+                batch.complete.append(span_key)
             elif is_call(span):
-                self._try(taken, name, span)
-        return taken
+                self._convert(batch, span_key, span)
+        return batch
 
-    def _records(self, body: bytes, encoding: Encoding, key_id: str) -> Taken:
-        taken = Taken()
+    def _parse_records(self, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
+        batch = ReceivedBatch()
         for record in wire.records(body, encoding):
-            event, name = record.event, (key_id, record.trace_id, record.span_id)
-            if _unwanted(event.attributes):
+            event, span_key = record.event, (key_id, record.trace_id, record.span_id)
+            if _is_opted_out(event.attributes):
                 continue
             if event.name == EVALUATION:
-                taken.evaluations.append(evaluation_of(event, key_id))
-            elif event.name in TAKEN and not (record.trace_id and record.span_id):
-                self._reject(taken, f"the log record {event.name} names no span", key_id, None, [event])
-            elif event.name in TAKEN and not self.joins.is_complete(name):
-                span = self.joins.add(name, record)
+                batch.evaluations.append(evaluation_of(event, key_id))
+            elif event.name in CONTENT_EVENTS and not (record.trace_id and record.span_id):
+                self._reject(batch, f"the log record {event.name} names no span", key_id, None, [event])
+            elif event.name in CONTENT_EVENTS and not self.joiner.is_complete(span_key):
+                span = self.joiner.add_record(span_key, record)
+                # These records come last, so the call may be complete now.
                 if span is not None and event.name in (CHOICE, DETAILS):
-                    self._try(taken, name, span)
-        return taken
+                    self._convert(batch, span_key, span)
+        return batch
 
-    def _given_up(self, all_of_them: bool) -> Taken:
-        taken = Taken()
-        for name, one in self.joins.given_up(all_of_them=all_of_them):
-            details = next((event.attributes for event in one.events if event.name == DETAILS), None)
-            span = one.span
-            if span is None and details is not None:  # it has everything that a span has, but the parent
-                span = Span(name[1], name[2], "", "", details, [], failed="error.type" in details)
-            why = NO_MESSAGES if span else "log records without their span: send spans to /v1/traces of this router too"
+    def _parse_expired(self, expire_all: bool) -> ReceivedBatch:
+        batch = ReceivedBatch()
+        for span_key, entry in self.joiner.expired(expire_all=expire_all):
+            details = next((event.attributes for event in entry.events if event.name == DETAILS), None)
+            span = entry.span
+            # The details record has everything that the span has, except its parent.
+            if span is None and details is not None:
+                span = Span(span_key[1], span_key[2], "", "", details, [], failed="error.type" in details)
+            reason = NO_MESSAGES
+            if span is None:
+                reason = "log records without their span: send spans to /v1/traces of this router too"
             try:
-                if span is None or not self._try(taken, name, span, one.events):
-                    self._reject(taken, why, name[0], span, one.events)
-            except OSError as error:  # nobody is there to send it again
-                self.spool.lose(str(error))
-        return taken
+                if span is None or not self._convert(batch, span_key, span, entry.events):
+                    self._reject(batch, reason, span_key[0], span, entry.events)
+            except OSError as error:
+                # No sender waits that could send it again.
+                self.spool.count_lost(str(error))
+        return batch
 
-    def _try(self, taken: Taken, name: Name, span: Span, waited: list[Event] | None = None) -> bool:
-        """Make an exchange of a span, or let it wait; whether it is settled what becomes of it."""
-        came = self.joins.events(name) if waited is None else waited
-        events = sorted([*span.events, *came], key=lambda event: event.at)
-        taken.complete.append(name)
+    def _convert(
+        self, batch: ReceivedBatch, span_key: SpanKey, span: Span, expired_events: list[Event] | None = None
+    ) -> bool:
+        """Make an exchange of a span, or let it wait for log records; returns whether the span is done with."""
+        record_events = self.joiner.events(span_key) if expired_events is None else expired_events
+        events = sorted([*span.events, *record_events], key=lambda event: event.at)
+        batch.complete.append(span_key)
         try:
-            if len(span.trace_id) != 32 or len(span.span_id) != 16:
-                raise Unfit("the span's ids are not 16 and 8 bytes long")
+            if len(span.trace_id) != TRACE_ID_DIGITS or len(span.span_id) != SPAN_ID_DIGITS:
+                raise UnusableSpan("the span's ids are not 16 and 8 bytes long")
             call = read_call(span, events)
-        except Unfit as error:
-            self._reject(taken, str(error), name[0], span, came)
+        except UnusableSpan as error:
+            self._reject(batch, str(error), span_key[0], span, record_events)
             return True
-        except Exception as error:  # one span's, not the whole request's
+        except Exception as error:
+            # A defect with one span must not fail the whole request.
             log.exception("a span cannot be read")
-            self._reject(taken, f"a defect of traced: {type(error).__name__}", name[0], span, came)
+            self._reject(batch, f"a defect of traced: {type(error).__name__}", span_key[0], span, record_events)
             return True
         if call is None:
-            taken.complete.pop()
-            if waited is None and not self.joins.is_complete(name):
-                self.joins.hold(name, span)
-                taken.waiting += 1
+            batch.complete.pop()
+            if expired_events is None and not self.joiner.is_complete(span_key):
+                self.joiner.add_span(span_key, span)
+                batch.waiting += 1
             return False
-        self._take(taken, name[0], span, call, events)
+        self._accept(batch, span_key[0], span, call, events)
         return True
 
-    def _take(self, taken: Taken, key_id: str, span: Span, call: Call, events: list[Event]) -> None:
+    def _accept(self, batch: ReceivedBatch, key_id: str, span: Span, call: Call, events: list[Event]) -> None:
         call = replace(call, conversation=self.redactor.name(call.conversation))
         exchange = exchange_of(span, call, key_id, self.now())
-        if not sampled(exchange.conversation_id, self.record):
+        if not is_sampled(exchange.conversation_id, self.record):
             return
-        taken.lines.append(complete_line(self.redactor.exchange(exchange) if self.redactor else exchange))
-        known = {"conversation_id": exchange.conversation_id, "response_id": exchange.response_id}
-        taken.evaluations += [evaluation_of(event, key_id, known) for event in events if event.name == EVALUATION]
+        batch.lines.append(complete_line(self.redactor.exchange(exchange) if self.redactor else exchange))
+        ids = {"conversation_id": exchange.conversation_id, "response_id": exchange.response_id}
+        batch.evaluations += [evaluation_of(event, key_id, ids) for event in events if event.name == EVALUATION]
 
-    def _reject(self, taken: Taken, why: str, key_id: str, span: Span | None, events: list[Event]) -> None:
-        taken.rejected[why] += 1
-        self.aside.keep(self.now(), why, key_id, span, events)
+    def _reject(self, batch: ReceivedBatch, reason: str, key_id: str, span: Span | None, events: list[Event]) -> None:
+        batch.rejected[reason] += 1
+        self.rejected_spans.record(self.now(), reason, key_id, span, events)
 
 
 def exchange_of(span: Span, call: Call, key_id: str, at: datetime) -> Exchange:
-    """The exchange of a call; ``at`` is when it came, because a conversation's silence begins then."""
-    failed = str(span.detail or span.attributes.get("error.type") or "the call failed")
+    """Build the exchange of a call; ``at`` is its arrival, because the silence of a conversation begins then."""
+    error = str(span.detail or span.attributes.get("error.type") or "the call failed")
     return Exchange(
+        # Made of the span's ids, so that a span that is sent twice is one row.
         id="-".join(part for part in ("otlp", key_id, span.trace_id, span.span_id) if part),
-        conversation_id=_conversation(span, call, key_id),
+        conversation_id=_conversation_id(span, call, key_id),
         at=at,
         model=call.model,
         status=FAILED if span.failed else 200,
@@ -338,27 +365,30 @@ def exchange_of(span: Span, call: Call, key_id: str, at: datetime) -> Exchange:
         completion_tokens=call.completion_tokens,
         key_id=key_id,
         response_id=call.response_id,
-        detail=failed[:2000] if span.failed else "",
+        detail=error[:MAX_DETAIL] if span.failed else "",
         body={"messages": call.messages, "tools": call.tools, "answer": call.answer},
     )
 
 
-def _conversation(span: Span, call: Call, key_id: str) -> str:
-    """Never one of the router's own: those begin with "opening-" or with what a client made up."""
-    named = call.conversation or (span.trace_id if span.parent_id else "")
-    if not named:
+def _conversation_id(span: Span, call: Call, key_id: str) -> str:
+    """The conversation that the span names, else its trace, else, for a span alone in its trace, the opening.
+
+    The prefix keeps it apart from the gateway's own conversations, which clients may name as they like.
+    """
+    name = call.conversation or (span.trace_id if span.parent_id else "")
+    if not name:
         return "otlp-" + conversation_id(None, call.messages, key_id)
-    if len(named) > ID_LIMIT or not named.isprintable():
-        named = digest_of(named)
-    return conversation_id(f"{OTLP}{named}", (), key_id)
+    if len(name) > ID_LIMIT or not name.isprintable():
+        name = digest_of(name)
+    return conversation_id(f"{OTLP_PREFIX}{name}", (), key_id)
 
 
-def _unwanted(attributes: Mapping[str, Any]) -> bool:
-    return str(attributes.get("traced.record", "")).lower() in NO
+def _is_opted_out(attributes: Mapping[str, Any]) -> bool:
+    return str(attributes.get("traced.record", "")).lower() in OPT_OUT
 
 
-def _message(taken: Taken) -> str:
-    told = [f"{count}: {why}" for why, count in taken.rejected.most_common(3)]
-    if taken.waiting:
-        told.append(f"{taken.waiting} wait for log records with their messages; if none come: {NO_MESSAGES}")
-    return "; ".join(told)
+def _message(batch: ReceivedBatch) -> str:
+    parts = [f"{count}: {reason}" for reason, count in batch.rejected.most_common(3)]
+    if batch.waiting:
+        parts.append(f"{batch.waiting} wait for log records with their messages; if none come: {NO_MESSAGES}")
+    return "; ".join(parts)

@@ -1,18 +1,11 @@
-"""The way from the spool into the store, and from exchanges to trajectories: a process beside the router.
+"""Moves the spool into the store, settles conversations into trajectories and emits traffic events, beside the gateway.
 
-    python -m traced.gateway.recorder --data-dir DIR [--once]   (settings as the router's, file and environment)
-    DIR/spool/damaged.jsonl    lines that cannot be read, kept aside
+    python -m traced.gateway.recorder --data-dir DIR [--once]   (settings as the gateway's, file and environment)
+    DIR/spool/damaged_lines.jsonl    lines that cannot be stored
 
-Invariants: a file of the spool is deleted after the transaction that has its rows; rows have ids, so a file that is
-read twice adds nothing; files whose router still writes them are left alone; several of these may run on one
-directory. It ends with its router, after what was handed over is stored. How it fails: while the store does not answer
-it tries again every ``LOOK_S``, and says so once; a rule file that becomes bad leaves the rules that were there.
-
-The router's word to the service's listeners: what was stored since the last such event, as one of kind "traffic".
-
-Invariants: one event at most every ``EVERY_S`` from each process that stores exchanges, and none while nothing
-happens; those older than ``KEPT`` are taken back, so that a busy router does not fill the store. What a file's second
-reading brings may count twice. How it fails: ``StoreError``; what was not told is told with the next.
+Invariants: a file of the spool is deleted only after the transaction with its rows, and rows have ids, so a file that
+is read twice adds nothing; several recorders may run on one directory. While the store does not answer, the recorder
+retries every ``POLL_S``. It ends with its gateway, after everything handed over is stored.
 """
 
 import argparse
@@ -34,222 +27,242 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import open_store, reading, session
+from store.database import open_store, read_session, write_session
 from store.errors import StoreError
 from store.records import Event, Exchange
-from store.repositories.events import save_event, take_back
-from store.repositories.serving import ROUTED, answered_by_router, last_feedback, save_exchanges
+from store.repositories.events import delete_events, save_event
+from store.repositories.serving import EXCHANGE_PREFIX, answered_by_router, last_feedback, save_exchanges
 from traced.config import logs
 from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
 from traced.gateway.canaries import Canaries
+from traced.gateway.spool_status import DAMAGED_FILE
 from traced.ingest.responses import exchange_of
-from traced.ingest.settlement import Judging, settle_silent
-from traced.ingest.spool import FILES
+from traced.ingest.settlement import Scorers, settle_silent
+from traced.ingest.spool import FILE_PATTERN
 from traced.processes.parent import follow_parent
 from traced.scoring.evidence import Labels
-from traced.scoring.rule_file import FollowedRules
+from traced.scoring.rule_file import WatchedRules
 from traced.scoring.rules import Rules
 
 TRAFFIC = "traffic"
-EVERY_S = 5.0
-KEPT = timedelta(hours=1)
-NAMED = 20  # models; senders of spans name them as they like
-
-
-@dataclass
-class Traffic:
-    """What has not been told yet."""
-
-    exchanges: Counter[str] = field(default_factory=Counter)  # by model
-    settled: int = 0  # conversations
-    clock: Callable[[], float] = time.monotonic
-    next_at: float = 0.0  # by the clock
-    _heard: int | None = None  # the newest feedback that was told
-    _told: "deque[tuple[datetime, int]]" = field(default_factory=deque)
-
-    def tell(self, store: Engine, at: datetime) -> None:
-        """Add the event if it is time and there is anything to tell."""
-        if self.clock() < self.next_at:
-            return
-        with reading(store) as opened:
-            newest = last_feedback(opened)
-        detail = self._detail(newest)
-        if detail:
-            old = [seq for told, seq in self._told if told < at - KEPT]
-            with session(store) as opened:
-                take_back(opened, old)
-                seq = save_event(opened, Event(at, TRAFFIC, detail=detail))
-            self._told.append((at, seq))
-            for _ in old:
-                self._told.popleft()
-            self.exchanges.clear()
-            self.settled = 0
-        self._heard = newest
-        self.next_at = self.clock() + EVERY_S
-
-    def _detail(self, newest: int) -> dict[str, Any]:
-        named = dict(self.exchanges.most_common(NAMED))
-        rest = self.exchanges.total() - sum(named.values())
-        told = {
-            "exchanges": named | ({"others": rest} if rest else {}),
-            "settled": self.settled,
-            "feedback": 0 if self._heard is None else max(newest - self._heard, 0),
-        }
-        return {name: value for name, value in told.items() if value}
-
-
-LOOK_S = 0.25
-GRACE_S = 60.0  # for the rest of the spool, when the router is gone
+EVENT_INTERVAL_S = 5.0
+# Older traffic events are deleted, so that a busy gateway does not fill the store.
+EVENT_RETENTION = timedelta(hours=1)
+# Models named in an event; senders of spans may use any number of names.
+MAX_MODELS = 20
+POLL_S = 0.25
+# Seconds to store the rest of the spool after the gateway has ended.
+GRACE_S = 60.0
 BATCH = 500
-DAMAGED = "damaged.jsonl"
-SAME = timedelta(minutes=10)  # response ids of some engines are short, and come again
+# A response id identifies a response only for a while: those of some engines are short and recur.
+DUPLICATE_WINDOW = timedelta(minutes=10)
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Storer:
-    """Brings a data directory's spool into the store."""
+class TrafficEvents:
+    """Counts traffic and emits it as events of the kind "traffic", one per ``EVENT_INTERVAL_S`` at most.
+
+    A file of the spool that is read twice may be counted twice. After a ``StoreError`` the counts go into the next
+    event.
+
+    Args:
+        exchanges: Stored exchanges by model.
+        settled_conversations: Settled conversations.
+        next_at: When the next event may be emitted, by the clock.
+    """
+
+    exchanges: Counter[str] = field(default_factory=Counter)
+    settled_conversations: int = 0
+    clock: Callable[[], float] = time.monotonic
+    next_at: float = 0.0
+    _last_feedback: int | None = None
+    _emitted: "deque[tuple[datetime, int]]" = field(default_factory=deque)
+
+    def emit(self, store: Engine, at: datetime) -> None:
+        """Add an event if one is due and there was any traffic; raises ``StoreError``."""
+        if self.clock() < self.next_at:
+            return
+        with read_session(store) as session:
+            feedback_seq = last_feedback(session)
+        detail = self._detail(feedback_seq)
+        if detail:
+            expired = [seq for emitted_at, seq in self._emitted if emitted_at < at - EVENT_RETENTION]
+            with write_session(store) as session:
+                delete_events(session, expired)
+                seq = save_event(session, Event(at, TRAFFIC, detail=detail))
+            self._emitted.append((at, seq))
+            for _ in expired:
+                self._emitted.popleft()
+            self.exchanges.clear()
+            self.settled_conversations = 0
+        self._last_feedback = feedback_seq
+        self.next_at = self.clock() + EVENT_INTERVAL_S
+
+    def _detail(self, feedback_seq: int) -> dict[str, Any]:
+        by_model = dict(self.exchanges.most_common(MAX_MODELS))
+        remainder = self.exchanges.total() - sum(by_model.values())
+        detail = {
+            "exchanges": by_model | ({"others": remainder} if remainder else {}),
+            "settled": self.settled_conversations,
+            "feedback": 0 if self._last_feedback is None else max(feedback_seq - self._last_feedback, 0),
+        }
+        return {name: value for name, value in detail.items() if value}
+
+
+@dataclass
+class Recorder:
+    """Moves a data directory's spool into the store, settles conversations and reviews canaries."""
 
     settings: Settings
     store: Engine
-    over: threading.Event = field(default_factory=threading.Event)
-    _told: str = ""
-    _traffic: Traffic = field(default_factory=Traffic)
-    _rules: FollowedRules | None = None
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _last_error: str = ""
+    _traffic: TrafficEvents = field(default_factory=TrafficEvents)
+    _rules: WatchedRules | None = None
 
     def __post_init__(self) -> None:
-        chosen = self.settings.serving
+        section = self.settings.serving
         if self.settings.outcomes.rules:
-            self._rules = FollowedRules(Path(self.settings.outcomes.rules))
-        self._labels = Labels(chosen.success_labels, chosen.failure_labels)
+            self._rules = WatchedRules(Path(self.settings.outcomes.rules))
+        self._labels = Labels(section.success_labels, section.failure_labels)
         self._canaries = Canaries(self.settings, self.store, self._labels)
 
-    def keep(self) -> None:
-        """Store and settle until ``over`` is set, and once more then."""
-        while not self.over.wait(LOOK_S):
-            self.look()
+    def run(self) -> None:
+        """Run until ``stopped`` is set, and a last time then."""
+        while not self.stopped.wait(POLL_S):
+            self.run_once()
         self._traffic.next_at = 0.0
-        self.look()
+        self.run_once()
 
-    def look(self) -> None:
-        """Store what was handed over, settle what has been silent."""
+    def run_once(self) -> None:
+        """Store files, settle silent conversations, review canaries; errors of the store are logged once."""
         try:
             self.store_files()
             self.settle()
             now = datetime.now(UTC)
-            self._canaries.look(now)
-            self._traffic.tell(self.store, now)
+            self._canaries.review(now)
+            self._traffic.emit(self.store, now)
         except (OSError, StoreError) as error:
-            if self._told != str(error):
-                self._told = str(error)
+            if self._last_error != str(error):
+                self._last_error = str(error)
                 log.warning("conversations wait in the spool: %s", error)
         else:
-            self._told = ""
+            self._last_error = ""
 
     def store_files(self) -> None:
-        """Bring every file that nobody writes any more into the store."""
-        for path in sorted((self.settings.data_dir / "spool").glob(FILES)):
-            with contextlib.suppress(FileNotFoundError):  # another one like this was faster
+        """Store every file that its gateway has finished."""
+        for path in sorted((self.settings.data_dir / "spool").glob(FILE_PATTERN)):
+            # Another recorder may have stored and deleted it meanwhile.
+            with contextlib.suppress(FileNotFoundError):
                 self._store_file(path)
 
     def settle(self) -> None:
-        """Make trajectories of the conversations that have ended."""
-        chosen = self.settings.serving
-        judging = Judging(self._labels, self._rules_by_now())
-        target = self.settings.target.name
-        now, silence_s = datetime.now(UTC), chosen.silence_s
-        self._traffic.settled += settle_silent(self.store, target=target, judging=judging, now=now, silence_s=silence_s)
+        """Make trajectories of the conversations that have been silent for long enough."""
+        self._traffic.settled_conversations += settle_silent(
+            self.store,
+            target=self.settings.target.name,
+            scorers=Scorers(self._labels, self._current_rules()),
+            now=datetime.now(UTC),
+            silence_s=self.settings.serving.silence_s,
+        )
 
-    def _rules_by_now(self) -> Rules | None:
+    def _current_rules(self) -> Rules | None:
         if self._rules is None:
             return None
-        before, found = self._rules.trouble, self._rules.now()
-        if self._rules.trouble and self._rules.trouble != before:
-            log.warning("%s; %s", self._rules.trouble, "the former rules stay" if found else "no rule judges")
-        return found
+        previous_problem, rules = self._rules.problem, self._rules.current()
+        if self._rules.problem and self._rules.problem != previous_problem:
+            log.warning("%s; %s", self._rules.problem, "the former rules stay" if rules else "no rule judges")
+        return rules
 
     def _store_file(self, path: Path) -> None:
-        with path.open("rb") as opened:
+        with path.open("rb") as stream:
+            # Locked by its gateway as long as that writes it, or by another recorder.
             try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return  # its router still writes it, or another one like this reads it
-            damaged: list[bytes] = []
-            while lines := list(islice(opened, BATCH)):
-                self._save(lines, damaged)
-            if damaged:  # only now: a file that the store does not take is read again and again
-                aside = path.parent / DAMAGED
-                log.warning("%d lines of the spool cannot be stored; they are kept in %s", len(damaged), aside)
-                with aside.open("ab") as kept:
-                    kept.writelines(line.rstrip(b"\n") + b"\n" for line in damaged)
+                return
+            damaged_lines: list[bytes] = []
+            while lines := list(islice(stream, BATCH)):
+                self._save_lines(lines, damaged_lines)
+            # Only at the end: a file that the store does not accept is read again, and would add its lines each time.
+            if damaged_lines:
+                damaged_path = path.parent / DAMAGED_FILE
+                log.warning(
+                    "%d lines of the spool cannot be stored; they are kept in %s", len(damaged_lines), damaged_path
+                )
+                with damaged_path.open("ab") as damaged_file:
+                    damaged_file.writelines(line.rstrip(b"\n") + b"\n" for line in damaged_lines)
+            # After the transaction. If it is lost in between, the file is read again, and row ids prevent duplicates.
             path.unlink(missing_ok=True)
 
-    def _save(self, lines: Sequence[bytes], damaged: list[bytes]) -> None:
-        """Store lines; whatever a client or an engine said in one of them, it holds up no other."""
-        read = [(line, found) for line in lines if (found := _read(line, damaged)) is not None]
+    def _save_lines(self, lines: Sequence[bytes], damaged_lines: list[bytes]) -> None:
+        parsed = [(line, exchange) for line in lines if (exchange := _parse_line(line, damaged_lines)) is not None]
         try:
-            self._save_exchanges([found for _, found in read])
+            self._save_exchanges([exchange for _, exchange in parsed])
         except (OSError, StoreError):
             raise
         except Exception as error:
-            if len(read) > 1:
-                for line, _ in read:
-                    self._save([line], damaged)
+            # One line by one, so that a line which cannot be stored delays no other.
+            if len(parsed) > 1:
+                for line, _ in parsed:
+                    self._save_lines([line], damaged_lines)
                 return
             log.warning("a line of the spool cannot be stored: %r", error)
-            damaged += [line for line, _ in read]
+            damaged_lines += [line for line, _ in parsed]
 
     def _save_exchanges(self, exchanges: Sequence[Exchange]) -> None:
         if exchanges:
-            routed = [one for one in exchanges if one.id.startswith(ROUTED)]
-            told = [one for one in exchanges if not one.id.startswith(ROUTED)]
-            with session(self.store) as opened:
-                save_exchanges(opened, routed)
-                new = _not_routed(opened, told)
-                save_exchanges(opened, new)
-            self._traffic.exchanges.update(one.model for one in [*routed, *new])
-
-
-def _not_routed(opened: Session, told: list[Exchange]) -> list[Exchange]:
-    """Exchanges without those that went through a router too, whose agent sent spans of them."""
-    known: set[str] = set()
-    if told:
-        since = min(one.at for one in told) - SAME
-        known = answered_by_router(opened, [one.response_id for one in told if one.response_id], since=since)
-    return [one for one in told if one.response_id not in known]
-
-
-def _read(line: bytes, damaged: list[bytes]) -> Exchange | None:
-    try:
-        return exchange_of(read_json(line))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        log.warning("a line of the spool is damaged: %s", error)
-        damaged.append(line)
-        return None
+            routed = [exchange for exchange in exchanges if exchange.id.startswith(EXCHANGE_PREFIX)]
+            from_spans = [exchange for exchange in exchanges if not exchange.id.startswith(EXCHANGE_PREFIX)]
+            with write_session(self.store) as session:
+                save_exchanges(session, routed)
+                from_spans = _without_routed(session, from_spans)
+                save_exchanges(session, from_spans)
+            self._traffic.exchanges.update(exchange.model for exchange in [*routed, *from_spans])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to stop, or until the router has gone."""
+    """Run until stopped by a signal or by the end of the gateway; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m traced.gateway.recorder")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--once", action="store_true", help="store what is there, and end")
-    given = parser.parse_args(arguments)
-    settings = load_settings(given.data_dir)
+    options = parser.parse_args(arguments)
+    settings = load_settings(options.data_dir)
     logs.configure(settings.log, settings.data_dir, now=lambda: datetime.now(UTC))
     store = open_store(settings.store_url)
     try:
-        storer = Storer(settings, store)
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, lambda *_: storer.over.set())
+        recorder = Recorder(settings, store)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: recorder.stopped.set())
         follow_parent(grace_s=GRACE_S)
-        if given.once:
-            storer.look()
+        if options.once:
+            recorder.run_once()
         else:
-            storer.keep()
+            recorder.run()
     finally:
         store.dispose()
     return 0
+
+
+def _without_routed(session: Session, exchanges: list[Exchange]) -> list[Exchange]:
+    """Exchanges of spans without those that a gateway has recorded as well."""
+    recorded_ids: set[str] = set()
+    if exchanges:
+        start = min(exchange.at for exchange in exchanges) - DUPLICATE_WINDOW
+        response_ids = [exchange.response_id for exchange in exchanges if exchange.response_id]
+        recorded_ids = answered_by_router(session, response_ids, start=start)
+    return [exchange for exchange in exchanges if exchange.response_id not in recorded_ids]
+
+
+def _parse_line(line: bytes, damaged_lines: list[bytes]) -> Exchange | None:
+    try:
+        return exchange_of(read_json(line))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("a line of the spool is damaged_lines: %s", error)
+        damaged_lines.append(line)
+        return None
 
 
 if __name__ == "__main__":

@@ -1,33 +1,35 @@
-"""What waits in a data directory's spool, for those who only look: nothing heavy is imported here."""
+"""The state of a data directory's spool for readers; imports nothing heavy."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SPOOLED = "exchanges-*.jsonl"  # the files of ``traced.ingest.spool``
-DAMAGED = "damaged.jsonl"  # and of ``storing``
+# The files that ``traced.ingest.spool`` writes, and the one for lines that the recorder cannot store.
+SPOOL_GLOB = "exchanges-*.jsonl"
+DAMAGED_FILE = "damaged.jsonl"
 
 
 @dataclass(frozen=True)
-class Spooled:
-    """Files that are not in the store yet, the oldest one's age, and the lines that could not be read."""
+class SpoolStatus:
+    """Number of files that are not stored yet, the age of the oldest, and the number of damaged lines."""
 
     files: int
     oldest_s: float
     damaged: int
 
 
-def spooled(folder: Path) -> Spooled:
-    """As it is now."""
+def read_spool_status(folder: Path) -> SpoolStatus:
+    """Read the state of a spool folder."""
     now, ages = time.time(), []
-    for path in folder.glob(SPOOLED):
+    for path in folder.glob(SPOOL_GLOB):
         try:
             ages.append(now - path.stat().st_mtime)
-        except FileNotFoundError:  # stored meanwhile
+        except FileNotFoundError:
+            # Stored and deleted meanwhile.
             continue
     try:
-        with (folder / DAMAGED).open("rb") as opened:
-            damaged = sum(1 for _ in opened)
+        with (folder / DAMAGED_FILE).open("rb") as stream:
+            damaged = sum(1 for _ in stream)
     except FileNotFoundError:
         damaged = 0
-    return Spooled(len(ages), round(max(ages, default=0.0), 1), damaged)
+    return SpoolStatus(len(ages), round(max(ages, default=0.0), 1), damaged)

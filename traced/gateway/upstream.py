@@ -1,20 +1,15 @@
-"""Requests to an engine over connections that stay open: HTTP/1.1 as the router needs it.
+"""HTTP/1.1 requests to engines over kept-alive connections.
 
-aiohttp's client took more than half of the time that the router adds to a request; httptools, which uvicorn stands on,
-parses in C and leaves the rest to these few lines.
-
-Invariants: a connection carries one request at a time and is used again only after an answer that was read whole; an
-answer that its reader gave up closes it, which ends the engine's work; at most ``AHEAD`` bytes of an answer wait for a
-reader that is slow. A kept connection that the engine closes within ``STALE_S`` without a byte was closed for idleness:
-the request is sent once more, on a new one.
-How it fails: ``Unreachable`` where no connection could be made and nothing was sent, ``BrokenOff`` for everything else.
-Not covered: redirects, compression (``identity`` is asked for), cookies, HTTP/2.
+Written on httptools, because aiohttp's client took more than half of the time that the gateway adds to a request.
+Invariants: a connection carries one request at a time and is reused only after a response that was read whole; closing
+an unfinished response closes its connection, which ends the engine's work; at most ``READ_AHEAD`` bytes wait for a slow
+reader. Errors: ``EngineUnreachable`` if nothing was sent, ``ConnectionLost`` for everything else. Not covered:
+redirects, compression, cookies, HTTP/2.
 """
 
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import cast
@@ -22,21 +17,23 @@ from urllib.parse import urlsplit
 
 import httptools
 
-AHEAD = 2**18  # bytes
+READ_AHEAD = 2**18
+# A reused connection that the engine closes within this time, without a byte, was closed for idleness: retry.
 STALE_S = 1.0
-IDLE_S = 4.0  # uvicorn, in the engines, closes after five
+# uvicorn, in the engines, closes an idle connection after five seconds.
+IDLE_S = 4.0
 
 
-class Unreachable(Exception):
+class EngineUnreachable(Exception):
     """No connection could be made: the engine has seen nothing of the request."""
 
 
-class BrokenOff(Exception):
-    """The engine did not answer to the end."""
+class ConnectionLost(Exception):
+    """The connection ended before the end of the response."""
 
 
-class Answer:
-    """What an engine answers: ``status`` and ``headers`` (names in lower case), and the body as it comes."""
+class EngineResponse:
+    """A response: ``status``, ``headers`` (names in lower case), and the body as it arrives."""
 
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
@@ -45,32 +42,37 @@ class Answer:
 
     @property
     def content_type(self) -> str:
-        """The body's type without its parameters."""
+        """The content type without parameters."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
-        """The first header of this name; "" where there is none."""
-        return next((value for known, value in self.headers if known == name), "")
+        """Return the first header of this name, or ""."""
+        return next((value for header, value in self.headers if header == name), "")
 
     async def chunk(self) -> bytes:
-        """What has come of the body since; b"" at its end. Raises ``BrokenOff``."""
+        """Return what has arrived of the body, b"" at its end; raises ``ConnectionLost``."""
         return await self._connection.chunk()
 
     async def read(self) -> bytes:
-        """The rest of the body. Raises ``BrokenOff``."""
-        found = await self.chunk()
-        while more := await self.chunk():
-            found += more
-        return found
+        """Return the rest of the body; raises ``ConnectionLost``."""
+        body = await self.chunk()
+        while chunk := await self.chunk():
+            body += chunk
+        return body
 
     def close(self) -> None:
-        """Be done with it: the connection is kept after a whole answer, and closed otherwise."""
+        """Release the connection: kept after a complete response, closed otherwise."""
         self._connection.release()
 
 
 @dataclass
 class Upstream:
-    """Connections to engines, by their URLs. ``silence_s`` is how long an engine may say nothing."""
+    """Connections to engines by URL.
+
+    Args:
+        key: The bearer token for the engines.
+        silence_s: Seconds that an engine may send nothing.
+    """
 
     key: str = ""
     connect_s: float = 5.0
@@ -78,52 +80,59 @@ class Upstream:
     _heads: dict[tuple[str, str], bytes] = field(default_factory=dict)
     _idle: "dict[str, deque[_Connection]]" = field(default_factory=dict)
 
-    async def post(self, url: str, path: str, body: bytes) -> Answer:
-        """Send JSON and wait for the head of the answer, which has to be closed. Raises as the module says."""
+    async def post(self, url: str, path: str, body: bytes) -> EngineResponse:
+        """Send JSON and wait for the head of the response, which the caller has to close.
+
+        Raises:
+            EngineUnreachable: no connection could be made; nothing was sent.
+            ConnectionLost: the connection failed after that; the engine may have started.
+        """
         text = b"%b%d\r\n\r\n%b" % (self._head(url, path), len(body), body)
-        connection = self._kept(url)
+        connection = self._take_idle(url)
         if connection is not None:
             try:
-                return await self._ask(connection, text)
+                return await self._send(connection, text)
             except _Stale:
                 pass
         try:
             fresh = await self._connect(url)
-        except Unreachable as error:
+        except EngineUnreachable as error:
             if connection is None:
                 raise
-            raise BrokenOff(f"it closed the connection, and then: {error}") from error  # it may have begun
-        return await self._ask(fresh, text)
+            # On the stale connection the engine may have started with the request.
+            raise ConnectionLost(f"it closed the connection, and then: {error}") from error
+        return await self._send(fresh, text)
 
-    async def _ask(self, connection: "_Connection", text: bytes) -> Answer:
+    async def _send(self, connection: "_Connection", text: bytes) -> EngineResponse:
         try:
-            await connection.ask(text)
+            await connection.send(text)
         except BaseException:
             connection.abort()
             raise
-        return Answer(connection)
+        return EngineResponse(connection)
 
     def close(self) -> None:
-        """Close what is open and idle."""
-        for kept in self._idle.values():
-            while kept:
-                kept.pop().abort()
+        """Close the idle connections."""
+        for connections in self._idle.values():
+            while connections:
+                connections.pop().abort()
 
     def _head(self, url: str, path: str) -> bytes:
-        known = self._heads.get((url, path))
-        if known is None:
+        head = self._heads.get((url, path))
+        if head is None:
             parts = urlsplit(url)
             lines = [f"POST {parts.path}{path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}"]
             lines += ["Content-Type: application/json", "Accept: */*", "Accept-Encoding: identity"]
             lines += [f"Authorization: Bearer {self.key}"] if self.key else []
-            known = self._heads[url, path] = ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
-        return known
+            head = self._heads[url, path] = ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
+        return head
 
-    def _kept(self, url: str) -> "_Connection | None":
-        kept = self._idle.get(url)
-        while kept:
-            connection = kept.pop()  # the one used last: the others grow old and go
-            if connection.is_open and asyncio.get_running_loop().time() - connection.since < IDLE_S:
+    def _take_idle(self, url: str) -> "_Connection | None":
+        connections = self._idle.get(url)
+        while connections:
+            # The last one used, so that surplus connections become idle for long and are closed.
+            connection = connections.pop()
+            if connection.is_open and asyncio.get_running_loop().time() - connection.idle_since < IDLE_S:
                 return connection
             connection.abort()
         return None
@@ -132,82 +141,86 @@ class Upstream:
         parts = urlsplit(url)
         secure = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if secure else 80)
-        kept = self._idle.setdefault(url, deque())
+        idle = self._idle.setdefault(url, deque())
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_s):
-                made = await loop.create_connection(
-                    lambda: _Connection(loop, kept, self.silence_s), parts.hostname or "", port, ssl=secure
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(loop, idle, self.silence_s), parts.hostname or "", port, ssl=secure
                 )
         except (OSError, TimeoutError) as error:
-            raise Unreachable(f"cannot connect to {url}: {error or 'no answer'}") from error
-        return made[1]
+            raise EngineUnreachable(f"cannot connect to {url}: {error or 'no answer'}") from error
+        return connection
 
 
 class _Stale(Exception):
-    """A kept connection was closed before a byte of the answer."""
+    """A reused connection was closed before the first byte of the response."""
 
 
 class _Connection(asyncio.Protocol):
     """One connection; httptools calls the methods ``on_...``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, kept: "deque[_Connection]", silence_s: float) -> None:
-        self._loop, self._kept, self._silence_s = loop, kept, silence_s
+    def __init__(self, loop: asyncio.AbstractEventLoop, idle: "deque[_Connection]", silence_s: float) -> None:
+        self._loop, self._idle, self._silence_s = loop, idle, silence_s
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._waits_since = 0.0
-        self._broken = ""
-        self._hung_up = False  # the engine did, and nothing else broke before
-        self._answers = 0  # that were whole
-        self.since = 0.0  # idle
-        self._begin()
+        self._silence_timer: asyncio.TimerHandle | None = None
+        self._wait_started = 0.0
+        self._failure = ""
+        self._closed_by_engine = False
+        self._completed_responses = 0
+        self.idle_since = 0.0
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.status = 0
         self.headers: list[tuple[str, str]] = []
-        self._pieces: list[bytes] = []
-        self._ahead = 0
-        self._headed = self._whole = self._stays = self._paused = False
-        self._silent = True  # it has said nothing yet
+        self._chunks: list[bytes] = []
+        self._buffered_bytes = 0
+        self._has_head = self._is_complete = self._keep_alive = self._is_paused = False
+        self._nothing_received = True
 
     @property
     def is_open(self) -> bool:
-        return not self._broken and self._transport is not None and not self._transport.is_closing()
+        return not self._failure and self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, text: bytes) -> None:
-        """Send a request and wait for the answer's head."""
+    async def send(self, text: bytes) -> None:
+        """Send a request and wait for the head of the response."""
         assert self._transport is not None
-        self._begin()
-        began = self._loop.time()
+        self._reset()
+        started = self._loop.time()
         self._transport.write(text)
-        while not self._headed:
-            if self._broken:
-                at_once = self._hung_up and self._loop.time() - began < STALE_S
-                raise _Stale if self._answers and self._silent and at_once else BrokenOff(self._broken)
+        while not self._has_head:
+            if self._failure:
+                closed_at_once = self._closed_by_engine and self._loop.time() - started < STALE_S
+                raise (
+                    _Stale
+                    if self._completed_responses and self._nothing_received and closed_at_once
+                    else ConnectionLost(self._failure)
+                )
             await self._wait()
 
     async def chunk(self) -> bytes:
-        while not self._pieces:
-            if self._whole:
+        while not self._chunks:
+            if self._is_complete:
                 return b""
-            if self._broken:
-                raise BrokenOff(self._broken)
+            if self._failure:
+                raise ConnectionLost(self._failure)
             await self._wait()
-        found = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self._ahead = 0
-        if self._paused and self._transport is not None:
-            self._paused = False
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered_bytes = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
             self._transport.resume_reading()
-        return found
+        return data
 
     def release(self) -> None:
-        if self._whole and self._stays and self.is_open and not self._pieces and not self._paused:
-            self._answers += 1
-            self.since = self._loop.time()
-            self._kept.append(self)
+        if self._is_complete and self._keep_alive and self.is_open and not self._chunks and not self._is_paused:
+            self._completed_responses += 1
+            self.idle_since = self._loop.time()
+            self._idle.append(self)
         else:
             self.abort()
 
@@ -216,24 +229,24 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _wait(self) -> None:
-        self._waiter, self._waits_since = self._loop.create_future(), self._loop.time()
-        if self._alarm is None:  # one for many waits: asyncio.timeout at each took 5 % of a request
-            self._alarm = self._loop.call_later(self._silence_s, self._listen)
+        self._waiter, self._wait_started = self._loop.create_future(), self._loop.time()
+        # One timer for many waits: an asyncio.timeout for each took 5 % of a request.
+        if self._silence_timer is None:
+            self._silence_timer = self._loop.call_later(self._silence_s, self._check_silence)
         try:
             await self._waiter
         finally:
             self._waiter = None
 
-    def _listen(self) -> None:
-        """Whether the engine has been silent for too long."""
-        self._alarm = None
+    def _check_silence(self) -> None:
+        self._silence_timer = None
         if self._waiter is None:
             return
-        left = self._waits_since + self._silence_s - self._loop.time()
-        if left > 0:
-            self._alarm = self._loop.call_later(left, self._listen)
+        remaining_s = self._wait_started + self._silence_s - self._loop.time()
+        if remaining_s > 0:
+            self._silence_timer = self._loop.call_later(remaining_s, self._check_silence)
         else:
-            self._broken = f"it has said nothing for {self._silence_s:g} s"
+            self._failure = f"it has said nothing for {self._silence_s:g} s"
             self.abort()
             self._wake()
 
@@ -242,24 +255,25 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        # A cast, because uvloop's transport is not a subclass.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._silent = False
+        self._nothing_received = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._broken = f"its answer is no HTTP: {error}"
+            self._failure = f"its answer is no HTTP: {error}"
             self.abort()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._headed and not self._whole and self._ends_with_connection() and exc is None:
-            self._whole = True
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._hung_up = not self._broken
-        self._broken = self._broken or f"it closed the connection{f': {exc}' if exc else ''}"
+        if self._has_head and not self._is_complete and self._ends_with_connection() and exc is None:
+            self._is_complete = True
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._closed_by_engine = not self._failure
+        self._failure = self._failure or f"it closed the connection{f': {exc}' if exc else ''}"
         self._wake()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -267,25 +281,23 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
-        if self.status < HTTPStatus.OK:  # 100 Continue and the like: the answer follows
+        # After an interim response (100 Continue) the final one follows.
+        if self.status < HTTPStatus.OK:
             self.headers = []
         else:
-            self._headed = True
+            self._has_head = True
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
-        self._ahead += len(body)
-        if self._ahead > AHEAD and not self._paused and self._transport is not None:
-            self._paused = True
+        self._chunks.append(body)
+        self._buffered_bytes += len(body)
+        if self._buffered_bytes > READ_AHEAD and not self._is_paused and self._transport is not None:
+            self._is_paused = True
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._whole = self._headed
-        self._stays = self._parser.should_keep_alive()
+        self._is_complete = self._has_head
+        self._keep_alive = self._parser.should_keep_alive()
 
     def _ends_with_connection(self) -> bool:
-        return not _named(self.headers, ("content-length", "transfer-encoding"))
-
-
-def _named(headers: Sequence[tuple[str, str]], names: Sequence[str]) -> bool:
-    return any(name in names for name, _ in headers)
+        # Without a length, the body ends with the connection (RFC 9112, section 6.3).
+        return not any(name in ("content-length", "transfer-encoding") for name, _ in self.headers)

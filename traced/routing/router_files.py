@@ -1,8 +1,8 @@
-"""The fitted routers that lie in the runs' folders, and which of them serves what is live.
+"""The fitted routers in the cycles' folders, and which of them serves the live adapters.
 
-A file serves when it knows every live capability: what a task needs does not change with the version that meets it, so
-a class stands for its capability's live version. The newest such file counts, by the order of the cycles that are
-given. Without one the label tokens decide. Nothing heavy is imported here: ``traced status`` asks as well.
+A router file serves if it covers every live capability: what a task needs does not change with the version, so a class
+stands for the capability's live version. The newest such file is used; without one the label tokens decide. Nothing
+heavy is imported here, because ``traced status`` uses it.
 """
 
 import json
@@ -13,7 +13,7 @@ CLASSIFIER = "hidden-state-router.json"
 
 
 def classifier_file(data_dir: Path, cycle_id: str) -> Path:
-    """Where a cycle keeps the router that it has fitted."""
+    """The path of the router that a cycle has fitted."""
     return data_dir / "runs" / cycle_id / CLASSIFIER
 
 
@@ -22,48 +22,48 @@ def capability_of(model: str) -> str:
     return model.rpartition("@v")[0]
 
 
-def unknown(known: Iterable[str], live: Iterable[str]) -> list[str]:
-    """Those of the ``live`` versions whose capability a router that was fitted for ``known`` does not know."""
-    capabilities = {capability_of(model) for model in known}
+def uncovered_versions(models: Iterable[str], live: Iterable[str]) -> list[str]:
+    """Return the ``live`` versions whose capability is not among those of the ``models`` a router was fitted for."""
+    capabilities = {capability_of(model) for model in models}
     return [model for model in live if capability_of(model) not in capabilities]
 
 
-def serving_file(data_dir: Path, cycles: Sequence[str], live: Sequence[str]) -> Path | None:
-    """The file that serves ``live``, of these cycles' (newest first); None where the label tokens decide."""
+def find_router_file(data_dir: Path, cycles: Sequence[str], live: Sequence[str]) -> Path | None:
+    """Return the first file of these cycles (newest first) that serves ``live``; None if the label tokens decide."""
     for cycle_id in cycles:
         path = classifier_file(data_dir, cycle_id)
-        known = _examples(path)
-        if known is not None and not unknown(known, live):
+        models = _fitted_models(path)
+        if models is not None and not uncovered_versions(models, live):
             return path
     return None
 
 
-def decided_by(data_dir: Path, cycles: Sequence[str], live: Sequence[str], *, by_labels: bool) -> str:
-    """What gives conversations to the live adapters, in words; "" where none is live."""
+def describe_router(data_dir: Path, cycles: Sequence[str], live: Sequence[str], *, by_labels: bool) -> str:
+    """Describe what assigns conversations to the live adapters; "" if no adapter is live."""
     if not live:
         return ""
     if by_labels:
         return "label tokens, as routing.router says"
-    path = serving_file(data_dir, cycles, live)
+    path = find_router_file(data_dir, cycles, live)
     if path is None:
         names = f"{', '.join(live)}{' together' if len(live) > 1 else ''}"
         return f"label tokens: no router was fitted for {names}; a cycle that promotes something does it"
     return f"the router that {path.parent.name} has fitted"
 
 
-def stamp(paths: Iterable[Path]) -> tuple[int, ...]:
-    """What changes when one of the files does."""
-    return tuple(_changed_ns(path) for path in paths)
+def modification_times(paths: Iterable[Path]) -> tuple[int, ...]:
+    """Return the modification times (ns) of the files, 0 for a missing one."""
+    return tuple(_modification_ns(path) for path in paths)
 
 
-def _examples(path: Path) -> list[str] | None:
+def _fitted_models(path: Path) -> list[str] | None:
     try:
         return list(json.loads(path.read_text(encoding="utf-8"))["examples"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _changed_ns(path: Path) -> int:
+def _modification_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from sqlalchemy import Engine
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import AdapterVersion, Exchange, Promotion, PromotionState
 from store.repositories import adapters, promotions, serving
 from store.repositories import adapters as training
@@ -23,8 +23,8 @@ from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store import chain
 from traced.config.cycle_sections import Policy
 from traced.config.settings import Settings, load_settings
-from traced.gateway.recorder import Storer
-from traced.gateway.server import routing
+from traced.gateway.recorder import Recorder
+from traced.gateway.server import open_gateway
 
 LOOK_S = 0.02
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
@@ -55,30 +55,30 @@ class Place:
 
     def promote(self, name: str) -> None:
         """Put a version live."""
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             promotions.save_approval(opened, chain.approval(name))
-            promotions.promote(opened, name, who="Ada", at=chain.later(8))
+            promotions.promote(opened, name, actor="Ada", at=chain.later(8))
 
     def begin(self, name: str, policy: Policy, share: float = 0.5) -> None:
         """Put a version on trial, as a person who approves it does."""
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             promotions.save_approval(opened, chain.approval(name))
             begun = Promotion(name, PromotionState(policy), "Ada", chain.later(8))
             promotions.put_on_trial(opened, replace(begun, share=share if policy == "canary" else None))
 
     def roll_back(self, name: str) -> None:
         """Undo it."""
-        with session(self.store) as opened:
-            promotions.roll_back(opened, name, who="Ada", at=chain.later(9))
+        with write_session(self.store) as opened:
+            promotions.roll_back(opened, name, actor="Ada", at=chain.later(9))
 
     def exchanges(self, conversation_id: str) -> list[Exchange]:
         """What the store has of a conversation."""
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             return serving.list_exchanges(opened, conversation_id)
 
     def trajectories(self) -> list[Trajectory]:
         """What production's conversations have become."""
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             found = list_trajectories(opened, TrajectoryFilter(source="desk"))
         return [trajectory for trajectory in found if trajectory.id.startswith("router-")]
 
@@ -120,10 +120,10 @@ async def place(
             made = Place("", None, behind, store, read)  # type: ignore[arg-type]
             if live:
                 made.promote(live)
-            storer = Storer(read, store)
+            storer = Recorder(read, store)
             async with (
                 storing(storer),
-                routing(read, store, [one.url for one in behind]) as url,
+                open_gateway(read, store, [one.url for one in behind]) as url,
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
             ):
                 made.url, made.http = url, http
@@ -133,19 +133,19 @@ async def place(
 
 
 @asynccontextmanager
-async def storing(storer: Storer) -> AsyncIterator[None]:
+async def storing(storer: Recorder) -> AsyncIterator[None]:
     """What is a process of its own beside a real router, on a thread."""
-    thread = threading.Thread(target=storer.keep)
+    thread = threading.Thread(target=storer.run)
     thread.start()
     try:
         yield
     finally:
-        storer.over.set()
+        storer.stopped.set()
         await asyncio.to_thread(thread.join)
 
 
 def _versions(store: Engine) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         chain.save_origin(opened)
         training.save_training_run(opened, chain.training_run())
         for version in (1, 2):

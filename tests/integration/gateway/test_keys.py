@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import StoreUnavailable
 from store.repositories.events import list_audit
 from tests.integration.gateway.place import Place, place
 from tests.unit.store.chain import T0
 from traced.gateway import model_choice
-from traced.gateway.access import make_key, take_back
+from traced.gateway.access import create_key, withdraw_key
 from traced.inference.errors import ServingError
 from traced.registry.decisions import Act
 
@@ -44,8 +44,8 @@ async def until_status(made: Place, status: int, headers: dict[str, str]) -> Any
 def test_once_there_is_a_key_only_those_who_have_one_may_ask(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
         assert (await made.ask("base")).status_code == 200
-        with session(made.store) as opened:
-            key = make_key(opened, ADA, "agent", 0)
+        with write_session(made.store) as opened:
+            key = create_key(opened, ADA, "agent", 0)
         refused = await until_status(made, 401, {})
         assert (refused.json()["error"]["type"], refused.json()["error"]["code"]) == (
             "authentication_error",
@@ -59,10 +59,10 @@ def test_once_there_is_a_key_only_those_who_have_one_may_ask(tmp_path: Path) -> 
         assert (await made.http.get("/alive")).status_code == 200
         answer = await made.ask("base", headers=with_key(key))
         assert answer.headers["X-Traced-Conversation"].startswith("opening-")
-        with session(made.store) as opened:
-            take_back(opened, ADA, "agent")
+        with write_session(made.store) as opened:
+            withdraw_key(opened, ADA, "agent")
         assert (await until_status(made, 401, with_key(key))).json()["error"]["code"] == "invalid_api_key"
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             assert [entry.action for entry in list_audit(opened)] == ["revoke key", "add key"]
         assert key.encode() not in (tmp_path / "traced.db").read_bytes()
 
@@ -71,8 +71,8 @@ def test_once_there_is_a_key_only_those_who_have_one_may_ask(tmp_path: Path) -> 
 
 def test_a_keys_quota_is_its_own(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
-        with session(made.store) as opened:
-            few, many = make_key(opened, ADA, "few", 2), make_key(opened, ADA, "many", 0)
+        with write_session(made.store) as opened:
+            few, many = create_key(opened, ADA, "few", 2), create_key(opened, ADA, "many", 0)
         await until_status(made, 401, {})
         answers = [await made.ask("base", headers=with_key(few)) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -86,7 +86,7 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
         raise AssertionError("it serves everybody")
 
-    with pytest.raises(ServingError, match="no key was made yet") as caught:
+    with pytest.raises(ServingError, match="no key exists yet") as caught:
         run(tmp_path, check, settings={"serving.host": "0.0.0.0"})
     assert caught.value.hint == "traced keys add NAME"
 
@@ -108,8 +108,8 @@ def test_a_store_that_goes_away_leaves_the_keys_as_they_were(tmp_path: Path, mon
         raise StoreUnavailable("the store is away")
 
     async def check(made: Place) -> None:
-        with session(made.store) as opened:
-            key = make_key(opened, ADA, "agent", 0)
+        with write_session(made.store) as opened:
+            key = create_key(opened, ADA, "agent", 0)
         await until_status(made, 401, {})
         monkeypatch.setattr(model_choice, "list_keys", away)
         await asyncio.sleep(0.5)
@@ -121,8 +121,8 @@ def test_a_store_that_goes_away_leaves_the_keys_as_they_were(tmp_path: Path, mon
 
 def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
-        with session(made.store) as opened:
-            keys = [make_key(opened, ADA, name, 0) for name in ("one", "two")]
+        with write_session(made.store) as opened:
+            keys = [create_key(opened, ADA, name, 0) for name in ("one", "two")]
         await until_status(made, 401, {})
         named = {"X-Traced-Conversation": "same"}
         told = [

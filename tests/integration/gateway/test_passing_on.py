@@ -53,7 +53,7 @@ def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("body", "status", "word"),
     [
-        (b"{", 400, "no JSON"),
+        (b"{", 400, "not readable JSON"),
         (b"[]", 400, "JSON object"),
         (b"{}", 400, "model is needed"),
         (b'{"model": "base", "messages": 3}', 400, "messages"),

@@ -183,7 +183,7 @@ def test_what_the_store_does_not_take_waits_in_the_spool(tmp_path: Path, monkeyp
             for number in range(3):
                 assert (await made.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
             await asyncio.sleep(0.8)
-            assert "conversations wait" in (await made.http.get("/ready")).json()["recording"]
+            assert "files wait in" in (await made.http.get("/ready")).json()["recording"]
         await until(lambda: all(made.exchanges(f"c-{number}") for number in range(3)))
         assert (await made.http.get("/ready")).json()["recording"] == "ok"
 

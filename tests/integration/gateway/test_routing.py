@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.records import ConversationRoute
 from store.repositories.serving import find_routes, save_routes
 from tests.integration.gateway.place import USER, V1, V2, Place, models, place, until, until_offered
@@ -38,7 +38,7 @@ def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_
         assert said(await made.ask(said=more)) == f"signed {V1}"
         other = await made.ask(said=[{"role": "user", "content": "Hello"}])
         assert (said(other), other.headers["X-Traced-Model"]) == (f"signed {BASE}", "base")
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             (kept,) = find_routes(opened, [answer.headers["X-Traced-Conversation"]]).values()
         assert (kept.model, kept.logprobs, kept.why) == (V1, {V1: pytest.approx(-0.1)}, "")
 
@@ -63,7 +63,7 @@ def test_what_another_router_decided_meanwhile_counts(tmp_path: Path) -> None:
         made.engine.routing_delay_s = 0.3
         asking = asyncio.create_task(made.ask(headers={"X-Traced-Conversation": "c-8"}))
         await asyncio.sleep(0.1)
-        with session(made.store) as opened:
+        with write_session(made.store) as opened:
             save_routes(opened, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
         assert said(await asking) == f"signed {BASE}"
 
@@ -74,7 +74,7 @@ def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothin
     async def check(made: Place) -> None:
         made.engine.letters_a_token = 2
         assert said(await made.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             (kept,) = find_routes(opened, ["pairs"]).values()
         assert kept.why.startswith("routing failed: label 'A' is not a single token after 'Answer:'")
 
@@ -101,7 +101,7 @@ def test_routing_never_fails_a_request(tmp_path: Path, how: str) -> None:
         made.engine.label = "zebra" if how == "senseless" else "A"
         answer = await made.ask(headers={"X-Traced-Conversation": how})
         assert said(answer) == f"signed {BASE}"
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             (kept,) = find_routes(opened, [how]).values()
         assert kept.why == {"senseless": "no label was among the likely next tokens"}.get(
             how, "no decision within 0.2 s"
@@ -254,7 +254,7 @@ def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tm
         await until_offered(made, V1, offered=False)
         named = {"X-Traced-Conversation": "c-9"}
         assert (await made.ask(headers=named)).status_code == 503
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             assert find_routes(opened, ["c-9"]) == {}
         await made.engine.again()
         await until_offered(made, V1)

@@ -10,22 +10,22 @@ from typing import Any
 
 import httpx
 
-from store.database import session
+from store.database import write_session
 from store.repositories.leases import acquire, release
 from tests.integration.gateway.place import V1, Place, place, until, until_offered
 from traced.config.settings import load_settings
-from traced.gateway.server import routing
+from traced.gateway.server import open_gateway
 
 SLEEP: dict[str, Any] = {"serving.sleep_for_training": True, "serving.devices": ["gpu-1"]}
 
 
 def hold(made: Place, device: str, purpose: str, seconds: float = 3600) -> None:
-    with session(made.store) as opened:
+    with write_session(made.store) as opened:
         assert acquire(opened, device, purpose, purpose, "c1", at=datetime.now(UTC), ttl=timedelta(seconds=seconds))
 
 
 def give_back(made: Place, device: str, purpose: str) -> None:
-    with session(made.store) as opened:
+    with write_session(made.store) as opened:
         assert release(opened, device, purpose)
 
 
@@ -47,7 +47,7 @@ async def another(made: Place, folder: Path, **more: Any) -> AsyncIterator[Place
     given = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **more}
     read = load_settings(folder, given)
     async with (
-        routing(read, made.store, [one.url for one in made.engines]) as url,
+        open_gateway(read, made.store, [one.url for one in made.engines]) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
     ):
         yield replace(made, url=url, http=http, settings=read)

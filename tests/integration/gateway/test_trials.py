@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.records import PromotionState
 from store.repositories import promotions
 from store.repositories.events import due_notices, list_audit, list_events
@@ -57,7 +57,7 @@ async def judge(made: Place, answered: dict[str, str], succeeds: Callable[[str],
 
 
 def standing(made: Place, name: str) -> tuple[PromotionState, float | None]:
-    with reading(made.store) as opened:
+    with read_session(made.store) as opened:
         newest = promotions.list_promotions(opened, name)[-1]
     return newest.state, newest.share
 
@@ -74,7 +74,7 @@ def test_a_canary_gets_its_share_and_keeps_what_it_got(tmp_path: Path) -> None:
         assert 25 <= Counter(answered.values())[V2] <= 65  # 45 are expected; the ids are the same every time
         assert set(answered.values()) == {V1, V2}
         assert await talk(made, names(0, 20)) == {name: answered[name] for name in names(0, 20)}
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             routes = find_routes(opened, names(0, 150))
             (trial,) = promotions.trials(opened)
         assert {route.trial for route in routes.values()} == {trial.seq}
@@ -99,7 +99,7 @@ def test_a_restart_and_a_second_router_share_out_alike(tmp_path: Path) -> None:
                 made.begin(V2, "canary", 0.5)
             await until_offered(made, V2)
             first = await talk(made, names(0, 30))
-            with session(made.store) as opened:  # what was decided is forgotten: the id alone says it again
+            with write_session(made.store) as opened:  # what was decided is forgotten: the id alone says it again
                 opened.connection().exec_driver_sql("DELETE FROM conversations")
             return first
 
@@ -113,7 +113,7 @@ def test_one_without_a_champion_shares_with_the_base_model(tmp_path: Path) -> No
         assert set((await talk(made, names(0, 40))).values()) == {V1, BASE}
         made.engine.label = "B"  # not this capability's: they take no part
         assert set((await talk(made, names(40, 60))).values()) == {BASE}
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             assert {route.trial for route in find_routes(opened, names(40, 60)).values()} == {None}
 
     run(tmp_path, check)
@@ -125,7 +125,7 @@ def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
         await until_offered(made, V2)
         await judge(made, await talk(made, names(0, 40)), lambda model: model == V2)
         await until(lambda: standing(made, V2) == (PromotionState.CANARY, 0.6))
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             (trial,) = promotions.trials(opened)
         number = 40
         while standing(made, V2)[0] is PromotionState.CANARY:
@@ -135,7 +135,7 @@ def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
             await asyncio.sleep(0.3)
         assert standing(made, V2) == (PromotionState.LIVE, None)
         assert standing(made, V1)[0] is PromotionState.SUPERSEDED
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             told = [event.kind for event in list_events(opened) if event.kind.startswith("canary")]
             kept = [(entry.who, entry.action) for entry in list_audit(opened)]
             log = promotions.list_promotions(opened, V2)
@@ -159,7 +159,7 @@ def test_a_canary_that_does_harm_is_rolled_back_and_people_are_told(tmp_path: Pa
         assert standing(made, V1)[0] is PromotionState.LIVE
         await until_offered(made, V2, offered=False)
         assert set((await talk(made, list(answered))).values()) == {V1}
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             (notice,) = due_notices(opened, ["tell"], at=chain.later(10**6), longest_wait=chain.later(1) - chain.T0)
             reason = promotions.list_promotions(opened, V2)[-1].reason
         assert notice.body["kind"] == "canary-ended"
@@ -179,7 +179,7 @@ def test_what_the_base_model_answered_in_its_stead_is_not_counted_against_a_cana
         assert answered == {"broken": BASE}
         await until(lambda: len(made.exchanges("broken")) == 2)
         await judge(made, {"whole": V2, **answered}, lambda model: model == V2)
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             assert find_routes(opened, ["broken"])["broken"].model == V2
             found = strata(opened, V2, Labels((), ()))
         assert found == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
@@ -191,14 +191,14 @@ def test_what_a_person_rolled_back_stays_back(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
         made.begin(V2, "canary", 0.3)
         await until_offered(made, V2)
-        with reading(made.store) as opened:
+        with read_session(made.store) as opened:
             (trial,) = promotions.trials(opened)
         answered = await talk(made, names(0, 40))
         made.roll_back(V2)
         await judge(made, answered, lambda model: model == V2)
-        with session(made.store) as opened:
-            assert not promotions.is_newest(opened, trial)
-        Canaries(made.settings, made.store, None).look(chain.later(20))  # type: ignore[arg-type]
+        with write_session(made.store) as opened:
+            assert not promotions.is_newest_entry(opened, trial)
+        Canaries(made.settings, made.store, None).review(chain.later(20))  # type: ignore[arg-type]
         assert standing(made, V2)[0] is PromotionState.ROLLED_BACK
 
     run(tmp_path, check, live=V1, settings=STEPS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from traced.gateway.upstream import AHEAD, BrokenOff, Unreachable, Upstream
+from traced.gateway.upstream import READ_AHEAD, ConnectionLost, EngineUnreachable, Upstream
 
 PATH = "/v1/chat/completions"
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -116,7 +116,7 @@ def test_a_stale_connection_is_replaced_and_one_that_breaks_off_is_told() -> Non
         engine = Engine(once_then_close, half)
         async with listening(engine) as (url, upstream):
             assert await read(upstream, url) == b"{}"
-            with pytest.raises(BrokenOff, match="closed the connection"):
+            with pytest.raises(ConnectionLost, match="closed the connection"):
                 await read(upstream, url)
         assert engine.connections == 2
         assert closing.is_set()
@@ -131,7 +131,7 @@ def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
 
         engine = Engine(close)
         async with listening(engine) as (url, upstream):
-            with pytest.raises(BrokenOff, match="closed the connection"):
+            with pytest.raises(ConnectionLost, match="closed the connection"):
                 await read(upstream, url)
         assert engine.connections == 1
 
@@ -199,7 +199,7 @@ def test_silence_has_an_end_and_counts_from_the_last_word() -> None:
             found = b""
             while len(found) < 6:
                 found += await answer.chunk()
-            with pytest.raises(BrokenOff, match=r"said nothing for 0\.4 s"):
+            with pytest.raises(ConnectionLost, match=r"said nothing for 0\.4 s"):
                 await answer.chunk()
             assert found == b"xxxxxx"
             answer.close()
@@ -209,15 +209,15 @@ def test_silence_has_an_end_and_counts_from_the_last_word() -> None:
 
 def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
     async def run() -> None:
-        size = 64 * AHEAD
+        size = 64 * READ_AHEAD
 
         async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
             for _ in range(64):
-                writer.write(b"x" * AHEAD)
+                writer.write(b"x" * READ_AHEAD)
                 await writer.drain()
-                sent.append(AHEAD)
+                sent.append(READ_AHEAD)
             await reader.read()
 
         sent: list[int] = []
@@ -244,9 +244,9 @@ def test_no_connection_and_no_http_are_told_apart() -> None:
 
         engine = Engine(ssh)
         async with listening(engine) as (url, upstream):
-            with pytest.raises(BrokenOff, match="no HTTP"):
+            with pytest.raises(ConnectionLost, match="no HTTP"):
                 await read(upstream, url)
-        with pytest.raises(Unreachable, match="cannot connect"):
+        with pytest.raises(EngineUnreachable, match="cannot connect"):
             await read(upstream, url)
 
     asyncio.run(run())
@@ -270,7 +270,7 @@ def test_what_a_kept_connection_did_not_answer_is_sent_once() -> None:
             engine = Engine(part)
             async with listening(engine, silence_s=0.3) as (url, upstream):
                 await read(upstream, url)
-                with pytest.raises(BrokenOff, match=why):
+                with pytest.raises(ConnectionLost, match=why):
                     await read(upstream, url)
             assert (engine.connections, len(engine.heads)) == (1, 2)
 
@@ -289,7 +289,7 @@ def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
         server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
         url, upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Upstream()
         await read(upstream, url)
-        with pytest.raises(BrokenOff, match="and then: cannot connect"):
+        with pytest.raises(ConnectionLost, match="and then: cannot connect"):
             await read(upstream, url)
 
     asyncio.run(run())
@@ -300,14 +300,14 @@ def test_an_answer_that_was_not_read_to_its_end_is_nobody_elses() -> None:
         async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
                 await engine.asked(reader)
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * AHEAD) + b"x" * 2 * AHEAD)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD)
 
         engine = Engine(much)
         async with listening(engine, silence_s=2.0) as (url, upstream):
             answer = await upstream.post(url, PATH, b"{}")
             await asyncio.sleep(0.2)  # all of it has come
             answer.close()
-            assert await read(upstream, url) == b"x" * 2 * AHEAD
+            assert await read(upstream, url) == b"x" * 2 * READ_AHEAD
         assert engine.connections == 2
 
     asyncio.run(run())

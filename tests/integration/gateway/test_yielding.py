@@ -4,22 +4,22 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.repositories.leases import Lease, acquire, list_leases
 from tests.integration.gateway.place import Place, place, until
 from tests.unit.store.chain import T0
-from traced.gateway.device_sharing import Yielding
+from traced.gateway.device_sharing import Preemption
 
 LOAD = {"serving.busy_requests": 4, "serving.busy_s": 0.6}
 
 
 def hold(made: Place, device: str) -> None:
-    with session(made.store) as opened:
+    with write_session(made.store) as opened:
         assert acquire(opened, device, f"trainer/{device}", "train", "c1", at=T0, ttl=timedelta(hours=1))
 
 
 def wanted(made: Place) -> dict[str, str]:
-    with reading(made.store) as opened:
+    with read_session(made.store) as opened:
         leases: list[Lease] = list_leases(opened)
     return {lease.device: lease.wanted_by for lease in leases}
 
@@ -45,14 +45,14 @@ def test_devices_are_asked_back_while_requests_are_many(tmp_path: Path) -> None:
 def test_a_short_peak_asks_for_nothing(tmp_path: Path) -> None:
     clock = [0.0]
     load = [9]
-    yielding = Yielding(None, lambda: load[0], lambda: T0, 4, 5.0, clock=lambda: clock[0])  # type: ignore[arg-type]
-    assert not yielding.is_due()
+    yielding = Preemption(None, lambda: load[0], lambda: T0, 4, 5.0, clock=lambda: clock[0])  # type: ignore[arg-type]
+    assert not yielding.is_overloaded()
     clock[0] = 4.9
-    assert not yielding.is_due()
+    assert not yielding.is_overloaded()
     load[0] = 3
-    assert not yielding.is_due()
+    assert not yielding.is_overloaded()
     load[0] = 9
     clock[0] = 6.0
-    assert not yielding.is_due()
+    assert not yielding.is_overloaded()
     clock[0] = 11.0
-    assert yielding.is_due()
+    assert yielding.is_overloaded()

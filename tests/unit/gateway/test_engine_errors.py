@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from traced.gateway.errors import in_openais_form
+from traced.gateway.errors import to_openai_error
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,14 @@ from traced.gateway.errors import in_openais_form
 )
 def test_vllms_errors_get_openais_codes(status: int, told: str, code: str | None, param: str) -> None:
     error = {"message": told, "type": "BadRequestError", "param": param, "code": status, "more": 1}
-    made = json.loads(in_openais_form(status, json.dumps({"error": error}).encode()))["error"]
+    made = json.loads(to_openai_error(status, json.dumps({"error": error}).encode()))["error"]
     kind = "invalid_request_error"
     assert made == {"message": told, "type": kind, "param": param, "code": code, "more": 1}
 
 
 def test_openais_form_is_kept_byte_for_byte() -> None:
     text = b'{ "error": {"message": "slow", "type": "busy", "param": null, "code": "x", "more": [1e-7]} }'
-    assert in_openais_form(429, text) == text
+    assert to_openai_error(429, text) == text
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_openais_form_is_kept_byte_for_byte() -> None:
     ],
 )
 def test_whatever_came_is_said(text: bytes, message: str) -> None:
-    made: dict[str, Any] = json.loads(in_openais_form(500, text))["error"]
+    made: dict[str, Any] = json.loads(to_openai_error(500, text))["error"]
     assert made == {"message": message, "type": "server_error", "param": None, "code": None}

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from traced.gateway.access import Gate, Quotas
+from traced.gateway.access import ConcurrencyLimit, Quotas
 from traced.gateway.errors import Refusal
 
 
 def test_places_are_given_in_the_order_of_coming() -> None:
     async def check() -> None:
-        gate, order, hold = Gate(2, 10, 5.0), [], asyncio.Event()
+        gate, order, hold = ConcurrencyLimit(2, 10, 5.0), [], asyncio.Event()
 
         async def one(number: int) -> None:
             async with gate:
@@ -30,14 +30,14 @@ def test_places_are_given_in_the_order_of_coming() -> None:
 
 def test_what_is_too_much_is_told_when_to_come_again() -> None:
     async def check() -> None:
-        gate = Gate(1, 1, 0.05)
+        gate = ConcurrencyLimit(1, 1, 0.05)
         async with gate:
             waiting = asyncio.create_task(gate.__aenter__())
             await asyncio.sleep(0)
             with pytest.raises(Refusal, match="1 requests run and 1 wait") as full:
                 await gate.__aenter__()
             assert (full.value.status, full.value.retry_after, full.value.code) == (429, 1, "queue_full")
-            with pytest.raises(Refusal, match="no place came free within"):
+            with pytest.raises(Refusal, match="no slot became free within"):
                 await waiting
         assert (gate.running, gate.waiting) == (0, 0)
         async with gate:
@@ -48,7 +48,7 @@ def test_what_is_too_much_is_told_when_to_come_again() -> None:
 
 def test_a_place_that_comes_as_its_waiter_goes_is_not_lost() -> None:
     async def check() -> None:
-        gate = Gate(1, 5, 5.0)
+        gate = ConcurrencyLimit(1, 5, 5.0)
         await gate.__aenter__()
         waiting = asyncio.create_task(gate.__aenter__())
         await asyncio.sleep(0)
@@ -65,18 +65,18 @@ def test_a_key_may_ask_so_often_a_minute() -> None:
     now = [0.0]
     quotas = Quotas(clock=lambda: now[0])
     for _ in range(3):
-        quotas.take("a", 3)
+        quotas.consume("a", 3)
     with pytest.raises(Refusal) as refused:
-        quotas.take("a", 3)
+        quotas.consume("a", 3)
     assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "quota_exceeded", 20)
-    quotas.take("b", 3)
-    quotas.take("c", 0)
+    quotas.consume("b", 3)
+    quotas.consume("c", 0)
     now[0] = 20.0
-    quotas.take("a", 3)
+    quotas.consume("a", 3)
     with pytest.raises(Refusal):
-        quotas.take("a", 3)
+        quotas.consume("a", 3)
     now[0] = 1e6
     for _ in range(3):
-        quotas.take("a", 3)
+        quotas.consume("a", 3)
     with pytest.raises(Refusal):
-        quotas.take("a", 3)
+        quotas.consume("a", 3)

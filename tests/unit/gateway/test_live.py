@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.repositories import adapters as training
 from tests.unit.routing.test_hidden_state_router import KEPT
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
-from traced.gateway.model_choice import Follower
+from traced.gateway.model_choice import PromotionFollower
 from traced.routing.router_files import classifier_file
 from traced.routing.routers import as_json
 
@@ -27,7 +27,7 @@ FITTED = replace(KEPT, classes=["base", DATES, TOOLS], examples={"base": 30, DAT
 def store(tmp_path: Path) -> Iterator[Engine]:
     """Two capabilities, one from each of two cycles."""
     made = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(made) as opened:
+    with write_session(made) as opened:
         chain.save_origin(opened)
         training.save_training_run(opened, chain.training_run())
         cycles.save_cycle(opened, replace(chain.CYCLE, id="c2", created_at=chain.later(50)))
@@ -43,9 +43,9 @@ def store(tmp_path: Path) -> Iterator[Engine]:
 
 
 def promote(store: Engine, name: str) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         promotions.save_approval(opened, chain.approval(name))
-        promotions.promote(opened, name, who="Ada", at=chain.later(70))
+        promotions.promote(opened, name, actor="Ada", at=chain.later(70))
 
 
 def put(data_dir: Path, cycle: str, *known: str) -> None:
@@ -56,13 +56,13 @@ def put(data_dir: Path, cycle: str, *known: str) -> None:
 
 
 def test_it_is_taken_up_when_it_was_fitted_after_the_promotion(store: Engine, tmp_path: Path) -> None:
-    follower = Follower(store, Pool([], 8), tmp_path)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path)
 
     def classes() -> list[str] | None:
-        asyncio.run(follower.look())
+        asyncio.run(follower.refresh())
         return follower.live.classifier.classes if follower.live.classifier else None
 
-    assert (classes(), follower.live.fitted) == (None, ())
+    assert (classes(), follower.live.classifier_files) == (None, ())
     promote(store, DATES)
     assert classes() is None
     put(tmp_path, "c1", DATES)
@@ -72,7 +72,7 @@ def test_it_is_taken_up_when_it_was_fitted_after_the_promotion(store: Engine, tm
     put(tmp_path, "c2", DATES, TOOLS)
     assert classes() == ["base", DATES, TOOLS]
     kept = follower.live
-    asyncio.run(follower.look())
+    asyncio.run(follower.refresh())
     assert follower.live is kept  # nothing changed, nothing is read
 
 
@@ -83,15 +83,15 @@ def test_its_classes_are_the_live_versions_and_what_is_rolled_back_is_the_base_m
         promote(store, name)
     put(tmp_path, "c1", DATES)
     put(tmp_path, "c2", DATES, TOOLS)
-    follower = Follower(store, Pool([], 8), tmp_path)
-    asyncio.run(follower.look())
+    follower = PromotionFollower(store, Pool([], 8), tmp_path)
+    asyncio.run(follower.refresh())
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
     assert follower.live.classifier.weights == FITTED.weights
-    with session(store) as opened:
-        promotions.roll_back(opened, TOOLS, who="Ada", at=chain.later(80))
-    asyncio.run(follower.look())
+    with write_session(store) as opened:
+        promotions.roll_back(opened, TOOLS, actor="Ada", at=chain.later(80))
+    asyncio.run(follower.refresh())
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes[-1] == TOOLS
-    assert follower.live.now(TOOLS) == "base"
-    assert follower.live.now(DATES) == "date-reasoning@v2"
+    assert follower.live.current_model(TOOLS) == "base"
+    assert follower.live.current_model(DATES) == "date-reasoning@v2"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.errors import StoreUnavailable
 from store.records import Event, Feedback
 from store.repositories.events import list_events, save_event
@@ -15,7 +15,7 @@ from store.repositories.serving import save_feedback
 from tests.unit.ingest.test_spool import line
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
-from traced.gateway.recorder import EVERY_S, KEPT, NAMED, TRAFFIC, Storer, Traffic
+from traced.gateway.recorder import EVENT_INTERVAL_S, EVENT_RETENTION, MAX_MODELS, TRAFFIC, Recorder, TrafficEvents
 
 
 class Clock:
@@ -35,76 +35,76 @@ def store(tmp_path: Path) -> Iterator[Engine]:
 
 
 def heard(store: Engine) -> list[dict[str, object]]:
-    with reading(store) as opened:
+    with read_session(store) as opened:
         return [event.detail for event in list_events(opened) if event.kind == TRAFFIC]
 
 
 def test_one_event_tells_of_all_that_came_within_its_time(store: Engine) -> None:
     clock = Clock()
-    traffic = Traffic(clock=clock)
-    traffic.tell(store, T0)
+    traffic = TrafficEvents(clock=clock)
+    traffic.emit(store, T0)
     assert heard(store) == []  # nothing happened
     traffic.exchanges.update(["base", "base", "dates@v1"])
-    traffic.tell(store, T0)
+    traffic.emit(store, T0)
     assert heard(store) == []  # too soon after the last look
-    clock.now += EVERY_S
+    clock.now += EVENT_INTERVAL_S
     traffic.settled = 2
-    traffic.tell(store, T0)
+    traffic.emit(store, T0)
     assert heard(store) == [{"exchanges": {"base": 2, "dates@v1": 1}, "settled": 2}]
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_feedback(opened, Feedback("c", T0, score=1.0))
-    clock.now += EVERY_S / 2
-    traffic.tell(store, T0)
-    clock.now += EVERY_S / 2
-    traffic.tell(store, T0)
+    clock.now += EVENT_INTERVAL_S / 2
+    traffic.emit(store, T0)
+    clock.now += EVENT_INTERVAL_S / 2
+    traffic.emit(store, T0)
     assert heard(store)[1:] == [{"feedback": 1}]
 
 
 def test_names_are_as_many_as_they_like_and_told_are_the_commonest(store: Engine) -> None:
-    traffic = Traffic()
-    traffic.exchanges.update({f"m{number}": number + 1 for number in range(NAMED + 3)})
-    traffic.tell(store, T0)
+    traffic = TrafficEvents()
+    traffic.exchanges.update({f"m{number}": number + 1 for number in range(MAX_MODELS + 3)})
+    traffic.emit(store, T0)
     (detail,) = heard(store)
     exchanges = detail["exchanges"]
     assert isinstance(exchanges, dict)
-    assert len(exchanges) == NAMED + 1
+    assert len(exchanges) == MAX_MODELS + 1
     assert exchanges["others"] == 1 + 2 + 3
 
 
 def test_a_busy_router_does_not_fill_the_store(store: Engine) -> None:
     clock = Clock()
-    traffic = Traffic(clock=clock)
-    with session(store) as opened:
+    traffic = TrafficEvents(clock=clock)
+    with write_session(store) as opened:
         save_event(opened, Event(T0, "approve", "dates@v1"))
-    steps = 3 * KEPT // timedelta(minutes=10)
+    steps = 3 * EVENT_RETENTION // timedelta(minutes=10)
     for step in range(steps):
         traffic.exchanges["base"] += 1
-        clock.now += EVERY_S
-        traffic.tell(store, T0 + step * timedelta(minutes=10))
-    assert len(heard(store)) == KEPT // timedelta(minutes=10) + 1
-    with reading(store) as opened:
+        clock.now += EVENT_INTERVAL_S
+        traffic.emit(store, T0 + step * timedelta(minutes=10))
+    assert len(heard(store)) == EVENT_RETENTION // timedelta(minutes=10) + 1
+    with read_session(store) as opened:
         assert list_events(opened)[0].kind == "approve"
 
 
 def test_what_the_store_did_not_take_is_told_later(store: Engine, tmp_path: Path) -> None:
-    traffic = Traffic()
+    traffic = TrafficEvents()
     traffic.exchanges["base"] += 1
-    with session(store) as opened:
+    with write_session(store) as opened:
         opened.connection().exec_driver_sql("ALTER TABLE events RENAME TO away")
     with pytest.raises(StoreUnavailable):
-        traffic.tell(store, T0)
-    with session(store) as opened:
+        traffic.emit(store, T0)
+    with write_session(store) as opened:
         opened.connection().exec_driver_sql("ALTER TABLE away RENAME TO events")
-    traffic.tell(store, T0)
+    traffic.emit(store, T0)
     assert heard(store) == [{"exchanges": {"base": 1}}]
 
 
 def test_the_process_that_stores_exchanges_tells(store: Engine, tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
-    storer = Storer(load_settings(tmp_path), store)
-    storer.look()
+    storer = Recorder(load_settings(tmp_path), store)
+    storer.run_once()
     (tmp_path / "spool" / "exchanges-1-1.jsonl").write_bytes(line("exchange-1") + line("told-2"))
-    storer.over.set()
-    storer.keep()  # what came last is told at the end
+    storer.stopped.set()
+    storer.run()  # what came last is told at the end
     (detail,) = heard(store)
     assert detail == {"exchanges": {"base": 2}, "settled": 1}

@@ -23,8 +23,9 @@ from store.types import Outcome, Trajectory
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.gateway import recorder
-from traced.gateway.recorder import DAMAGED, Recorder
+from traced.gateway.recorder import Recorder
 from traced.gateway.server import drain_spool
+from traced.gateway.spool_status import DAMAGED_FILE
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.ingest.spool import Spool, line_of
 from traced.scoring.evidence import Labels
@@ -177,7 +178,7 @@ def test_what_one_client_said_holds_up_no_other(tmp_path: Path, store: Engine) -
         storer.run_once()
     assert stored(store) == ["e-1"]
     assert list((tmp_path / "spool").glob("exchanges-*")) == []
-    aside = (tmp_path / "spool" / DAMAGED).read_bytes().splitlines()
+    aside = (tmp_path / "spool" / DAMAGED_FILE).read_bytes().splitlines()
     assert aside[0] == unreadable  # once, however often it was looked at
     with read_session(store) as opened:
         assert silent_conversations(opened, silent_since=T0 + timedelta(days=9999), limit=10) == []
@@ -197,10 +198,10 @@ def test_lines_that_cannot_be_stored_are_kept_aside_once_while_the_store_is_away
         away.setattr(recorder, "save_exchanges", _away)
         for _ in range(5):
             storer.run_once()
-        assert not (tmp_path / "spool" / DAMAGED).exists()
+        assert not (tmp_path / "spool" / DAMAGED_FILE).exists()
     storer.run_once()
     assert stored(store) == ["e-1"]
-    assert (tmp_path / "spool" / DAMAGED).read_bytes() == b"no JSON\n"
+    assert (tmp_path / "spool" / DAMAGED_FILE).read_bytes() == b"no JSON\n"
 
 
 def _away(*_: object) -> None:

@@ -15,7 +15,7 @@ from sandbox.contract import Task
 from traced.inference.errors import ContextLengthError, EngineError, RouterFileError, RouterFitError
 from traced.inference.routing_prompt import TASK_LIMIT
 from traced.routing.routers import (
-    LEAST_EXAMPLES,
+    MIN_EXAMPLES,
     HiddenStateClassifier,
     HiddenStateRouter,
     RoutedPolicy,
@@ -116,12 +116,12 @@ def test_a_file_that_is_no_classifier_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_classes_of_too_few_examples_are_left_out_and_counted() -> None:
-    classifier = fitted(base=LEAST_EXAMPLES, dates_v1=LEAST_EXAMPLES, tools_v1=LEAST_EXAMPLES - 1)
+    classifier = fitted(base=MIN_EXAMPLES, dates_v1=MIN_EXAMPLES, tools_v1=MIN_EXAMPLES - 1)
     assert classifier.classes == ["base", "dates@v1"]
     assert classifier.examples == {"base": 10, "dates@v1": 10, "tools@v1": 9}
 
 
-@pytest.mark.parametrize("counts", [{}, {"base": 50}, {"base": LEAST_EXAMPLES - 1, "dates_v1": 50}])
+@pytest.mark.parametrize("counts", [{}, {"base": 50}, {"base": MIN_EXAMPLES - 1, "dates_v1": 50}])
 def test_too_few_classes_say_what_there_is_and_what_to_do(counts: dict[str, int]) -> None:
     with pytest.raises(RouterFitError, match="two classes of at least 10 examples") as caught:
         fitted(**counts)
@@ -134,7 +134,7 @@ def test_the_likeliest_class_serves() -> None:
     decision = asyncio.run(HiddenStateRouter(client, KEPT).choose(Task("policy", USER, [])))
     assert decision.model == "dates@v1"
     assert set(decision.logprobs) == set(CENTRES)
-    assert decision.why == ""
+    assert decision.reason == ""
     assert client.asked == ["Pick it up in 3 days."]
 
 
@@ -152,7 +152,7 @@ def test_routing_never_fails_a_request(found: Any, classifier: HiddenStateClassi
     decision = asyncio.run(HiddenStateRouter(client, classifier, "too few").choose(Task("", USER, [])))
     assert decision.model == "base"
     assert decision.logprobs == {}
-    assert decision.why.startswith(why)
+    assert decision.reason.startswith(why)
 
 
 def test_a_conversation_keeps_its_model() -> None:
