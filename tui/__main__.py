@@ -13,10 +13,12 @@ PORT = 8200  # of the web version
 
 
 def settle_memory() -> None:
-    """Let the garbage collector pass over the modules, which stay: a full pass held a key up by 130 ms."""
+    """Exempt the loaded modules from garbage collection."""
+    # They stay for the whole run, and a full pass over them delayed a key by 130 ms.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 50)  # a full pass over the screens still takes 40 ms: seldom
+    # A full pass over the screens still takes 40 ms, so it should be rare.
+    gc.set_threshold(20_000, 50, 50)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,23 +31,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--parent", type=int, help="the server's process, without which a visitor's app ends")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # Imported here because a visitor's app needs no web server (0.5 s) and the web server no screens (1.4 s).
-    if given.web:
+    if options.web:
         from tui.web import serve
 
-        where = ["--socket", str(given.socket)] if given.socket else ["--url", given.url]
-        return serve(where, given.port, write=given.write and not given.read_only)
+        daemon_options = ["--socket", str(options.socket)] if options.socket else ["--url", options.url]
+        return serve(daemon_options, options.port, write=options.write and not options.read_only)
     from tui.app import TracedApp
     from tui.connection import Where
 
-    if given.parent is not None:  # Textual reads on where its standard input has ended
+    # Textual does not stop when its standard input has ended, so the parent's death has to end this process.
+    if options.parent is not None:
         request_death_signal(signal.SIGKILL)
-        if os.getppid() != given.parent:
-            return 1  # it was gone before
+        if os.getppid() != options.parent:
+            # The parent had ended before the signal was requested.
+            return 1
     settle_memory()
-    here = Where(given.socket, given.url, os.environ.get("TRACED_TOKEN", ""), given.read_only)
-    app = TracedApp(here)
+    address = Where(options.socket, options.url, os.environ.get("TRACED_TOKEN", ""), options.read_only)
+    app = TracedApp(address)
     app.run()
     return app.return_code or 0
 

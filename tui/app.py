@@ -40,7 +40,7 @@ LIGHT, DARK = "textual-light", "textual-dark"
 
 
 class TracedApp(ConnectedApp):
-    """What `traced tui` runs."""
+    """The application with its eight screens."""
 
     TITLE = "traced"
     CSS_PATH = "traced.tcss"
@@ -66,7 +66,7 @@ class TracedApp(ConnectedApp):
     # Textual calls the handlers of ``ConnectedApp`` after these two.
 
     def on_linked(self, _: Linked) -> None:
-        """Whatever is shown may be out of date."""
+        """Refresh all screens after a reconnection."""
         for screen in self.opened_screens():
             screen.changed()
 
@@ -86,29 +86,29 @@ class TracedApp(ConnectedApp):
             screen.refresh_bindings()
 
     def pop_screen(self) -> AwaitComplete:
-        """A screen that goes asks no more: its answer would find it half gone."""
+        """Cancel the screen's requests: a response must not reach a half-removed screen."""
         self.workers.cancel_node(self.screen)
         return super().pop_screen()
 
     async def _shutdown(self) -> None:
-        """The same for all of them; Textual's ``run`` does so, its ``run_test`` does not."""
+        """Cancel all workers, as Textual's ``run`` does and its ``run_test`` does not."""
         self.workers.cancel_all()
         await super()._shutdown()
 
     def opened_screens(self) -> list[Live]:
-        """All screens that have been opened, the one in front among them; one that is being made asks by itself."""
-        every = (one for stack in self._screen_stacks.values() for one in stack)
-        return [one for one in every if isinstance(one, Live) and one.is_mounted]
+        """All mounted screens; a screen that is being mounted requests its data by itself."""
+        screens = (screen for stack in self._screen_stacks.values() for screen in stack)
+        return [screen for screen in screens if isinstance(screen, Live) and screen.is_mounted]
 
     async def action_quit(self) -> None:
-        """Leave; an episode that is played is asked about first."""
-        every = (one for stack in self._screen_stacks.values() for one in stack)
-        if not any(isinstance(one, Environment) and one.is_busy for one in every):
+        """Quit, after a confirmation while an episode is played."""
+        screens = (screen for stack in self._screen_stacks.values() for screen in stack)
+        if not any(isinstance(screen, Environment) and screen.is_busy for screen in screens):
             self.exit()
             return
-        told = "Its container goes by itself once it was idle for ten minutes."
-        asked = Question("Leave while an episode is played?", told)
-        await self.push_screen(asked, lambda yes: self.exit() if yes else None)
+        detail = "Its container goes by itself once it was idle for ten minutes."
+        dialog = Question("Leave while an episode is played?", detail)
+        await self.push_screen(dialog, lambda yes: self.exit() if yes else None)
 
     def action_show(self, mode: str) -> None:
         """Bring a screen to the front."""
@@ -128,17 +128,18 @@ class TracedApp(ConnectedApp):
     @work(exclusive=True, group="go")
     async def _go(self, mode: str, key: str) -> None:
         await self.switch_mode(mode)
-        if any(isinstance(one, Environment) and one.is_busy for one in self._screen_stacks[mode]):
+        if any(isinstance(candidate, Environment) and candidate.is_busy for candidate in self._screen_stacks[mode]):
             self.notify("An episode is played there: end it first.", severity="warning", timeout=5)
             return
-        while len(self._screen_stacks[mode]) > 1:  # a page that is open over the screen is of something else
+        # A page that is open over the screen shows another subject.
+        while len(self._screen_stacks[mode]) > 1:
             await self.pop_screen()
         for screen in self._screen_stacks[mode]:
             if isinstance(screen, Live):
                 screen.point_at(key)
 
     def action_help(self) -> None:
-        """The keys that work here."""
+        """Show the keys that work on this screen."""
         self.push_screen(Help(self.screen))
 
     def action_jump(self) -> None:
@@ -146,7 +147,7 @@ class TracedApp(ConnectedApp):
         self.push_screen(Jump(self.screen))
 
     def action_light_or_dark(self) -> None:
-        """The other one."""
+        """Switch between the light and the dark theme."""
         self.theme = DARK if self.theme == LIGHT else LIGHT
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:

@@ -26,6 +26,7 @@ from traced.client import Client, ClientError, NoDaemon, Refused
 from traced.client.models import DOING, PRESENT, Done, EventView, Status
 from tui.text import sanitize_line
 
+# Bursts of events cost one screen update per batch.
 BATCH_S = 0.1
 PAUSES_S = (0.5, 1.0, 2.0, 5.0)  # before the first, second, ... attempt to connect again
 ON_TRIAL = ("rollback", "roll back", "promot", "canary", "shadow", "trial")  # event kinds of adapters with traffic
@@ -42,7 +43,7 @@ class Where:
 
     @property
     def name(self) -> str:
-        """As a person knows it."""
+        """The URL or the socket's path."""
         return self.url or str(self.socket)
 
     def refusal(self, error: ClientError) -> tuple[str, str]:
@@ -55,20 +56,20 @@ class Where:
         )
 
     def client(self) -> Client:
-        """A client of it."""
+        """A client for this daemon."""
         return Client(self.socket) if self.socket else Client(url=self.url, token=self.token)
 
 
 @dataclass
 class Linked(Message):
-    """The daemon answers; ``again`` after it had been lost."""
+    """The daemon answers; ``again`` is True after a lost connection."""
 
     again: bool
 
 
 @dataclass
 class Lost(Message):
-    """It does not answer, or refuses; it is asked again in ``pause_s``."""
+    """The daemon does not answer, or refuses; the next attempt follows in ``pause_s``."""
 
     error: ClientError
     pause_s: float
@@ -88,7 +89,7 @@ class News(Message):
 
 @dataclass
 class Link:
-    """Follows the daemon's events and posts what comes of it."""
+    """Follows the daemon's event stream and posts messages about it."""
 
     client: Client
     post: Callable[[Message], object]
@@ -97,45 +98,47 @@ class Link:
     _state: Literal["", "linked", "ended", "lost"] = ""  # "" until it answered for the first time
 
     async def follow(self) -> None:
-        """For ever."""
+        """Follow the event stream until the worker is cancelled, reconnecting after each failure."""
         tries = 0
         while True:
             try:
                 if self.last is None:
-                    newest = await self.client.last_events(limit=1)
-                    self.last = newest[0].seq if newest else 0
+                    events = await self.client.last_events(limit=1)
+                    self.last = events[0].seq if events else 0
                 stops = (await self.client.status()).state == "draining"
                 tries = 0
                 if self._state != "ended" or not stops:
                     self.post(Linked(again=self._state == "lost"))
                     self._state = "linked"
-                if not stops:  # else nothing is told, and whether it stays so must not be missed while listening
+                # A draining daemon sends no events. Listening would miss it when it becomes ready again.
+                if not stops:
                     await self._listen()
                 self._state = "ended"
                 self.post(Ended())
                 await asyncio.sleep(PAUSES_S[0])
-            except (ClientError, httpx.TransportError, ValueError) as error:  # also what is no event
+            # ValueError: a line of the stream was no valid event.
+            except (ClientError, httpx.TransportError, ValueError) as error:
                 pause = PAUSES_S[-1] if isinstance(error, Refused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
                 tries += 1
                 self._state = "lost" if self._state else ""
-                told = error if isinstance(error, ClientError) else NoDaemon("the connection broke off")
-                self.post(Lost(told, pause))
+                client_error = error if isinstance(error, ClientError) else NoDaemon("the connection broke off")
+                self.post(Lost(client_error, pause))
                 await asyncio.sleep(pause)
 
     async def _listen(self) -> None:
-        """Until the connection ends."""
-        telling = asyncio.create_task(self._tell())
+        """Collect events until the connection ends."""
+        poster = asyncio.create_task(self._post_batches())
         try:
             async for event in self.client.listen(self.last or 0, present=True):
                 self.last = event.seq
                 self._waiting.append(event)
         finally:
-            telling.cancel()
+            poster.cancel()
             with suppress(asyncio.CancelledError):
-                await telling
+                await poster
             self._post_waiting()
 
-    async def _tell(self) -> None:
+    async def _post_batches(self) -> None:
         while True:
             await asyncio.sleep(BATCH_S)
             self._post_waiting()
@@ -194,42 +197,42 @@ class ConnectedApp(App[None]):
         await self.client.__aexit__()
 
     def on_linked(self, message: Linked) -> None:
-        """The daemon answers."""
+        """Record that the daemon answers, and request its status."""
         self.linked, self.trouble = True, ""
         self._refresh_status()
         if message.again:
             self.notify("The daemon answers again.", timeout=4)
 
     def on_ended(self, _: Ended) -> None:
-        """The daemon may be about to stop."""
+        """Request the status: the daemon may be about to stop."""
         self._refresh_status()
 
     def on_lost(self, message: Lost) -> None:
         """The daemon does not answer, or refuses."""
         self.linked = False
         failure = "refused" if isinstance(message.error, Refused) else "no answer"
-        why, hint = self.where.refusal(message.error)
-        self.trouble = f"{failure}, asked again in {message.pause_s:g} s: {sanitize_line(why)}" + (
+        cause, hint = self.where.refusal(message.error)
+        self.trouble = f"{failure}, asked again in {message.pause_s:g} s: {sanitize_line(cause)}" + (
             f"; {sanitize_line(hint)}" if hint else ""
         )
         self.status_changed()
 
     def on_news(self, message: News) -> None:
-        """Events may change the status, all but those of a passing state."""
+        """Request the status after every event but those of live state."""
         if any(event.kind not in PRESENT or event.kind == DOING for event in message.events):
             self._refresh_status()
 
-    async def act(self, request: Awaitable[Done], refused: Callable[[str], bool]) -> Done | None:
+    async def act(self, request: Awaitable[Done], on_refused: Callable[[str], bool]) -> Done | None:
         """Do what a person has confirmed, and notify them of the result; None where it was refused.
 
-        ``refused`` takes the reason, and returns whether it shows that to the person.
+        ``on_refused`` takes the reason, and returns whether it shows that to the person.
         """
         try:
             done = await request
         except ClientError as error:
-            why, hint = self.where.refusal(error)
-            reason = sanitize_line(why, 400) + (f"\n{sanitize_line(hint)}" if hint else "")
-            if not refused(reason):
+            cause, hint = self.where.refusal(error)
+            reason = sanitize_line(cause, 400) + (f"\n{sanitize_line(hint)}" if hint else "")
+            if not on_refused(reason):
                 self.notify(reason, severity="error", timeout=12, markup=False)
             return None
         self.notify(sanitize_line(done.said, 400), markup=False)
@@ -250,48 +253,49 @@ class ConnectedApp(App[None]):
         try:
             while self._status_stale:
                 self._status_stale = False
-                before = self.read_only
+                was_read_only = self.read_only
                 self.status = await self.client.status()
                 self.status_changed()
-                if self.read_only != before:
+                if self.read_only != was_read_only:
                     self.read_only_changed()
         except ClientError:
-            return  # the link reports it
+            # The link reports a lost connection, so there is nothing to add here.
+            return
         finally:
             self._status_requested = False
 
 
 def places(event: EventView) -> list[tuple[str, str]]:
-    """Names of screens with the key of the thing there."""
+    """The screens that show an event's subject, each with the key to point at."""
     detail = event.detail
-    found: list[tuple[str, str]] = []
+    targets: list[tuple[str, str]] = []
     adapter = _text(detail.get("adapter")) or (event.subject if "@v" in event.subject else "")
     if adapter:
         serving = event.kind.startswith(ON_TRIAL)
-        found += [(mode, adapter) for mode in (("serving", "approvals") if serving else ("approvals", "serving"))]
+        targets += [(mode, adapter) for mode in (("serving", "approvals") if serving else ("approvals", "serving"))]
     if run := _text(detail.get("run")):
-        found.insert(0, ("training", run))
+        targets.insert(0, ("training", run))
     if environment := _text(detail.get("environment")):
-        found.append(("environments", environment))
+        targets.append(("environments", environment))
     if capability := _text(detail.get("capability")):
-        found.append(("capabilities", capability))
+        targets.append(("capabilities", capability))
     if event.kind == "stop training":
-        found.insert(0, ("training", event.subject))
+        targets.insert(0, ("training", event.subject))
     elif event.kind == "play":
-        found.append(("environments", event.subject))
+        targets.append(("environments", event.subject))
     elif event.kind == "traffic":
-        found.append(("serving", ""))
+        targets.append(("serving", ""))
     elif event.kind in ("import", "outcomes"):
-        found.append(("trajectories", ""))
+        targets.append(("trajectories", ""))
     if event.cycle_id:
-        found.append(("overview", event.cycle_id))
+        targets.append(("overview", event.cycle_id))
     elif event.kind.startswith("cycle"):
-        found.append(("overview", event.subject))
-    return found
+        targets.append(("overview", event.subject))
+    return targets
 
 
 def tells_of_conversations(event: EventView) -> bool:
-    """Whether the router's event tells of what became of conversations, or of what was said of them."""
+    """Whether a router event reports settled conversations or feedback."""
     return event.kind == "traffic" and not {"settled", "feedback"}.isdisjoint(event.detail)
 
 

@@ -51,7 +51,7 @@ class Drawn(Widget):
         self._draw: Callable[[int, int], Text] = lambda width, height: Text("")
 
     def put(self, draw: Callable[[int, int], Text]) -> None:
-        """Draw so from now on."""
+        """Use this function for drawing from now on."""
         self._draw = draw
         self.refresh(layout=True)
 

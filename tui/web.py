@@ -27,8 +27,10 @@ from textual_serve.server import Server
 
 HOST = "127.0.0.1"
 COOKIE = "traced-tui"
-END_S = 5.0  # for the apps to end
-MOST = 16  # visitors at once; each costs a process
+# Seconds that an app gets to end before it is killed.
+END_S = 5.0
+# Each visitor costs a process, so their number is bounded.
+MAX_VISITORS = 16
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
     " font-src 'self' data:; connect-src 'self' ws://{host}; frame-ancestors 'none'; base-uri 'none'"
@@ -37,14 +39,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Visit(AppService):
-    """One visitor's app."""
+    """The app process of one visitor."""
 
     async def end(self) -> None:
-        """Ask it to end, and see to it; returns when the process is gone."""
+        """Stop the app, and kill it if it does not stop in time."""
         try:
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(self.stop(), END_S)
-            if self._process is not None:  # `stop` may return with the process at work
+            # `stop` may return while the process is still running.
+            if self._process is not None:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), END_S)
         finally:
@@ -53,7 +56,7 @@ class Visit(AppService):
 
 
 class Loopback(Server):
-    """Textual's server, behind a key."""
+    """Textual's server on loopback, behind a key."""
 
     def __init__(self, command: list[str], port: int) -> None:
         super().__init__(f"exec {shlex.join(command)}", host=HOST, port=port, title="traced")
@@ -62,27 +65,29 @@ class Loopback(Server):
 
     @property
     def entrance(self) -> str:
-        """The URL that lets somebody in."""
+        """The URL with the key."""
         return f"{self.public_url}{self.place}/?key={self.key}"
 
     async def application(self) -> web.Application:
-        """Textual's, with the door in front."""
+        """Textual's application behind the middleware that checks the key."""
         app = web.Application(middlewares=[self._door])
         app.add_subapp(self.place, await self._make_app())
         return app
 
     async def on_startup(self, app: web.Application) -> None:
-        """Say where it is, and nothing else: the command is nobody's business."""
+        """Print the URL only: Textual's server would print the command too."""
         Console().print(f"traced in a browser: {self.entrance}\nCtrl-C ends it.", highlight=False, soft_wrap=True)
 
     async def on_shutdown(self, app: web.Application) -> None:
         """Close every visitor's connection, which ends their app."""
-        await asyncio.gather(*(each.close(code=1001, message=b"the server ends") for each in list(self._open)))
+        await asyncio.gather(
+            *(connection.close(code=1001, message=b"the server ends") for connection in list(self._open))
+        )
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """A visitor: an app as long as the connection lasts."""
-        if len(self._open) >= MOST:
-            raise web.HTTPServiceUnavailable(text=f"{MOST} visitors are here already")
+        """Run an app for as long as the visitor's connection lasts."""
+        if len(self._open) >= MAX_VISITORS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_VISITORS} visitors are here already")
         connection = web.WebSocketResponse(heartbeat=15, timeout=END_S)
 
         async def close() -> None:
@@ -107,8 +112,8 @@ class Loopback(Server):
             self._open.discard(connection)
         return connection
 
-    def _is_key(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.key.encode())
+    def _is_key(self, candidate: str) -> bool:
+        return hmac.compare_digest(candidate.encode(), self.key.encode())
 
     @web.middleware
     async def _door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -126,23 +131,32 @@ class Loopback(Server):
         if not answer.prepared:
             answer.headers["Content-Security-Policy"] = POLICY.format(host=host)
             answer.headers["Referrer-Policy"] = "no-referrer"
-            answer.headers["Cache-Control"] = "no-store"  # else a page that was left stays alive, and its app with it
+            # Without this, browsers keep a page alive after it was left, and its app with it.
+            answer.headers["Cache-Control"] = "no-store"
         return answer
 
 
-def serve(where: list[str], port: int, *, write: bool) -> int:
-    """Serve until Ctrl-C or SIGTERM; ``where`` are `python -m tui`'s own options. Returns the exit code."""
+def serve(daemon_options: list[str], port: int, *, write: bool) -> int:
+    """Serve until Ctrl-C or SIGTERM, with ``daemon_options`` for each `python -m tui`. Returns the exit code."""
     try:
         listener = socket.create_server((HOST, port))
     except OSError as error:
         print(f"port {port} of {HOST}: {error.strerror or error}; try another --port", file=sys.stderr)
         return 1
-    command = [sys.executable, "-m", "tui", *where, *([] if write else ["--read-only"]), "--parent", str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "tui",
+        *daemon_options,
+        *([] if write else ["--read-only"]),
+        "--parent",
+        str(os.getpid()),
+    ]
     server = Loopback(command, listener.getsockname()[1])
     web.run_app(server.application(), sock=listener, shutdown_timeout=END_S, print=None, access_log=None)
     return 0
 
 
 def _cells(request: web.Request, name: str, default: int) -> int:
-    told = request.query.get(name, "")
-    return min(max(int(told), 20), 1000) if told.isdecimal() and len(told) < 6 else default
+    value = request.query.get(name, "")
+    return min(max(int(value), 20), 1000) if value.isdecimal() and len(value) < 6 else default

@@ -25,29 +25,29 @@ from traced.client import Client, ClientError
 from traced.client.approvals import ApprovalView, Case, ComparisonView, PairView, PatchGateView, PatchView
 from traced.client.models import Done, EventView, Policy
 from tui.screens.conversation import SideBySide
-from tui.screens.decision import ACTS, Decision, decided, lineage, moved, pair_row, standing
+from tui.screens.decision import ACTIONS, Decision, changes_text, decisions_text, lineage, pair_row, status_text
 from tui.screens.live_screen import WIDTHS, Live
 from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.forest_plot import Forest
 from tui.widgets.navigation import READING
 from tui.widgets.tables import KeyedTable, Opening, Row
 
-STANDINGS = {
+STATUS_LABELS = {
     "waiting": ("! waits", "bold yellow"),
     "approved": ("✓ approved", "green"),
     "rejected": ("✗ rejected", "red"),
     "not passed": ("– not passed", "dim"),
 }
-OFFERED = 3  # prompts that have a line
-LONGEST = 20_000  # characters of a prompt
+MAX_OFFERS = 3  # prompts that have a line
+PROMPT_LIMIT = 20_000  # characters of a prompt
 SIDES = {"prompt": ("base", "prompt"), "adapter": ("base", "adapter"), "comparison": ("adapter", "prompt")}
 ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 NOBODY = "No adapter waits for a decision and none was decided: a cycle brings one here once its gate has passed."
 
 
 @dataclass
-class Found:
-    """What the daemon said: all of them, and the case of the one that is looked at."""
+class ApprovalsData:
+    """The daemon's response: all adapters, and the case of the selected one."""
 
     all: list[ApprovalView]
     case: Case | None
@@ -87,13 +87,15 @@ class Approvals(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found = Found([], None)
-        self._wanted: str | None = None  # the adapter to look at, while its case is on its way
-        self._mine: set[tuple[str, str]] = set()  # acts of this person, whose events are no news to them
-        self._asking: Decision | None = None
+        self._data = ApprovalsData([], None)
+        # The adapter to show, until its case has arrived.
+        self._requested: str | None = None
+        # Actions of this user: their events need no notification.
+        self._mine: set[tuple[str, str]] = set()
+        self._dialog: Decision | None = None
 
     def contents(self) -> ComposeResult:
-        """Who waits, and the case of the one under the cursor."""
+        """The adapters, and the case of the selected one."""
         yield Static("", id="offered", markup=False)
         with Container(id="desk"):
             yield Opening("adapter", "stands", id="adapters")
@@ -105,84 +107,84 @@ class Approvals(Live):
                 yield Static("", id="lineage", markup=False)
                 yield Static("", id="decided", markup=False)
 
-    async def load(self, client: Client) -> Found:
-        """All that wait or were decided, and the case that is looked at."""
-        every = await client.approvals.list()
-        prompts = enough(await client.prompts.list())
-        names = [one.name for one in every]
-        chosen = self._wanted or self.query_one("#adapters", KeyedTable).selected
-        if chosen not in names:
-            chosen = names[0] if names else None
-        if not chosen:
-            return Found(every, None, prompts=prompts)
-        case, status = await client.approvals.case(chosen), await client.status()
-        return Found(every, case, status.target.paused_at is not None, prompts)
+    async def load(self, client: Client) -> ApprovalsData:
+        """Request all adapters, and the case of the selected one."""
+        approvals = await client.approvals.list()
+        prompts = fixing_patches(await client.prompts.list())
+        names = [approval.name for approval in approvals]
+        selected = self._requested or self.query_one("#adapters", KeyedTable).selected
+        if selected not in names:
+            selected = names[0] if names else None
+        if not selected:
+            return ApprovalsData(approvals, None, prompts=prompts)
+        case, status = await client.approvals.case(selected), await client.status()
+        return ApprovalsData(approvals, case, status.target.paused_at is not None, prompts)
 
-    def show(self, found: Found) -> None:
-        """All of it."""
-        self._found = found
+    def show(self, data: ApprovalsData) -> None:
+        """Show the adapters, the selected case and the prompts."""
+        self._data = data
         table = self.query_one("#adapters", KeyedTable)
-        table.put([_row(one) for one in found.all])
-        if self._wanted and table.point_at(self._wanted):
-            self._wanted = None
-        self.query_one("#case").display = found.case is not None
-        offered = self.query_one("#offered", Static)
-        offered.display = bool(found.prompts)
-        offered.update(_offers(found.prompts))
-        if found.case is not None:
-            self._show_case(found.case)
-        elif not found.prompts:
+        table.put([_row(approval) for approval in data.all])
+        if self._requested and table.point_at(self._requested):
+            self._requested = None
+        self.query_one("#case").display = data.case is not None
+        offers = self.query_one("#offered", Static)
+        offers.display = bool(data.prompts)
+        offers.update(_offers(data.prompts))
+        if data.case is not None:
+            self._show_case(data.case)
+        elif not data.prompts:
             self.note(NOBODY)
         self.refresh_bindings()
 
     def look_at(self, adapter: str) -> None:
-        """Show the case of this one."""
-        self._wanted = adapter
+        """Show the case of this adapter."""
+        self._requested = adapter
         self.changed()
 
     def news(self, events: list[EventView]) -> None:
-        """Tell of others' decisions, and ask again."""
+        """Notify the user of decisions by others, and refresh."""
         for event in events:
-            if event.kind not in ACTS:
+            if event.kind not in ACTIONS:
                 continue
             if (event.kind, event.subject) in self._mine:
                 self._mine.discard((event.kind, event.subject))
                 continue
-            who = sanitize_line(event.detail.get("who") or "somebody", 60)
-            told = f"{who} {ACTS[event.kind].did} {sanitize_line(event.subject, 80)}"
-            why = sanitize_line(event.detail.get("reason") or "", 200)
-            told += f": {why}" if why else ""
-            if self.is_current or self._asking is not None:
-                self.app.notify(told, title="Decided meanwhile", markup=False, timeout=10)
-            if self._asking is not None and self._asking.case.adapter.name == event.subject:
-                self._asking.overtaken(told)
+            actor = sanitize_line(event.detail.get("who") or "somebody", 60)
+            message = f"{actor} {ACTIONS[event.kind].past_tense} {sanitize_line(event.subject, 80)}"
+            reason = sanitize_line(event.detail.get("reason") or "", 200)
+            message += f": {reason}" if reason else ""
+            if self.is_current or self._dialog is not None:
+                self.app.notify(message, title="Decided meanwhile", markup=False, timeout=10)
+            if self._dialog is not None and self._dialog.case.adapter.name == event.subject:
+                self._dialog.overtaken(message)
         super().news(events)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Look at the one under the cursor."""
-        case = self._found.case
+        """Request the case of the adapter under the cursor."""
+        case = self._data.case
         if event.data_table.id != "adapters" or case is None or event.row_key.value in (None, case.adapter.name):
             return
-        if self._wanted is None:
+        if self._requested is None:
             self.changed()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Go on from an adapter to its episodes; read both episodes of a pair."""
-        case, key = self._found.case, event.row_key.value
+        case, key = self._data.case, event.row_key.value
         if event.data_table.id == "adapters":
             self.query_one("#pairs" if case and (case.improved or case.harmed) else "#case").focus()
         elif case is not None and key is not None:
-            pair = next((one for one in (*case.improved, *case.harmed) if _key(one) == key), None)
+            pair = next((candidate for candidate in (*case.improved, *case.harmed) if _key(candidate) == key), None)
             if pair is not None:
                 self._read(case, pair)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what waits can be decided, and by nobody who only looks."""
+        """Offer decisions on pending adapters only, and not on a read-only connection."""
         if action == "read_prompts":
-            return bool(self._found.prompts)
+            return bool(self._data.prompts)
         if action != "decide":
             return True
-        case = self._found.case
+        case = self._data.case
         if self.app.read_only or case is None or case.adapter.standing != "waiting":
             return False
         if case.asked is not None:
@@ -191,28 +193,29 @@ class Approvals(Live):
 
     def action_read_prompts(self) -> None:
         """Show the texts, and how to take them."""
-        self.app.push_screen(Patches(self._found.prompts))
+        self.app.push_screen(Patches(self._data.prompts))
 
-    def action_decide(self, what: str) -> None:
-        """Ask for the reason and whether it is meant."""
-        case = self._found.case
+    def action_decide(self, action_key: str) -> None:
+        """Open the dialog for the decision."""
+        case = self._data.case
         if case is None or case.adapter.name != self.query_one("#adapters", KeyedTable).selected:
-            return  # the case of the one under the cursor is on its way
-        self._asking = Decision(case, what, partial(self._decide, case, what))
-        self.app.push_screen(self._asking, self._decided)
+            # The case of the adapter under the cursor has not arrived yet.
+            return
+        self._dialog = Decision(case, action_key, partial(self._decide, case, action_key))
+        self.app.push_screen(self._dialog, self._dialog_closed)
 
-    def _decided(self, _: Done | None) -> None:
-        self._asking = None
+    def _dialog_closed(self, _: Done | None) -> None:
+        self._dialog = None
         self.changed()
 
-    async def _decide(self, case: Case, what: str, reason: str, policy: Policy) -> Done:
+    async def _decide(self, case: Case, action_key: str, reason: str, policy: Policy) -> Done:
         approvals = self.app.client.approvals
-        mine = (next(kind for kind, act in ACTS.items() if act.key == what), case.adapter.name)
+        mine = (next(kind for kind, action in ACTIONS.items() if action.key == action_key), case.adapter.name)
         self._mine.add(mine)
         try:
-            if what == "approve":
+            if action_key == "approve":
                 return await approvals.approve(case, reason, policy)
-            if what == "reject":
+            if action_key == "reject":
                 return await approvals.reject(case, reason)
             return await approvals.more_episodes(case, reason)
         except ClientError:
@@ -231,16 +234,16 @@ class Approvals(Live):
         self.app.push_screen(SideBySide(f"{pair.on}, task {sanitize_line(pair.task_id, 60)}", base, adapter))
 
     def _show_case(self, case: Case) -> None:
-        newest = case.gates[0]
-        self.query_one("#stands", Static).update(standing(case, paused=self._found.paused))
-        self.query_one("#forest", Forest).tell(newest.comparisons)
-        self.query_one("#moved", Static).update(moved(case))
-        pairs = [Row(_key(one), pair_row(one)) for one in (*case.harmed, *case.improved)]
+        gate = case.gates[0]
+        self.query_one("#stands", Static).update(status_text(case, paused=self._data.paused))
+        self.query_one("#forest", Forest).tell(gate.comparisons)
+        self.query_one("#moved", Static).update(changes_text(case))
+        pairs = [Row(_key(pair), pair_row(pair)) for pair in (*case.harmed, *case.improved)]
         table = self.query_one("#pairs", KeyedTable)
         table.put(pairs)
         table.display = bool(pairs)
         self.query_one("#lineage", Static).update(lineage(case))
-        self.query_one("#decided", Static).update(decided(case))
+        self.query_one("#decided", Static).update(decisions_text(case))
 
 
 class Pairs(Opening):
@@ -266,71 +269,82 @@ class Patches(ModalScreen[None]):
         self._patches = patches
 
     def compose(self) -> ComposeResult:
-        """One after the other."""
+        """One prompt below the other."""
         with VerticalScroll():
-            for one in self._patches:
-                yield Static(told(one), markup=False)
+            for patch in self._patches:
+                yield Static(patch_text(patch), markup=False)
         yield Footer(compact=True)
 
 
 def _offers(prompts: Sequence[PatchView]) -> Text:
-    lines = [offer(one) for one in prompts[:OFFERED]]
-    if len(prompts) > OFFERED:
-        lines[-1].append(f"; and {len(prompts) - OFFERED} more", "dim")
+    lines = [offer(patch) for patch in prompts[:MAX_OFFERS]]
+    if len(prompts) > MAX_OFFERS:
+        lines[-1].append(f"; and {len(prompts) - MAX_OFFERS} more", "dim")
     return Text("\n").join(lines)
 
 
-def _row(one: ApprovalView) -> Row:
-    told, style = STANDINGS[one.standing]
-    return Row(one.name, [cell(one.name, limit=60), cell(told, style)])
+def _row(approval: ApprovalView) -> Row:
+    label, style = STATUS_LABELS[approval.standing]
+    return Row(approval.name, [cell(approval.name, limit=60), cell(label, style)])
 
 
 def _key(pair: PairView) -> str:
     return f"{pair.base.id} {pair.adapter.id}"
 
 
-def enough(patches: Sequence[PatchView]) -> list[PatchView]:
-    """Those that fix their capability, by what was found last; ``patches`` come newest first."""
+def fixing_patches(patches: Sequence[PatchView]) -> list[PatchView]:
+    """Patches whose newest result fixes their capability; ``patches`` come newest first."""
     last: dict[str, PatchView] = {}
-    for one in patches:
-        last.setdefault(one.capability, one)
-    return [one for one in last.values() if one.fixes]
+    for patch in patches:
+        last.setdefault(patch.capability, patch)
+    return [patch for patch in last.values() if patch.fixes]
 
 
-def offer(one: PatchView) -> Text:
-    """One line: what is enough, and how much it does."""
+def offer(patch: PatchView) -> Text:
+    """One line: the prompt's capability and its effect."""
     text = Text("✓ a prompt is enough", "green")
-    text.append(f" for {sanitize_line(one.capability, 60)}", "bold")
-    won = next((_rates(each) for gate in one.gates if gate.of == "prompt" for each in gate.comparisons[:1]), "")
-    text.append(f"{won and f': {won} in its environment'}, instead of an adapter")
-    return text.append(f"; {one.decision} by {sanitize_line(one.decided_by, 40)}", "dim") if one.decided_by else text
+    text.append(f" for {sanitize_line(patch.capability, 60)}", "bold")
+    change = next(
+        (_rates(comparison) for gate in patch.gates if gate.of == "prompt" for comparison in gate.comparisons[:1]), ""
+    )
+    text.append(f"{change and f': {change} in its environment'}, instead of an adapter")
+    return (
+        text.append(f"; {patch.decision} by {sanitize_line(patch.decided_by, 40)}", "dim") if patch.decided_by else text
+    )
 
 
-def told(one: PatchView) -> Text:
+def patch_text(patch: PatchView) -> Text:
     """One prompt in full."""
-    text = offer(one)
-    text.append(f"\npatch {one.id[:12]} of cycle {sanitize_line(one.cycle_id, 60)}, {one.at:%m-%d %H:%M}\n", "dim")
-    for gate in one.gates:
+    text = offer(patch)
+    text.append(
+        f"\npatch {patch.id[:12]} of cycle {sanitize_line(patch.cycle_id, 60)}, {patch.at:%m-%d %H:%M}\n", "dim"
+    )
+    for gate in patch.gates:
         text.append_text(_gate(gate))
-    text.append(f"\n{sanitize_block(one.text, LONGEST)}\n\n")
-    if one.decided_at is not None:
-        why = f": {sanitize_line(one.reason, 400)}" if one.reason else ""
-        text.append(f"{one.decision} by {sanitize_line(one.decided_by, 60)}, {one.decided_at:%m-%d %H:%M}{why}\n")
+    text.append(f"\n{sanitize_block(patch.text, PROMPT_LIMIT)}\n\n")
+    if patch.decided_at is not None:
+        reason = f": {sanitize_line(patch.reason, 400)}" if patch.reason else ""
+        text.append(
+            f"{patch.decision} by {sanitize_line(patch.decided_by, 60)}, {patch.decided_at:%m-%d %H:%M}{reason}\n"
+        )
     text.append("To use it, put the text at the end of your agent's system prompt. Into a file: ", "dim")
-    text.append(f"traced show patch {one.id[:12]} --into FILE\n")
-    if one.decided_at is None:
-        text.append("For the record: ", "dim").append(f"traced approve {one.id[:12]}, or traced reject\n")
+    text.append(f"traced show patch {patch.id[:12]} --into FILE\n")
+    if patch.decided_at is None:
+        text.append("For the record: ", "dim").append(f"traced approve {patch.id[:12]}, or traced reject\n")
     return text
 
 
 def _gate(gate: PatchGateView) -> Text:
-    before, after = SIDES[gate.of]
-    text = Text(f"{after} against {before}: ").append(gate.answer, ANSWERS[gate.answer])
-    for one in gate.comparisons:
-        difference = f"{100 * one.difference:+.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-        text.append(f"\n  {sanitize_line(one.name, 12):<12} {_rates(one)}, {difference} on {one.seeds} seeds")
+    baseline, candidate = SIDES[gate.of]
+    text = Text(f"{candidate} against {baseline}: ").append(gate.answer, ANSWERS[gate.answer])
+    for comparison in gate.comparisons:
+        difference = (
+            f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}]"
+        )
+        name = sanitize_line(comparison.name, 12)
+        text.append(f"\n  {name:<12} {_rates(comparison)}, {difference} on {comparison.seeds} seeds")
     return text.append("\n")
 
 
-def _rates(one: ComparisonView) -> str:
-    return f"{100 * one.base:.0f} % → {100 * one.adapter:.0f} %"
+def _rates(comparison: ComparisonView) -> str:
+    return f"{100 * comparison.base:.0f} % → {100 * comparison.adapter:.0f} %"

@@ -19,7 +19,7 @@ from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
 from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, CapabilityView, Cited, CitedMessage
-from tui.screens.capability_panels import by_gap, cited, listed, passed, tail, texts
+from tui.screens.capability_panels import by_gap, capability_row, capability_text, cited_row, finding_row, tail
 from tui.screens.conversation import Conversation
 from tui.screens.live_screen import Live
 from tui.text import sanitize_block, sanitize_line
@@ -27,27 +27,28 @@ from tui.widgets.label_grid import SIGNS, LabelGrid
 from tui.widgets.tables import KeyedTable, Opening
 
 NONE_YET = "No capability has been named yet: a cycle names them once it has collected episodes (traced cycle start)."
-TABLES = 20  # tables of labels that are kept
+# Labels never change, so the last tables are cached.
+TABLES = 20
 PANELS = {"about": "About", "labels": "Labels", "messages": "Messages", "history": "History"}
 WIDTHS, HEIGHTS = [(0, "-narrow"), (110, "-normal"), (160, "-wide")], [(0, "-short"), (32, "-tall")]
 LEGEND = f"{SIGNS['lacking']} lacking  {SIGNS['present']} present  {SIGNS['na']} not needed"
 
 
 @dataclass(frozen=True)
-class One:
+class CapabilityDetail:
     """A capability over its cycles and in one of them, with the first of its cited messages."""
 
-    over: CapabilityHistory
+    history: CapabilityHistory
     inside: CapabilityInCycle
-    cited: Cited
+    citations: Cited
 
 
 @dataclass(frozen=True)
-class Found:
+class CapabilitiesData:
     """All capabilities, and the one that was chosen when they were asked for."""
 
-    listed: list[CapabilityView]
-    one: One | None
+    capabilities: list[CapabilityView]
+    detail: CapabilityDetail | None
 
 
 class Capabilities(Live):
@@ -90,10 +91,10 @@ class Capabilities(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self._listed: dict[str, CapabilityView] = {}
-        self._chosen: str | None = None
+        self._capabilities: dict[str, CapabilityView] = {}
+        self._selected_name: str | None = None
         self._cycle: str | None = None  # None: the newest
-        self._one: One | None = None
+        self._detail: CapabilityDetail | None = None
         self._front = "about"
         self._tables: dict[tuple[str, str], tuple[CapabilityInCycle, Cited]] = {}
 
@@ -115,7 +116,7 @@ class Capabilities(Live):
                 yield KeyedTable("cycle", "Δ", "coverage", "runs", "state", id="cycles")
 
     def on_mount(self) -> None:
-        """Name the panels."""
+        """Set the panels' titles."""
         for name, title in PANELS.items():
             self.query_one(f"#{name}").border_title = title
         self.query_one("#labels").border_subtitle = LEGEND
@@ -123,171 +124,176 @@ class Capabilities(Live):
         for part in ("#chosen", "#detail"):
             self.query_one(part).display = False
 
-    async def load(self, client: Client) -> Found:
+    async def load(self, client: Client) -> CapabilitiesData:
         """All capabilities, and what is below."""
-        found = by_gap(await client.capabilities.list())
-        names = {one.name: one for one in found}
-        chosen = self._chosen if self._chosen in names else next(iter(names), None)
-        return Found(found, await self._of(client, names[chosen]) if chosen else None)
+        capabilities = by_gap(await client.capabilities.list())
+        names = {capability.name: capability for capability in capabilities}
+        selected = self._selected_name if self._selected_name in names else next(iter(names), None)
+        return CapabilitiesData(capabilities, await self._detail_of(client, names[selected]) if selected else None)
 
-    async def _of(self, client: Client, one: CapabilityView) -> One:
-        cycle_id = self._cycle if self._cycle and one.name == self._chosen else one.newest.cycle_id
-        over, (inside, cited) = await asyncio.gather(
-            client.capabilities.history(one.name), self._table(client, one.name, cycle_id)
+    async def _detail_of(self, client: Client, capability: CapabilityView) -> CapabilityDetail:
+        cycle_id = self._cycle if self._cycle and capability.name == self._selected_name else capability.newest.cycle_id
+        history, (inside, messages) = await asyncio.gather(
+            client.capabilities.history(capability.name), self._table(client, capability.name, cycle_id)
         )
-        return One(over, inside, cited)
+        return CapabilityDetail(history, inside, messages)
 
     async def _table(self, client: Client, name: str, cycle_id: str) -> tuple[CapabilityInCycle, Cited]:
         if (name, cycle_id) not in self._tables:
-            asked = client.capabilities.in_cycle(name, cycle_id), client.capabilities.cited(name, cycle_id)
-            self._tables[name, cycle_id] = await asyncio.gather(*asked)
+            requests = client.capabilities.in_cycle(name, cycle_id), client.capabilities.cited(name, cycle_id)
+            self._tables[name, cycle_id] = await asyncio.gather(*requests)
             if len(self._tables) > TABLES:
                 del self._tables[next(iter(self._tables))]
         return self._tables[name, cycle_id]
 
-    def show(self, found: Found) -> None:
-        """All of it; what was chosen meanwhile stays chosen."""
-        self._listed = {one.name: one for one in found.listed}
+    def show(self, data: CapabilitiesData) -> None:
+        """Show the list and the detail, unless the selection changed during the request."""
+        self._capabilities = {capability.name: capability for capability in data.capabilities}
         for part in ("#chosen", "#detail"):
-            self.query_one(part).display = found.one is not None
-        if found.one is None:
-            self._chosen = None
+            self.query_one(part).display = data.detail is not None
+        if data.detail is None:
+            self._selected_name = None
             self.note(NONE_YET)
-        elif self._chosen not in self._listed:
-            self._chosen = found.one.over.name
+        elif self._selected_name not in self._capabilities:
+            self._selected_name = data.detail.history.name
         self._put_list()
-        if found.one is not None and found.one.over.name == self._chosen:
-            self._show_one(found.one)
+        if data.detail is not None and data.detail.history.name == self._selected_name:
+            self._show_detail(data.detail)
 
     def point_at(self, key: str) -> None:
         """Show the capability of this name, now or once it is known."""
-        if key in self._listed or not self.known:
-            self._chosen, self._cycle = key, None
-            self._look()
+        if key in self._capabilities or not self.known:
+            self._selected_name, self._cycle = key, None
+            self._load_detail()
         super().point_at(key)
 
     def _put_list(self) -> None:
         table = self.query_one("#capabilities", KeyedTable)
-        table.put([listed(one, self.size.width) for one in self._listed.values()])
-        if self._chosen:
-            table.point_at(self._chosen)
+        table.put([capability_row(capability, self.size.width) for capability in self._capabilities.values()])
+        if self._selected_name:
+            table.point_at(self._selected_name)
 
     def on_resize(self, event: Resize) -> None:
         """Names have what is left of the width."""
-        if self._listed:
+        if self._capabilities:
             self.call_after_refresh(self._fit)
 
     def _fit(self) -> None:
         self._put_list()
         self._head_labels()
-        self._tell()
+        self._show_heading()
 
     @work(exclusive=True, group="one")
-    async def _look(self) -> None:
-        """Ask for what is below anew; a failure is told as that of any other question is."""
-        if self._chosen not in self._listed:
+    async def _load_detail(self) -> None:
+        """Request the selected capability's detail; a failure is reported by the next full request."""
+        if self._selected_name not in self._capabilities:
             return
         try:
-            found = await self._of(self.app.client, self._listed[self._chosen])
+            detail = await self._detail_of(self.app.client, self._capabilities[self._selected_name])
         except ClientError:
             self.changed()
         else:
-            self._show_one(found)
+            self._show_detail(detail)
 
-    def _show_one(self, one: One) -> None:
-        same = self._one is not None and self._one.inside is one.inside
-        self._one = one
-        cycles = [each.cycle_id for each in one.over.findings]
-        self.query_one("#texts", Static).update(texts(one.inside, one.over))
+    def _show_detail(self, detail: CapabilityDetail) -> None:
+        is_same = self._detail is not None and self._detail.inside is detail.inside
+        self._detail = detail
+        cycles = [finding.cycle_id for finding in detail.history.findings]
+        self.query_one("#texts", Static).update(capability_text(detail.inside, detail.history))
         history = self.query_one("#cycles", KeyedTable)
-        history.put([passed(each, chosen=each.cycle_id == self._shown_cycle) for each in one.over.findings])
+        history.put(
+            [
+                finding_row(finding, is_selected=finding.cycle_id == self._shown_cycle)
+                for finding in detail.history.findings
+            ]
+        )
         history.point_at(self._shown_cycle)
         self.query_one("#history").border_title = f"History, {len(cycles)} cycle{'s' if len(cycles) > 1 else ''}"
-        if not same:
-            self._show_labels(one.inside)
-        self._show_cited(one.cited)
-        self._tell()
+        if not is_same:
+            self._show_labels(detail.inside)
+        self._show_cited(detail.citations)
+        self._show_heading()
 
     @property
     def _shown_cycle(self) -> str:
-        return self._one.inside.finding.cycle_id if self._one else ""
+        return self._detail.inside.finding.cycle_id if self._detail else ""
 
     def _show_labels(self, inside: CapabilityInCycle) -> None:
         grid = self.query_one(LabelGrid)
         grid.put(inside.runs, inside.rows)
         self._head_labels()
-        few = f"{len(inside.rows)} of " if len(inside.rows) < inside.trajectories else ""
-        self.query_one("#labels").border_title = f"Labels of {few}{inside.trajectories} trajectories"
+        subset = f"{len(inside.rows)} of " if len(inside.rows) < inside.trajectories else ""
+        self.query_one("#labels").border_title = f"Labels of {subset}{inside.trajectories} trajectories"
 
     def _head_labels(self) -> None:
-        runs = self._one.inside.runs if self._one else []
-        told = "".join(f"{run % 10}".ljust(self.query_one(LabelGrid).step) for run in runs)
-        legend = f"    {LEGEND}" if self._alone else ""
-        self.query_one("#runs", Static).update(f"{told} run{legend}" if runs else "No labels are stored.")
+        runs = self._detail.inside.runs if self._detail else []
+        header = "".join(f"{run % 10}".ljust(self.query_one(LabelGrid).step) for run in runs)
+        legend = f"    {LEGEND}" if self._single_panel else ""
+        self.query_one("#runs", Static).update(f"{header} run{legend}" if runs else "No labels are stored.")
 
-    def _show_cited(self, found: Cited) -> None:
-        self.query_one("#cited", KeyedTable).put([cited(one) for one in found.messages])
-        title = f"Messages, {len(found.messages)} of {found.total}" if found.total else "Messages: none is cited"
+    def _show_cited(self, page: Cited) -> None:
+        self.query_one("#cited", KeyedTable).put([cited_row(message) for message in page.messages])
+        title = f"Messages, {len(page.messages)} of {page.total}" if page.total else "Messages: none is cited"
         self.query_one("#messages").border_title = title
         self._preview()
 
-    def _tell(self) -> None:
-        """Which capability and cycle is shown below, and, where only one panel is in sight, which."""
-        if self._one is None:
+    def _show_heading(self) -> None:
+        """Update the line that names the capability, the cycle, and the single panel in sight."""
+        if self._detail is None:
             return
-        cycles = [each.cycle_id for each in self._one.over.findings]
+        cycles = [finding.cycle_id for finding in self._detail.history.findings]
         place = cycles.index(self._shown_cycle) if self._shown_cycle in cycles else 0
-        told = Text(no_wrap=True, overflow="ellipsis")
-        if self._alone:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        if self._single_panel:
             counts = {
-                "labels": self._one.inside.trajectories,
-                "messages": self._one.cited.total,
+                "labels": self._detail.inside.trajectories,
+                "messages": self._detail.citations.total,
                 "history": len(cycles),
             }
             for name, title in PANELS.items():
                 front, count = name == self._front, f" {counts[name]}" if name in counts else ""
-                told.append(f"{'▸' if front else ' '}{title}{count} ", "reverse bold" if front else "").append(" ")
+                text.append(f"{'▸' if front else ' '}{title}{count} ", "reverse bold" if front else "").append(" ")
         else:
-            told.append(f"{sanitize_line(self._one.inside.title, 50)}  ", "bold")
-        told.append(f"{tail(sanitize_line(self._shown_cycle, 60))}, cycle {len(cycles) - place} of {len(cycles)}")
-        told.append("" if place == 0 else " (] newer)", "yellow")
-        self.query_one("#chosen", Static).update(told)
+            text.append(f"{sanitize_line(self._detail.inside.title, 50)}  ", "bold")
+        text.append(f"{tail(sanitize_line(self._shown_cycle, 60))}, cycle {len(cycles) - place} of {len(cycles)}")
+        text.append("" if place == 0 else " (] newer)", "yellow")
+        self.query_one("#chosen", Static).update(text)
 
     @property
-    def _alone(self) -> bool:
+    def _single_panel(self) -> bool:
         return self.has_class("-narrow") or self.has_class("-short")
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Another capability, another cycle, or another message."""
         key = event.row_key.value
-        if event.data_table.id == "capabilities" and key != self._chosen and key in self._listed:
-            self._chosen, self._cycle = key, None
-            self._look()
+        if event.data_table.id == "capabilities" and key != self._selected_name and key in self._capabilities:
+            self._selected_name, self._cycle = key, None
+            self._load_detail()
         elif event.data_table.id == "cycles" and event.data_table.has_focus and key:
             self._choose_cycle(key)
         elif event.data_table.id == "cited":
             self._preview()
-            self._more()
+            self._load_more_messages()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Go down from a capability; read a message."""
         if event.data_table.id == "capabilities":
             self.action_panel(self._front)
-        elif event.data_table.id == "cited" and (one := self._message()) is not None:
-            self._open(one.trajectory, one.index)
+        elif event.data_table.id == "cited" and (message := self._message()) is not None:
+            self._open(message.trajectory, message.index)
 
     def on_label_grid_pointed(self) -> None:
         """Say what is under the cursor."""
-        there, told = self.query_one("#cell", Static), Text(no_wrap=True, overflow="ellipsis")
-        if (cell := self.query_one(LabelGrid).cell) is not None and self._one is not None:
+        label, text = self.query_one("#cell", Static), Text(no_wrap=True, overflow="ellipsis")
+        if (cell := self.query_one(LabelGrid).cell) is not None and self._detail is not None:
             row, place = cell
             verdict = {"na": "not needed", None: "no label"}.get(row.verdicts[place], row.verdicts[place])
             cites = ", cites no message" if row.cited[place] is None else f", cites message {row.cited[place]}"
-            told.append(
-                f"run {self._one.inside.runs[place]}: {verdict}{cites}"
+            text.append(
+                f"run {self._detail.inside.runs[place]}: {verdict}{cites}"
                 f" · task {sanitize_line(row.task_id, 30)}/{row.trial}"
             )
-        there.update(told)
+        label.update(text)
 
     def on_label_grid_chosen(self) -> None:
         """Read what the cell cites."""
@@ -298,35 +304,39 @@ class Capabilities(Live):
                 self._open(row.trajectory, index)
 
     def _open(self, trajectory: str, index: int) -> None:
-        if self._chosen:
-            self.app.push_screen(Conversation(trajectory, capability=self._chosen, message=index))
+        if self._selected_name:
+            self.app.push_screen(Conversation(trajectory, capability=self._selected_name, message=index))
 
     def _message(self) -> CitedMessage | None:
         key = self.query_one("#cited", KeyedTable).selected
-        found = self._one.cited.messages if self._one else []
-        return next((one for one in found if f"{one.index} {one.trajectory}" == key), None)
+        messages = self._detail.citations.messages if self._detail else []
+        return next((message for message in messages if f"{message.index} {message.trajectory}" == key), None)
 
     def _preview(self) -> None:
-        one = self._message()
-        self.query_one("#preview", Static).update("" if one is None else sanitize_block(one.text, 600))
+        message = self._message()
+        self.query_one("#preview", Static).update("" if message is None else sanitize_block(message.text, 600))
 
     @work(exclusive=True, group="more")
-    async def _more(self) -> None:
-        """The next page, where the cursor has come to the last message that is known."""
-        one, table = self._one, self.query_one("#cited", KeyedTable)
-        if one is None or table.cursor_row < len(one.cited.messages) - 1 or len(one.cited.messages) >= one.cited.total:
+    async def _load_more_messages(self) -> None:
+        """Load the next page once the cursor is on the last loaded message."""
+        detail, table = self._detail, self.query_one("#cited", KeyedTable)
+        if (
+            detail is None
+            or table.cursor_row < len(detail.citations.messages) - 1
+            or len(detail.citations.messages) >= detail.citations.total
+        ):
             return
-        name, cycle_id = one.inside.name, one.inside.finding.cycle_id
+        name, cycle_id = detail.inside.name, detail.inside.finding.cycle_id
         try:
-            page = await self.app.client.capabilities.cited(name, cycle_id, offset=len(one.cited.messages))
+            page = await self.app.client.capabilities.cited(name, cycle_id, offset=len(detail.citations.messages))
         except ClientError:
             self.changed()
             return
-        known = Cited(messages=[*one.cited.messages, *page.messages], total=page.total)
-        self._tables[name, cycle_id] = (one.inside, known)
-        if self._one is one:
-            self._one = replace(one, cited=known)
-            self._show_cited(known)
+        loaded = Cited(messages=[*detail.citations.messages, *page.messages], total=page.total)
+        self._tables[name, cycle_id] = (detail.inside, loaded)
+        if self._detail is detail:
+            self._detail = replace(detail, citations=loaded)
+            self._show_cited(loaded)
 
     def action_panel(self, name: str) -> None:
         """Bring a panel to the front, and go there."""
@@ -338,29 +348,29 @@ class Capabilities(Live):
         self._front = name
         for part in PANELS:
             self.query_one(f"#{part}").set_class(part == name, "-front")
-        self._tell()
+        self._show_heading()
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
-        """The panel where the focus is stays in sight when the room shrinks."""
+        """Bring the focused panel to the front, so that it stays in sight on a small screen."""
         for name in PANELS:
             if name != self._front and self.query_one(f"#{name}") in event.widget.ancestors_with_self:
                 self._bring(name)
 
     def action_cycle(self, older: int) -> None:
         """Show an older cycle, or a newer one."""
-        if self._one is None:
+        if self._detail is None:
             return
-        cycles = [each.cycle_id for each in self._one.over.findings]
+        cycles = [finding.cycle_id for finding in self._detail.history.findings]
         place = cycles.index(self._shown_cycle) + older if self._shown_cycle in cycles else 0
         if 0 <= place < len(cycles):
             self._choose_cycle(cycles[place])
 
     def _choose_cycle(self, cycle_id: str) -> None:
-        if self._one is not None and cycle_id != self._shown_cycle:
-            newest = self._one.over.findings[0].cycle_id
-            self._cycle = None if cycle_id == newest else cycle_id
-            self._look()
+        if self._detail is not None and cycle_id != self._shown_cycle:
+            newest_id = self._detail.history.findings[0].cycle_id
+            self._cycle = None if cycle_id == newest_id else cycle_id
+            self._load_detail()
 
     def action_back(self) -> None:
-        """To the list."""
+        """Focus the list of capabilities."""
         self.query_one("#capabilities").focus()

@@ -17,7 +17,7 @@ from tui.text import bar, cell, sanitize_block, sanitize_line
 from tui.widgets.label_grid import GROUPS
 from tui.widgets.tables import Row
 
-STANDINGS: dict[Standing, tuple[str, str]] = {
+STATE_SIGNS: dict[Standing, tuple[str, str]] = {
     "found": ("·", "dim"),
     "retained": ("◇", ""),
     "environment": ("◇", ""),
@@ -37,15 +37,18 @@ STANDINGS: dict[Standing, tuple[str, str]] = {
     "rolled back": ("↶", "yellow"),
     "superseded": ("↷", "dim"),
 }
-ROOMY = 110  # columns from which figures have bars and adapters words
-OTHERS = 60  # columns that a list takes beside its names where it is not roomy
-TAIL = 18  # characters of a long cycle's id, from its end
+# From this width on figures have bars, and adapters have their state in words.
+ROOMY = 110
+# Columns that a narrow list needs beside the names.
+FIXED_COLUMNS = 60
+# Cycle ids begin alike, so their ends are shown.
+TAIL = 18
 
 
-def stands(standing: Standing) -> Text:
-    """A sign and the word."""
-    sign, style = STANDINGS[standing]
-    return cell(f"{sign} {standing}", style)
+def state_cell(state: Standing) -> Text:
+    """A state as its symbol and its name."""
+    sign, style = STATE_SIGNS[state]
+    return cell(f"{sign} {state}", style)
 
 
 def gap(value: float | None) -> str:
@@ -59,98 +62,106 @@ def share(value: float | None) -> str:
 
 
 def tail(cycle_id: str) -> str:
-    """A cycle's id as far as it tells cycles apart: their beginnings are alike."""
+    """The end of a cycle's id: the beginnings are alike."""
     return cycle_id if len(cycle_id) <= TAIL else "…" + cycle_id[-TAIL:]
 
 
-def by_gap(listed: Sequence[CapabilityView]) -> list[CapabilityView]:
-    """Those of the newest cycle first; of a cycle what it retained, and the widest gaps."""
-    cycles = {one.newest.cycle_id: place for place, one in reversed(list(enumerate(listed)))}
+def by_gap(capabilities: Sequence[CapabilityView]) -> list[CapabilityView]:
+    """Sort by newest cycle, then retained ones, then the widest gap."""
+    cycles = {capability.newest.cycle_id: place for place, capability in reversed(list(enumerate(capabilities)))}
 
-    def place(one: CapabilityView) -> tuple[int, bool, float, str]:
-        newest = one.newest
-        gap = newest.delta if newest.delta is not None else -2
-        return cycles[newest.cycle_id], not newest.retained, -gap, one.name
+    def place(capability: CapabilityView) -> tuple[int, bool, float, str]:
+        finding = capability.newest
+        gap = finding.delta if finding.delta is not None else -2
+        return cycles[finding.cycle_id], not finding.retained, -gap, capability.name
 
-    return sorted(listed, key=place)
+    return sorted(capabilities, key=place)
 
 
-def listed(one: CapabilityView, width: int) -> Row:
+def capability_row(capability: CapabilityView, width: int) -> Row:
     """A capability's row on a screen of ``width`` columns."""
-    newest, roomy = one.newest, width >= ROOMY
-    delta, coverage = gap(newest.delta), share(newest.coverage)
+    finding, roomy = capability.newest, width >= ROOMY
+    delta, coverage = gap(finding.delta), share(finding.coverage)
     if roomy:
-        delta, coverage = f"{delta} {bar(newest.delta, 10)}", f"{coverage} {bar(newest.coverage, 10)}"
-    alpha = "–" if newest.agreement is None else f"{newest.agreement:.2f}"
-    name = cell(one.name, "bold", limit=60)
-    name.truncate(max(width - OTHERS, 12) if not roomy else 40, overflow="ellipsis")
+        delta, coverage = f"{delta} {bar(finding.delta, 10)}", f"{coverage} {bar(finding.coverage, 10)}"
+    alpha = "–" if finding.agreement is None else f"{finding.agreement:.2f}"
+    name = cell(capability.name, "bold", limit=60)
+    name.truncate(max(width - FIXED_COLUMNS, 12) if not roomy else 40, overflow="ellipsis")
     cells = [
         name,
         cell(delta),
         cell(coverage),
-        cell(f"{newest.runs_agreeing}/{newest.runs}" if newest.runs else "–"),
+        cell(f"{finding.runs_agreeing}/{finding.runs}" if finding.runs else "–"),
         cell(alpha),
-        stands(one.standing),
-        cell("  ".join(_adapter(mark, words=roomy) for mark in reversed(one.adapters)) or "–"),
+        state_cell(capability.standing),
+        cell("  ".join(_adapter(mark, words=roomy) for mark in reversed(capability.adapters)) or "–"),
     ]
-    return Row(one.name, cells)
+    return Row(capability.name, cells)
 
 
 def _adapter(mark: AdapterMark, *, words: bool) -> str:
-    told = f"{STANDINGS[mark.standing][0]} v{mark.version}"
-    told += f" {mark.standing}" if words else ""
-    return told if mark.share is None else f"{told} {100 * mark.share:g} %"
+    label = f"{STATE_SIGNS[mark.standing][0]} v{mark.version}"
+    label += f" {mark.standing}" if words else ""
+    return label if mark.share is None else f"{label} {100 * mark.share:g} %"
 
 
-def passed(one: FindingView, *, chosen: bool) -> Row:
+def finding_row(finding: FindingView, *, is_selected: bool) -> Row:
     """A cycle's row in the history."""
     cells = [
-        cell(f"{'▸' if chosen else ' '} {tail(one.cycle_id)}", "bold" if chosen else ""),
-        cell(f"{gap(one.delta)} {bar(one.delta, 6)}"),
-        cell(f"{share(one.coverage)} {bar(one.coverage, 6)}"),
-        cell(f"{one.runs_agreeing}/{one.runs}" if one.runs else "–"),
-        stands(one.standing),
+        cell(f"{'▸' if is_selected else ' '} {tail(finding.cycle_id)}", "bold" if is_selected else ""),
+        cell(f"{gap(finding.delta)} {bar(finding.delta, 6)}"),
+        cell(f"{share(finding.coverage)} {bar(finding.coverage, 6)}"),
+        cell(f"{finding.runs_agreeing}/{finding.runs}" if finding.runs else "–"),
+        state_cell(finding.standing),
     ]
-    return Row(one.cycle_id, cells)
+    return Row(finding.cycle_id, cells)
 
 
-def texts(one: CapabilityInCycle, over: CapabilityHistory) -> Text:
+def capability_text(capability: CapabilityInCycle, history: CapabilityHistory) -> Text:
     """What the capability is, what the chosen cycle found, and the adapters."""
-    told, found = Text(), one.finding
-    now = next((each.standing for each in over.findings if each.cycle_id == found.cycle_id), found.standing)
-    told.append(sanitize_line(one.title, 100), "bold")
-    told.append(f"  {sanitize_line(one.name, 60)}\n", "dim")
-    told.append(f"{sanitize_block(one.description, 2000)}\n")
-    told.append(f"{sanitize_line(found.cycle_id, 60)} · {found.at:%Y-%m-%d %H:%M} · ", "dim").append_text(stands(now))
-    if found.delta is None or found.er_minus is None or found.er_plus is None:
-        told.append("\nΔ –: never needed in failures, or never in successes" if found.runs else "\nnot contrasted yet")
+    summary, finding = Text(), capability.finding
+    now = next((entry.standing for entry in history.findings if entry.cycle_id == finding.cycle_id), finding.standing)
+    summary.append(sanitize_line(capability.title, 100), "bold")
+    summary.append(f"  {sanitize_line(capability.name, 60)}\n", "dim")
+    summary.append(f"{sanitize_block(capability.description, 2000)}\n")
+    summary.append(f"{sanitize_line(finding.cycle_id, 60)} · {finding.at:%Y-%m-%d %H:%M} · ", "dim").append_text(
+        state_cell(now)
+    )
+    if finding.delta is None or finding.er_minus is None or finding.er_plus is None:
+        summary.append(
+            "\nΔ –: never needed in failures, or never in successes" if finding.runs else "\nnot contrasted yet"
+        )
     else:
-        told.append(f"\nΔ {found.delta:+.3f}")
-        told.append(f" = {found.er_minus:.3f} in failures − {found.er_plus:.3f} in successes", "dim")
-    if found.runs:
-        passing = f"{found.runs_agreeing} of {found.runs} runs pass"
-        told.append(f"\ncoverage {share(found.coverage).strip()} · {passing}")
-        told.append("" if found.agreement is None else f" · agreement α {found.agreement:.2f}")
-    for mark in reversed(over.adapters):
-        sign, style = STANDINGS[mark.standing]
+        summary.append(f"\nΔ {finding.delta:+.3f}")
+        summary.append(f" = {finding.er_minus:.3f} in failures − {finding.er_plus:.3f} in successes", "dim")
+    if finding.runs:
+        passing = f"{finding.runs_agreeing} of {finding.runs} runs pass"
+        summary.append(f"\ncoverage {share(finding.coverage).strip()} · {passing}")
+        summary.append("" if finding.agreement is None else f" · agreement α {finding.agreement:.2f}")
+    for mark in reversed(history.adapters):
+        sign, style = STATE_SIGNS[mark.standing]
         part = "" if mark.share is None else f" {100 * mark.share:g} %"
-        told.append(f"\n{sign} {sanitize_line(mark.name, 60)} {mark.standing}{part}", style)
-        told.append(f" of {tail(sanitize_line(mark.cycle_id, 60))}", "dim")
-    for head, text in (("Needed when", one.when_needed), ("Exercised", one.exercised), ("Lacking", one.lacking)):
-        told.append(f"\n{head}: ", "bold").append(sanitize_block(text, 2000))
-    return told
+        summary.append(f"\n{sign} {sanitize_line(mark.name, 60)} {mark.standing}{part}", style)
+        summary.append(f" of {tail(sanitize_line(mark.cycle_id, 60))}", "dim")
+    for head, text in (
+        ("Needed when", capability.when_needed),
+        ("Exercised", capability.exercised),
+        ("Lacking", capability.lacking),
+    ):
+        summary.append(f"\n{head}: ", "bold").append(sanitize_block(text, 2000))
+    return summary
 
 
-def cited(one: CitedMessage) -> Row:
+def cited_row(message: CitedMessage) -> Row:
     """A cited message's row."""
-    votes = [f"✗{len(one.lacking)}"] if one.lacking else []
-    votes += [f"■{len(one.present)}"] if one.present else []
+    votes = [f"✗{len(message.lacking)}"] if message.lacking else []
+    votes += [f"■{len(message.present)}"] if message.present else []
     cells = [
-        cell(" ".join(votes), "bold red" if one.lacking else "green"),
-        cell(GROUPS.get(one.outcome, "?")[0]),
-        cell(one.trajectory, limit=24),
-        cell(one.index),
-        cell(one.role or "–", limit=10),
-        cell(one.text, limit=120),
+        cell(" ".join(votes), "bold red" if message.lacking else "green"),
+        cell(GROUPS.get(message.outcome, "?")[0]),
+        cell(message.trajectory, limit=24),
+        cell(message.index),
+        cell(message.role or "–", limit=10),
+        cell(message.text, limit=120),
     ]
-    return Row(f"{one.index} {one.trajectory}", cells)
+    return Row(f"{message.index} {message.trajectory}", cells)

@@ -37,11 +37,11 @@ DETAIL = 400  # characters of an episode's detail
 
 
 @dataclass
-class Found:
-    """What the daemon said."""
+class ConversationData:
+    """The daemon's response: the trajectory, and another trial of its task."""
 
-    one: FullTrajectory
-    beside: FullTrajectory | None
+    trajectory: FullTrajectory
+    other: FullTrajectory | None
 
 
 class Conversation(Live):
@@ -64,7 +64,7 @@ class Conversation(Live):
         self.capability = capability
         self._message = message  # where reading begins
         self.beside: str | None = None
-        self._one: FullTrajectory | None = None
+        self._trajectory: FullTrajectory | None = None
 
     def contents(self) -> ComposeResult:
         """One side, and room for another."""
@@ -77,37 +77,40 @@ class Conversation(Live):
         self.query_one("#one Talk", Talk).begin_at = self._message
 
     def news(self, events: list[EventView]) -> None:
-        """What was said of conversations concerns this too."""
+        """Feedback on conversations concerns this screen too."""
         if any(map(tells_of_conversations, events)):
             self.changed()
         super().news(events)
 
-    async def load(self, client: Client) -> Found:
-        """What is shown."""
-        one = await client.trajectories.get(self.trajectory_id)
-        return Found(one, await client.trajectories.get(self.beside) if self.beside else None)
+    async def load(self, client: Client) -> ConversationData:
+        """Request the trajectory, and the other trial if one is open."""
+        trajectory = await client.trajectories.get(self.trajectory_id)
+        return ConversationData(trajectory, await client.trajectories.get(self.beside) if self.beside else None)
 
-    def show(self, found: Found) -> None:
-        """Both sides."""
-        self._one = found.one
-        self._tell(self.query_one("#one", Side), found.one)
-        there = found.beside is not None and found.beside.id == self.beside
+    def show(self, data: ConversationData) -> None:
+        """Show the conversation, and the other trial if there is one."""
+        self._trajectory = data.trajectory
+        self._put_side(self.query_one("#one", Side), data.trajectory)
+        is_expected = data.other is not None and data.other.id == self.beside
         side = self.query_one("#beside", Side)
-        if found.beside is not None and there:
-            self._tell(side, found.beside)
-        side.display = there
+        if data.other is not None and is_expected:
+            self._put_side(side, data.other)
+        side.display = is_expected
 
-    def _tell(self, side: Side, one: FullTrajectory) -> None:
-        side.tell(_about(one, self.capability), blocks(one.messages, citations(one.labels, self.capability)))
+    def _put_side(self, side: Side, trajectory: FullTrajectory) -> None:
+        side.tell(
+            _facts(trajectory, self.capability),
+            blocks(trajectory.messages, citations(trajectory.labels, self.capability)),
+        )
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Another trial is offered beside a trial, a file where the terminal is the user's own."""
+        """Offer another trial only beside a trial, and an export only outside a browser."""
         if action == "another":
             return self.beside is not None
         return not self.app.is_web if action == "export" else True
 
     def action_back(self) -> None:
-        """To where it was opened."""
+        """Return to the screen below."""
         self.dismiss()
 
     def action_beside(self) -> None:
@@ -116,41 +119,45 @@ class Conversation(Live):
             self._put_beside(None)
             self.query_one("#one Talk", Talk).focus()
         else:
-            self._find(otherwise=True)
+            self._open_trial(otherwise=True)
 
     def action_another(self) -> None:
         """The next trial of the task beside it, however it ended."""
-        self._find(otherwise=False)
+        self._open_trial(otherwise=False)
 
     def action_export(self) -> None:
         """Write it to a file."""
         export(self.app, [self.trajectory_id])
 
     @work(exclusive=True, group="trials")
-    async def _find(self, *, otherwise: bool) -> None:
-        one = self._one
-        if one is None:
+    async def _open_trial(self, *, otherwise: bool) -> None:
+        trajectory = self._trajectory
+        if trajectory is None:
             return
         try:
-            trials = await self.app.client.trajectories.trials(one.id)
+            trials = await self.app.client.trajectories.trials(trajectory.id)
         except ClientError as error:
             self.app.notify(sanitize_line(error.message, 400), severity="error", markup=False)
             return
-        fitting = _nearest(one, trials)
-        wanted = [trial for trial in fitting if trial.outcome == OTHERWISE.get(one.outcome)] if otherwise else fitting
-        if wanted:
-            ids = [trial.id for trial in wanted]
+        fitting = _nearest(trajectory, trials)
+        candidates = (
+            [trial for trial in fitting if trial.outcome == OTHERWISE.get(trajectory.outcome)] if otherwise else fitting
+        )
+        if candidates:
+            ids = [trial.id for trial in candidates]
             place = ids.index(self.beside) + 1 if self.beside in ids else 0
             self._put_beside(ids[place % len(ids)])
             return
         if not trials:
-            told = "This is the only trial of its task."
-        elif one.outcome not in OTHERWISE:
-            told = f"Nobody has judged this one; beside it is one of the {len(trials)} other trials, o shows the next."
+            message = "This is the only trial of its task."
+        elif trajectory.outcome not in OTHERWISE:
+            message = (
+                f"Nobody has judged this one; beside it is one of the {len(trials)} other trials, o shows the next."
+            )
             self._put_beside(fitting[0].id)
         else:
-            told = f"None of the {len(trials)} other trials is a {OTHERWISE[one.outcome]}."
-        self.app.notify(told, timeout=5, markup=False)
+            message = f"None of the {len(trials)} other trials is a {OTHERWISE[trajectory.outcome]}."
+        self.app.notify(message, timeout=5, markup=False)
 
     def _put_beside(self, trajectory_id: str | None) -> None:
         self.beside = trajectory_id
@@ -181,20 +188,20 @@ class SideBySide(ModalScreen[None]):
         self._title, self._base, self._adapter = title, base, adapter
 
     def compose(self) -> ComposeResult:
-        """A side each."""
+        """One side for each episode."""
         with Container():
-            yield Side(self._about(self._base), blocks(self._base.messages), id="base")
-            yield Side(self._about(self._adapter), blocks(self._adapter.messages), id="adapter")
+            yield Side(self._facts(self._base), blocks(self._base.messages), id="base")
+            yield Side(self._facts(self._adapter), blocks(self._adapter.messages), id="adapter")
         yield Footer(compact=True)
 
-    def _about(self, one: Episode) -> Text:
-        mark, colour = OUTCOMES.get(one.outcome, ("·", ""))
-        told = Text(f"{mark} {sanitize_line(one.outcome, 20)}", f"bold {colour}")
-        told.append(f"   {sanitize_line(one.model, 60)}\n", "bold")
-        told.append(f"{self._title} · {sanitize_line(one.end_cause, 20)} · reward {one.reward:.2f}")
-        if one.detail:
-            told.append(f"\n{sanitize_line(one.detail, DETAIL)}", "red")
-        return told
+    def _facts(self, episode: Episode) -> Text:
+        mark, colour = OUTCOMES.get(episode.outcome, ("·", ""))
+        text = Text(f"{mark} {sanitize_line(episode.outcome, 20)}", f"bold {colour}")
+        text.append(f"   {sanitize_line(episode.model, 60)}\n", "bold")
+        text.append(f"{self._title} · {sanitize_line(episode.end_cause, 20)} · reward {episode.reward:.2f}")
+        if episode.detail:
+            text.append(f"\n{sanitize_line(episode.detail, DETAIL)}", "red")
+        return text
 
 
 class RolloutShown(ModalScreen[None]):
@@ -214,68 +221,68 @@ class RolloutShown(ModalScreen[None]):
         self._samples, self._place = samples, place
 
     def compose(self) -> ComposeResult:
-        """The conversation."""
-        yield Side(self._about(), blocks(self._samples[self._place].messages))
+        """The conversation of the current rollout."""
+        yield Side(self._facts(), blocks(self._samples[self._place].messages))
         yield Footer(compact=True)
 
-    async def action_other(self, by: int) -> None:
-        """The next one, or the one before."""
-        self._place = (self._place + by) % len(self._samples)
+    async def action_other(self, step: int) -> None:
+        """Show the next or the previous rollout."""
+        self._place = (self._place + step) % len(self._samples)
         await self.recompose()
         self.query_one(Talk).focus()
 
-    def _about(self) -> Text:
+    def _facts(self) -> Text:
         sample = self._samples[self._place]
         mark, colour = OUTCOMES["success" if sample.success else "failure"]
-        told = Text(f"{mark} {'success' if sample.success else 'failure'}", f"bold {colour}")
-        told.append(f", reward {sample.reward:.2f}")
-        of = f"seed {sample.seed}: {sanitize_line(sample.place, 20)} of its group"
-        told.append(f"   iteration {sample.iteration}, {of}", "bold")
-        told.append(f"   {self._place + 1} of {len(self._samples)}", "dim")
+        text = Text(f"{mark} {'success' if sample.success else 'failure'}", f"bold {colour}")
+        text.append(f", reward {sample.reward:.2f}")
+        group_place = f"seed {sample.seed}: {sanitize_line(sample.place, 20)} of its group"
+        text.append(f"   iteration {sample.iteration}, {group_place}", "bold")
+        text.append(f"   {self._place + 1} of {len(self._samples)}", "dim")
         if sample.left_out:
-            told.append(f"\n{sample.left_out} more messages were not kept", "yellow")
-        return told
+            text.append(f"\n{sample.left_out} more messages were not kept", "yellow")
+        return text
 
 
-def _nearest(one: FullTrajectory, trials: list[TrajectorySummary]) -> list[TrajectorySummary]:
+def _nearest(trajectory: FullTrajectory, trials: list[TrajectorySummary]) -> list[TrajectorySummary]:
     """Those of the same cycle and model first."""
-    return sorted(trials, key=lambda trial: (trial.cycle_id != one.cycle_id, trial.model != one.model))
+    return sorted(trials, key=lambda trial: (trial.cycle_id != trajectory.cycle_id, trial.model != trajectory.model))
 
 
-def _about(found: FullTrajectory, capability: str | None) -> Text:
-    mark, colour = OUTCOMES.get(found.outcome, ("·", ""))
-    told = Text(f"{mark} {sanitize_line(found.outcome, 20)}", f"bold {colour}")
-    if found.by == "source":
-        told.append(" as its source says", "dim")
+def _facts(trajectory: FullTrajectory, capability: str | None) -> Text:
+    mark, colour = OUTCOMES.get(trajectory.outcome, ("·", ""))
+    text = Text(f"{mark} {sanitize_line(trajectory.outcome, 20)}", f"bold {colour}")
+    if trajectory.by == "source":
+        text.append(" as its source says", "dim")
     else:
-        who = f" ({sanitize_line(found.said.who, 60)})" if found.said and found.said.who else ""
-        told.append(f" said by {sanitize_line(found.by, 20)}{who}", "dim")
-    told.append(f"   {sanitize_line(found.id, 80)}\n", "bold")
-    split = f"/{sanitize_line(found.split, 40)}" if found.split else ""
-    of = f"task {sanitize_line(found.task_id, 60)}, trial {found.trial}"
-    told.append(
-        f"{sanitize_line(found.source, 60)}{split}, {of} · {sanitize_line(found.model, 60)}"
-        f" · {sanitize_line(found.end_cause, 20)}"
+        actor = f" ({sanitize_line(trajectory.said.who, 60)})" if trajectory.said and trajectory.said.who else ""
+        text.append(f" said by {sanitize_line(trajectory.by, 20)}{actor}", "dim")
+    text.append(f"   {sanitize_line(trajectory.id, 80)}\n", "bold")
+    split = f"/{sanitize_line(trajectory.split, 40)}" if trajectory.split else ""
+    trial = f"task {sanitize_line(trajectory.task_id, 60)}, trial {trajectory.trial}"
+    text.append(
+        f"{sanitize_line(trajectory.source, 60)}{split}, {trial} · {sanitize_line(trajectory.model, 60)}"
+        f" · {sanitize_line(trajectory.end_cause, 20)}"
     )
-    parts = "".join(f", {sanitize_line(name, 30)} {_figure(value)}" for name, value in found.parts.items())
-    told.append(f" · reward {found.reward:g}{f' ({parts[2:]})' if parts else ''}")
-    if found.said and found.said.comment:
-        told.append(f"\n“{sanitize_line(found.said.comment, 200)}”", "italic")
-    if found.detail:
-        told.append(f"\n{sanitize_line(found.detail, 200)}", "yellow")
-    for cycle, some in groupby(found.labels, lambda labels: labels.cycle_id):
-        told.append(f"\n{sanitize_line(cycle, 40)}: ", "dim")
-        said = [_labels(labels) for labels in some if capability in (None, labels.capability)]
-        told.append_text(Text(" · ", "dim").join(said))
-    return told
+    parts = "".join(f", {sanitize_line(name, 30)} {_figure(value)}" for name, value in trajectory.parts.items())
+    text.append(f" · reward {trajectory.reward:g}{f' ({parts[2:]})' if parts else ''}")
+    if trajectory.said and trajectory.said.comment:
+        text.append(f"\n“{sanitize_line(trajectory.said.comment, 200)}”", "italic")
+    if trajectory.detail:
+        text.append(f"\n{sanitize_line(trajectory.detail, 200)}", "yellow")
+    for cycle, some in groupby(trajectory.labels, lambda labels: labels.cycle_id):
+        text.append(f"\n{sanitize_line(cycle, 40)}: ", "dim")
+        summaries = [_labels(labels) for labels in some if capability in (None, labels.capability)]
+        text.append_text(Text(" · ", "dim").join(summaries))
+    return text
 
 
 def _labels(labels: CapabilityLabels) -> Text:
-    """What most runs said first."""
+    """A capability's verdicts with their counts, the most frequent one first."""
     counts = Counter(run.verdict for run in labels.runs).most_common()
     mark, colour = VERDICTS.get(counts[0][0] if counts else "", ("·", ""))
-    said = ", ".join(f"{sanitize_line(verdict, 20)} {count}/{len(labels.runs)}" for verdict, count in counts)
-    return Text(f"{mark} {sanitize_line(labels.capability, 60)} {said}", colour)
+    verdicts = ", ".join(f"{sanitize_line(verdict, 20)} {count}/{len(labels.runs)}" for verdict, count in counts)
+    return Text(f"{mark} {sanitize_line(labels.capability, 60)} {verdicts}", colour)
 
 
 def _figure(value: float | None) -> str:

@@ -19,7 +19,7 @@ from tui.text import cell, sanitize_line
 from tui.widgets.dialogs import ReasonDialog
 from tui.widgets.forest_plot import MARKS, points
 
-NAMED = 6  # tasks that were lost, by name
+MAX_TASKS = 6  # tasks that were lost, by name
 POLICIES: tuple[tuple[Policy, str], ...] = (
     ("immediate", "immediate: all conversations of its capability at once"),
     ("canary", "canary: a growing share, judged by feedback"),
@@ -28,19 +28,19 @@ POLICIES: tuple[tuple[Policy, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Act:
+class Action:
     """A kind of decision: what it does, in words."""
 
     key: str
     verb: str
-    did: str
-    means: str
+    past_tense: str
+    effect: str
 
 
-ACTS = {
-    "approve": Act("approve", "Approve", "approved", "It takes traffic, by the way that is chosen below."),
-    "reject": Act("reject", "Reject", "rejected", "It takes no traffic; its files stay."),
-    "more-episodes": Act(
+ACTIONS = {
+    "approve": Action("approve", "Approve", "approved", "It takes traffic, by the way that is chosen below."),
+    "reject": Action("reject", "Reject", "rejected", "It takes no traffic; its files stay."),
+    "more-episodes": Action(
         "more",
         "More episodes for",
         "asked for more episodes for",
@@ -50,34 +50,34 @@ ACTS = {
 
 
 class Decision(ReasonDialog):
-    """Confirms a decision on one adapter; ``how`` sends it, given the reason and the policy."""
+    """Confirms a decision on one adapter; ``send`` takes the reason and the policy."""
 
     DEFAULT_CSS = """
     Decision #overtaken { color: $text-error; display: none; }
     Decision RadioSet { height: auto; border: none; padding: 0; }
     """
 
-    def __init__(self, case: Case, what: str, how: Callable[[str, Policy], Awaitable[Done]]) -> None:
-        self.case, self.what, self._how = case, what, how
-        self._act = next(act for act in ACTS.values() if act.key == what)
+    def __init__(self, case: Case, action_key: str, send: Callable[[str, Policy], Awaitable[Done]]) -> None:
+        self.case, self.what, self._send = case, action_key, send
+        self._action = next(action for action in ACTIONS.values() if action.key == action_key)
         super().__init__(
-            f"{self._act.verb} {sanitize_line(case.adapter.name, 60)}",
-            "error" if what == "reject" else "success",
-            after_reason="#policy" if what == "approve" else "#leave",
+            f"{self._action.verb} {sanitize_line(case.adapter.name, 60)}",
+            "error" if action_key == "reject" else "success",
+            after_reason="#policy" if action_key == "approve" else "#leave",
         )
 
     def about(self) -> Iterable[Widget]:
         """The figures that it is decided on."""
         yield Static("", id="overtaken", markup=False)
         yield Static(_figures(self.case))
-        yield Static(self._act.means, markup=False)
+        yield Static(self._action.effect, markup=False)
 
     def choices(self) -> Iterable[Widget]:
         """The way in which an adapter goes live."""
         if self.what != "approve":
             return
         yield Static("How it goes live:", classes="title")
-        ways = [
+        buttons = [
             _Way(
                 means + (" (usual)" if policy == self.case.policy else ""),
                 value=policy == self.case.policy,
@@ -85,24 +85,24 @@ class Decision(ReasonDialog):
             )
             for policy, means in POLICIES
         ]
-        yield RadioSet(*ways, id="policy", compact=True)
+        yield RadioSet(*buttons, id="policy", compact=True)
 
-    def overtaken(self, told: str) -> None:
-        """Somebody else was first."""
-        there = self.query_one("#overtaken", Static)
-        there.update(f"✗ {told}. Nothing is left to decide here; Esc leaves.")
-        there.display = True
+    def overtaken(self, message: str) -> None:
+        """Show that somebody else has decided, and disable the confirmation."""
+        notice = self.query_one("#overtaken", Static)
+        notice.update(f"✗ {message}. Nothing is left to decide here; Esc leaves.")
+        notice.display = True
         self.query_one("#confirm", Button).disabled = True
 
     def do(self, reason: str) -> Awaitable[Done]:
-        """With the way that was chosen."""
-        return self._how(reason, self._policy())
+        """The request, with the chosen policy."""
+        return self._send(reason, self._policy())
 
     def _policy(self) -> Policy:
         if self.what != "approve":
             return self.case.policy
-        chosen = self.query_one("#policy", RadioSet).pressed_index
-        return POLICIES[chosen][0] if chosen >= 0 else self.case.policy
+        index = self.query_one("#policy", RadioSet).pressed_index
+        return POLICIES[index][0] if index >= 0 else self.case.policy
 
 
 class _Way(RadioButton):
@@ -111,53 +111,55 @@ class _Way(RadioButton):
     BUTTON_INNER = "○"
 
     def watch_value(self) -> None:
-        """Change the sign."""
+        """Show the button's state by its symbol."""
         self.BUTTON_INNER = "●" if self.value else "○"
         super().watch_value()
 
 
-def standing(case: Case, *, paused: bool = False) -> Text:
-    """What it waits for, or who decided; and what its gate said. A paused service takes no look before it goes on."""
-    told, name, newest = Text(), sanitize_line(case.adapter.name, 80), case.gates[0]
-    told.append(name, "bold")
+def status_text(case: Case, *, paused: bool = False) -> Text:
+    """The adapter's state: pending or decided by whom, and the gate's answers. A paused service plays no round."""
+    text, name, gate = Text(), sanitize_line(case.adapter.name, 80), case.gates[0]
+    text.append(name, "bold")
     if case.asked is not None:
-        asked = case.asked
-        told.append(f"  … more episodes, look {asked.look} of {case.looks}", "bold cyan")
-        told.append(f", asked for by {sanitize_line(asked.who, 60)} {_when(asked.at)}{_why(asked.reason)}")
-        told.append(" ‖ when the service goes on" if paused else "", "yellow")
+        request = case.asked
+        text.append(f"  … more episodes, look {request.look} of {case.looks}", "bold cyan")
+        text.append(
+            f", asked for by {sanitize_line(request.who, 60)} {_timestamp(request.at)}{_reason_suffix(request.reason)}"
+        )
+        text.append(" ‖ when the service goes on" if paused else "", "yellow")
     elif case.adapter.standing == "waiting":
-        told.append("  ! waits for a decision", "bold yellow")
+        text.append("  ! waits for a decision", "bold yellow")
     elif case.adapter.decision is not None:
-        made = case.adapter.decision
-        mark, style = ("✓", "green") if made.decision == "approved" else ("✗", "red")
-        told.append(f"  {mark} {made.decision}", style)
-        told.append(f" by {sanitize_line(made.who, 60)} {_when(made.at)}{_why(made.reason)}")
+        decision = case.adapter.decision
+        mark, style = ("✓", "green") if decision.decision == "approved" else ("✗", "red")
+        text.append(f"  {mark} {decision.decision}", style)
+        text.append(f" by {sanitize_line(decision.who, 60)} {_timestamp(decision.at)}{_reason_suffix(decision.reason)}")
     else:
-        told.append("  – did not pass", "dim")
+        text.append("  – did not pass", "dim")
     if case.live or case.trial:
-        told.append(f"  ● {'live' if case.live else case.trial}", "green")
-    last = ", the last" if newest.rounds >= case.looks else ""
-    told.append(
-        f"\ngate: {newest.answer} after look {newest.rounds} of {case.looks}{last}, {_when(newest.at)}", "default"
+        text.append(f"  ● {'live' if case.live else case.trial}", "green")
+    last = ", the last" if gate.rounds >= case.looks else ""
+    text.append(
+        f"\ngate: {gate.answer} after look {gate.rounds} of {case.looks}{last}, {_timestamp(gate.at)}", "default"
     )
     for earlier in case.gates[1:]:
-        told.append(f"; before: {earlier.answer} after look {earlier.rounds}, {_when(earlier.at)}", "dim")
-    return told
+        text.append(f"; before: {earlier.answer} after look {earlier.rounds}, {_timestamp(earlier.at)}", "dim")
+    return text
 
 
-def moved(case: Case) -> Text:
-    """How many pairs were won and lost, and the tasks that were."""
+def changes_text(case: Case) -> Text:
+    """The numbers of won and lost pairs, and the lost tasks."""
     if not case.changes:
         return Text("No episodes of its gate are kept, so there are none to read.", "dim")
-    told = Text()
-    for number, one in enumerate(case.changes):
-        told.append("\n" if number else "")
-        told.append_text(_changes(one))
-    return told
+    text = Text()
+    for number, changes in enumerate(case.changes):
+        text.append("\n" if number else "")
+        text.append_text(_changes(changes))
+    return text
 
 
 def pair_row(pair: PairView) -> Sequence[Text]:
-    """One pair for the table."""
+    """The cells of a pair's row."""
     better = pair.change > 0
     mark, style = ("▲ better", "green") if better else ("▼ worse", "bold red")
     trial = f" #{pair.trial}" if pair.trial else ""
@@ -173,82 +175,90 @@ def pair_row(pair: PairView) -> Sequence[Text]:
 
 def lineage(case: Case) -> Text:
     """From the capability to the cycle, two lines each at most."""
-    of, made, run = case.capability, case.environment, case.training
-    told = Text()
-    found = "not analysed" if of.delta is None else f"Δ {100 * of.delta:.0f} points"
-    covers = "" if of.coverage is None else f", coverage {100 * of.coverage:.0f} %"
-    agree = f", {of.runs_agreeing} of {of.runs} runs agree" if of.runs else ""
-    _line(told, "capability", f"{sanitize_line(of.title, 60)}: {found}{covers}{agree}")
-    _line(told, "", sanitize_line(of.description, 160))
-    checks = f"{made.checks - len(made.failed)} of {made.checks} checks"
-    failed = f", not {sanitize_line(', '.join(made.failed), 100)}" if made.failed else ""
-    admitted = {True: "✓ admitted", False: "✗ refused", None: "? never tried"}[made.admitted]
-    by = sanitize_line(made.synthesizer, 20)
-    _line(told, "environment", f"{made.hash[:12]} {admitted}, {checks}{failed}; by {by}, seed {made.seed}")
+    capability, environment, run = case.capability, case.environment, case.training
+    text = Text()
+    gap = "not analysed" if capability.delta is None else f"Δ {100 * capability.delta:.0f} points"
+    covers = "" if capability.coverage is None else f", coverage {100 * capability.coverage:.0f} %"
+    agree = f", {capability.runs_agreeing} of {capability.runs} runs agree" if capability.runs else ""
+    _line(text, "capability", f"{sanitize_line(capability.title, 60)}: {gap}{covers}{agree}")
+    _line(text, "", sanitize_line(capability.description, 160))
+    checks = f"{environment.checks - len(environment.failed)} of {environment.checks} checks"
+    failed = f", not {sanitize_line(', '.join(environment.failed), 100)}" if environment.failed else ""
+    admission = {True: "✓ admitted", False: "✗ refused", None: "? never tried"}[environment.admitted]
+    synthesizer = sanitize_line(environment.synthesizer, 20)
+    _line(
+        text,
+        "environment",
+        f"{environment.hash[:12]} {admission}, {checks}{failed}; by {synthesizer}, seed {environment.seed}",
+    )
     reward = "no figures"
     if run.first_reward is not None and run.last_reward is not None:
         reward = f"reward {run.first_reward:.2f} → {run.last_reward:.2f} in {run.iterations} iterations"
     seeds = f", tasks {run.seeds[0]}-{run.seeds[-1] - 1}" if len(run.seeds) > 1 else ""
-    _line(told, "training", f"{reward}, {run.rollouts:,} rollouts, {sanitize_line(run.state, 20)}")
+    _line(text, "training", f"{reward}, {run.rollouts:,} rollouts, {sanitize_line(run.state, 20)}")
     _line(
-        told,
+        text,
         "",
-        f"{sanitize_line(run.id, 60)} on {sanitize_line(run.model, 60)}, {_when(run.started_at)},"
+        f"{sanitize_line(run.id, 60)} on {sanitize_line(run.model, 60)}, {_timestamp(run.started_at)},"
         f" seed {run.seed}{seeds}",
     )
     _line(
-        told,
+        text,
         "cycle",
         f"{sanitize_line(case.cycle_id, 60)} of {sanitize_line(case.target, 40)},"
         f" {sanitize_line(case.cycle_state, 20)}",
     )
-    return told
+    return text
 
 
-def decided(case: Case) -> Text:
+def decisions_text(case: Case) -> Text:
     """Who decided on it, newest first."""
-    told = Text()
-    for number, made in enumerate(case.decisions):
-        who = f"{made.decision} by {sanitize_line(made.who, 60)} {_when(made.at)}{_why(made.reason)}"
-        _line(told, "" if number else "decisions", who)
+    text = Text()
+    for number, decision in enumerate(case.decisions):
+        actor = f"{decision.decision} by {sanitize_line(decision.who, 60)}"
+        line = f"{actor} {_timestamp(decision.at)}{_reason_suffix(decision.reason)}"
+        _line(text, "" if number else "decisions", line)
     if not case.decisions:
-        _line(told, "decisions", "none yet")
-    return told
+        _line(text, "decisions", "none yet")
+    return text
 
 
 def _figures(case: Case) -> Text:
-    told = Text()
-    for number, one in enumerate(case.gates[0].comparisons):
-        mark, style = MARKS[one.answer]
-        told.append("\n" if number else "")
-        told.append(f"{mark} {sanitize_line(one.name, 11)[:11]:<11}", style)
-        told.append(f" {100 * one.difference:+6.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}]", "default")
-        told.append(f", needs > {points(one.required)}", "dim")
-    return told
+    text = Text()
+    for number, comparison in enumerate(case.gates[0].comparisons):
+        mark, style = MARKS[comparison.answer]
+        text.append("\n" if number else "")
+        text.append(f"{mark} {sanitize_line(comparison.name, 11)[:11]:<11}", style)
+        text.append(
+            f" {100 * comparison.difference:+6.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}]",
+            "default",
+        )
+        text.append(f", needs > {points(comparison.required)}", "dim")
+    return text
 
 
-def _changes(one: ChangesView) -> Text:
-    told = Text(f"{sanitize_line(one.on, 12):<12}")
-    told.append(f" ▲ {one.gained} won", "green")
-    told.append(f"  ▼ {one.lost} lost", "bold red" if one.lost else "dim")
-    told.append(f" of {one.pairs} pairs", "default")
-    if one.infrastructure:
-        told.append(f", {one.infrastructure} without a result", "yellow")
-    if one.lost_tasks:
-        more = one.lost - len(one.lost_tasks[:NAMED])
-        names = ", ".join(sanitize_line(task, 24) for task in one.lost_tasks[:NAMED])
-        told.append(f"; lost: {names}{f' and {more} more' if more > 0 else ''}", "dim")
-    return told
+def _changes(changes: ChangesView) -> Text:
+    text = Text(f"{sanitize_line(changes.on, 12):<12}")
+    text.append(f" ▲ {changes.gained} won", "green")
+    text.append(f"  ▼ {changes.lost} lost", "bold red" if changes.lost else "dim")
+    text.append(f" of {changes.pairs} pairs", "default")
+    if changes.infrastructure:
+        text.append(f", {changes.infrastructure} without a result", "yellow")
+    if changes.lost_tasks:
+        rest = changes.lost - len(changes.lost_tasks[:MAX_TASKS])
+        names = ", ".join(sanitize_line(task, 24) for task in changes.lost_tasks[:MAX_TASKS])
+        text.append(f"; lost: {names}{f' and {rest} more' if rest > 0 else ''}", "dim")
+    return text
 
 
-def _line(told: Text, name: str, text: str) -> None:
-    told.append(f"{name:<12}", "bold" if name else "")
-    told.append(f"{text}\n", "" if name else "dim")
+def _line(output: Text, name: str, text: str) -> None:
+    output.append(f"{name:<12}", "bold" if name else "")
+    output.append(f"{text}\n", "" if name else "dim")
 
 
-def _when(at: datetime) -> str:
+def _timestamp(at: datetime) -> str:
     return f"{at:%m-%d %H:%M}"
 
 
-def _why(reason: str) -> str:
+def _reason_suffix(reason: str) -> str:
     return f": {sanitize_line(reason, 160)}" if reason else ""

@@ -15,12 +15,13 @@ from textual.widgets.option_list import Option
 from traced.client.environments import CallSaid
 from tui.text import sanitize_line
 
-DEEP = 4  # objects within objects that a skeleton follows
-PLAIN: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": []}
+# Schemas may be recursive, so a skeleton follows nested objects to a bounded depth only.
+MAX_DEPTH = 4
+EMPTY_VALUES: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": []}
 
 
 class AskSeed(ModalScreen[int | None]):
-    """A whole number; None where it was thought better of."""
+    """Asks for a seed; returns None where the user leaves."""
 
     DEFAULT_CSS = """
     AskSeed { align: center middle; }
@@ -33,7 +34,7 @@ class AskSeed(ModalScreen[int | None]):
         self._seed = seed
 
     def compose(self) -> ComposeResult:
-        """A field with the last seed in it."""
+        """An input with the last seed."""
         with Vertical() as frame:
             frame.border_title = "Play an episode by hand"
             frame.border_subtitle = "Enter begins, Esc does not"
@@ -41,13 +42,13 @@ class AskSeed(ModalScreen[int | None]):
             yield Input(str(self._seed), type="integer", max_length=18, compact=True, id="seed")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Begin."""
+        """Begin the episode with the typed seed."""
         if event.value.lstrip("+-").isdecimal():
             self.dismiss(int(event.value))
 
 
 class ChooseTool(ModalScreen[int | None]):
-    """Which of the tools, by its place."""
+    """Chooses one of the tools; returns its index."""
 
     DEFAULT_CSS = """
     ChooseTool { align: center middle; }
@@ -61,19 +62,19 @@ class ChooseTool(ModalScreen[int | None]):
         self._tools = tools
 
     def compose(self) -> ComposeResult:
-        """Their names and what they do."""
-        chosen = OptionList(*(Option(tool_line(tool)) for tool in self._tools))
-        chosen.border_title = "Call which tool?"
-        chosen.border_subtitle = "Enter chooses, Esc goes back"
-        yield chosen
+        """The tools' names and descriptions."""
+        options = OptionList(*(Option(tool_line(tool)) for tool in self._tools))
+        options.border_title = "Call which tool?"
+        options.border_subtitle = "Enter chooses, Esc goes back"
+        yield options
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """This one."""
+        """Return the chosen tool's index."""
         self.dismiss(event.option_index)
 
 
 class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
-    """The arguments of a call; True with it: the message is complete and goes out."""
+    """Asks for a call's arguments; returns the call, and whether the message is complete."""
 
     DEFAULT_CSS = """
     FillCall { align: center middle; }
@@ -91,25 +92,25 @@ class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
 
     def __init__(self, tool: Mapping[str, Any]) -> None:
         super().__init__()
-        self._called = str(tool["function"]["name"])
+        self._tool_name = str(tool["function"]["name"])
         self._tool = tool
 
     def compose(self) -> ComposeResult:
-        """What the tool takes, a skeleton to fill in, what is wrong with it."""
+        """The tool's parameters, a skeleton of the arguments, and the error line."""
         with Vertical() as frame:
             frame.border_title = "A tool call"
             frame.border_subtitle = "^s sends it, ^n adds another, Esc goes back"
             with VerticalScroll(can_focus=False):
-                yield Static(_told(self._tool))
+                yield Static(_tool_text(self._tool))
             yield TextArea(skeleton(_parameters(self._tool)), tab_behavior="focus", compact=True, id="arguments")
             yield Static("", id="wrong", markup=False)
 
     def on_mount(self) -> None:
-        """Type at once."""
+        """Focus the text area."""
         self.query_one(TextArea).focus()
 
     def action_give(self, complete: bool) -> None:
-        """As the message's call; says what is wrong where it is no JSON object."""
+        """Return the call, or show why the text is no JSON object."""
         text = self.query_one(TextArea).text
         try:
             wrong = "" if isinstance(json.loads(text), dict) else "an object in braces is wanted"
@@ -117,34 +118,34 @@ class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
             wrong = str(error)
         self.query_one("#wrong", Static).update(f"✗ {sanitize_line(wrong)}" if wrong else "")
         if not wrong:
-            self.dismiss((CallSaid(name=self._called, arguments=text), complete))
+            self.dismiss((CallSaid(name=self._tool_name, arguments=text), complete))
 
 
 def tool_line(tool: Mapping[str, Any]) -> Text:
     """A tool as one line: its name, what it takes, what it does."""
     function, parameters = tool["function"], _parameters(tool)
-    told = Text(no_wrap=True, overflow="ellipsis")
-    told.append(sanitize_line(function["name"], 60), "bold")
-    told.append(f"({sanitize_line(', '.join(map(str, _properties(parameters))), 80)})")
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(sanitize_line(function["name"], 60), "bold")
+    line.append(f"({sanitize_line(', '.join(map(str, _properties(parameters))), 80)})")
     if function.get("description"):
-        told.append(f"  {sanitize_line(function['description'], 120)}", "dim")
-    return told
+        line.append(f"  {sanitize_line(function['description'], 120)}", "dim")
+    return line
 
 
-def _told(tool: Mapping[str, Any]) -> Text:
+def _tool_text(tool: Mapping[str, Any]) -> Text:
     parameters = _parameters(tool)
     required = parameters.get("required")
-    told = Text(sanitize_line(tool["function"]["name"], 100), "bold")
+    text = Text(sanitize_line(tool["function"]["name"], 100), "bold")
     if tool["function"].get("description"):
-        told.append(f"  {sanitize_line(tool['function']['description'], 400)}", "not bold")
+        text.append(f"  {sanitize_line(tool['function']['description'], 400)}", "not bold")
     for name, schema in _properties(parameters).items():
-        must = isinstance(required, list) and name in required
-        told.append(f"\n{'•' if must else '◦'} {sanitize_line(name, 60)}  ", "not bold")
-        told.append(_kind(schema), "not bold dim")
-    told.append(
+        is_required = isinstance(required, list) and name in required
+        text.append(f"\n{'•' if is_required else '◦'} {sanitize_line(name, 60)}  ", "not bold")
+        text.append(_kind(schema), "not bold dim")
+    text.append(
         "\n• required  ◦ as you like" if _properties(parameters) else "\nIt takes no arguments.", "not bold dim"
     )
-    return told
+    return text
 
 
 def _kind(schema: Any) -> str:
@@ -156,31 +157,31 @@ def _kind(schema: Any) -> str:
         if isinstance(among, list)
         else sanitize_line(schema.get("type", ""))
     )
-    says = schema.get("description")
-    return f"{kind}  {sanitize_line(says, 300)}" if says else kind
+    description = schema.get("description")
+    return f"{kind}  {sanitize_line(description, 300)}" if description else kind
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    found = tool["function"].get("parameters")
-    return found if isinstance(found, dict) else {}
+    parameters = tool["function"].get("parameters")
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 def skeleton(schema: Mapping[str, Any]) -> str:
-    """JSON text with every required argument of a tool, in ASCII so that no sign in it does harm."""
-    return json.dumps(_sketch({**schema, "type": "object"}, DEEP), indent=2)
+    """JSON text with every required argument of a tool, in ASCII so that it is safe for the terminal."""
+    return json.dumps(_sketch({**schema, "type": "object"}, MAX_DEPTH), indent=2)
 
 
 def _sketch(schema: Any, depth: int) -> Any:
     if not isinstance(schema, dict):
         return None
-    for known in ("const", "default"):
-        if known in schema:
-            return schema[known]
+    for keyword in ("const", "default"):
+        if keyword in schema:
+            return schema[keyword]
     among = schema.get("enum")
     if isinstance(among, list) and among:
         return among[0]
@@ -188,6 +189,10 @@ def _sketch(schema: Any, depth: int) -> Any:
     kind = kind[0] if isinstance(kind, list) and kind else kind
     if kind == "object" and depth:
         required = schema.get("required")
-        wanted = required if isinstance(required, list) else []
-        return {name: _sketch(of, depth - 1) for name, of in _properties(schema).items() if name in wanted}
-    return {} if kind == "object" else PLAIN.get(str(kind))
+        names = required if isinstance(required, list) else []
+        return {
+            name: _sketch(property_schema, depth - 1)
+            for name, property_schema in _properties(schema).items()
+            if name in names
+        }
+    return {} if kind == "object" else EMPTY_VALUES.get(str(kind))

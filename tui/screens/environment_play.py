@@ -26,7 +26,7 @@ IDLE = (
 )
 READ_ONLY = "⊘ Playing an episode is an act, and this is read-only."
 GOES_ON = (HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.CONFLICT, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-SHORT = 100  # characters of a tool's JSON that stay on one line
+LINE_LENGTH = 100  # characters of a tool's JSON that stay on one line
 
 
 class Play(Vertical):
@@ -47,109 +47,110 @@ class Play(Vertical):
     def __init__(self, environment: str) -> None:
         super().__init__()
         self._environment = environment
-        self._played: Played | None = None
-        self._by_now: list[CallSaid] = []  # calls of the message that is being put together
+        self._episode: Played | None = None
+        # Calls of the message that is being composed.
+        self._by_now: list[CallSaid] = []
         self._busy = False
-        self._said = 0
+        self._sent_count = 0
         self.seed = 0
 
     def compose(self) -> ComposeResult:
-        """Nothing is played yet."""
+        """An empty conversation, the state line and the input."""
         with VerticalScroll(id="talk"):
             yield Static(READ_ONLY if self.app.read_only else IDLE, classes="said", markup=False)
         yield Static("", id="stands", markup=False)
         yield Input(placeholder="What the agent says; Enter sends it", id="say", compact=True)
 
     def on_mount(self) -> None:
-        """Nothing to say yet."""
-        self._tell("")
+        """Hide the input until an episode runs."""
+        self._show_state("")
 
     @property
     def running(self) -> bool:
         """Whether an episode is open."""
-        return self._played is not None
+        return self._episode is not None
 
     def take_focus(self) -> None:
-        """Type at once."""
+        """Focus the input."""
         self.query_one("#say").focus()
 
     async def begin(self, seed: int) -> None:
         """Start a container and show what an agent sees first."""
         if self._busy:
             return
-        self.seed, self._said, self._by_now = seed, 0, []
+        self.seed, self._sent_count, self._by_now = seed, 0, []
         self._busy = True
-        self._tell("… a container starts")
+        self._show_state("… a container starts")
         await self.query_one("#talk").remove_children()
         try:
-            self._played = await self.app.client.environments.play(self._environment, seed)
+            self._episode = await self.app.client.environments.play(self._environment, seed)
         except ClientError as error:
             self._failed(error)
-            self._tell("✗ nothing is played; p tries again")
+            self._show_state("✗ nothing is played; p tries again")
             return
         finally:
             self._busy = False
-        self._put("system prompt", self._played.system)
-        self._put_tools(self._played.tools)
-        for message in self._played.messages:
+        self._put("system prompt", self._episode.system)
+        self._put_tools(self._episode.tools)
+        for message in self._episode.messages:
             self._put_message(message)
-        self._tell()
+        self._show_state()
         self.take_focus()
 
     async def call(self) -> None:
         """Have a tool chosen and its arguments filled in; several make one message."""
-        while self._played is not None and not self._busy:
-            if not self._played.tools:
+        while self._episode is not None and not self._busy:
+            if not self._episode.tools:
                 self.app.notify("The task has no tools.", timeout=4)
                 return
-            chosen = await self.app.push_screen_wait(ChooseTool(self._played.tools))
-            if chosen is None:
+            index = await self.app.push_screen_wait(ChooseTool(self._episode.tools))
+            if index is None:
                 return
-            filled = await self.app.push_screen_wait(FillCall(self._played.tools[chosen]))
-            if filled is None:
+            filled_call = await self.app.push_screen_wait(FillCall(self._episode.tools[index]))
+            if filled_call is None:
                 continue
-            self._by_now.append(filled[0])
-            self._tell()
-            if filled[1]:
-                await self._say()
+            self._by_now.append(filled_call[0])
+            self._show_state()
+            if filled_call[1]:
+                await self._send()
                 return
 
     async def on_input_submitted(self) -> None:
         """Send what was typed, with the calls that wait."""
-        await self._say()
+        await self._send()
 
     async def end(self) -> None:
-        """Have its container removed."""
-        if self._played is None:
+        """End the episode and remove its container."""
+        if self._episode is None:
             return
-        episode, self._played = self._played.id, None
-        self._tell("… the container is removed")
+        episode, self._episode = self._episode.id, None
+        self._show_state("… the container is removed")
         try:
             done = await self.app.client.environments.end(episode)
         except ClientError as error:
             self._failed(error)
-            self._tell("○ the episode is over")
+            self._show_state("○ the episode is over")
             return
         score = done.detail.get("score")
-        self._over(ScoreView.model_validate(score) if score else None, "You ended the episode.")
+        self._show_score(ScoreView.model_validate(score) if score else None, "You ended the episode.")
 
-    async def _say(self) -> None:
+    async def _send(self) -> None:
         field = self.query_one("#say", Input)
-        said = Said(content=field.value or None, calls=self._by_now)
-        if self._played is None or self._busy or not (said.content or said.calls):
+        message = Said(content=field.value or None, calls=self._by_now)
+        if self._episode is None or self._busy or not (message.content or message.calls):
             return
         self._busy = True
-        self._tell("… the environment answers")
+        self._show_state("… the environment answers")
         try:
-            answer = await self.app.client.environments.say(self._played.id, said)
+            answer = await self.app.client.environments.say(self._episode.id, message)
         except ClientError as error:
             self._failed(error)
             self._by_now = []
             if isinstance(error, Refused) and error.status not in GOES_ON:
-                self._played = None
-                self._tell("✗ the episode is over; p begins another")
+                self._episode = None
+                self._show_state("✗ the episode is over; p begins another")
             else:
-                self._tell()
+                self._show_state()
             return
         finally:
             self._busy = False
@@ -157,48 +158,49 @@ class Play(Vertical):
         await self._take(answer)
 
     async def _take(self, answer: Answer) -> None:
-        self._said += 1
+        self._sent_count += 1
         self._put_message(answer.sent)
         names = {call["id"]: call["function"]["name"] for call in answer.sent.get("tool_calls") or []}
         for message in answer.messages:
             self._put_message(message, names.get(str(message.get("tool_call_id")), ""))
         if not answer.done:
-            self._tell()
+            self._show_state()
             return
-        assert self._played is not None
-        episode, self._played = self._played.id, None
-        self._over(answer.score, "The episode is done.")
+        assert self._episode is not None
+        episode, self._episode = self._episode.id, None
+        self._show_score(answer.score, "The episode is done.")
         try:
             await self.app.client.environments.end(episode)
         except ClientError:
-            return  # it ends by itself when idle
-
-    def _over(self, score: ScoreView | None, why: str) -> None:
-        if score is None:
-            self._tell(f"○ {why} The environment gave no score.")
+            # The daemon removes an idle container by itself.
             return
-        told = Text("✓ success" if score.success else "✗ no success", "bold green" if score.success else "bold red")
-        told.append(f"   reward {score.reward:.4g}", "bold")
-        widest = max((len(sanitize_line(name, 40)) for name in score.parts), default=0)
+
+    def _show_score(self, score: ScoreView | None, reason: str) -> None:
+        if score is None:
+            self._show_state(f"○ {reason} The environment gave no score.")
+            return
+        text = Text("✓ success" if score.success else "✗ no success", "bold green" if score.success else "bold red")
+        text.append(f"   reward {score.reward:.4g}", "bold")
+        name_width = max((len(sanitize_line(name, 40)) for name in score.parts), default=0)
         for name, value in score.parts.items():
-            told.append(f"\n  {sanitize_line(name, 40):<{widest}}  {value:.4g}", "not bold")
-        self._add("score", told, "")
-        self._tell(f"○ {why} p begins another")
+            text.append(f"\n  {sanitize_line(name, 40):<{name_width}}  {value:.4g}", "not bold")
+        self._add("score", text, "")
+        self._show_state(f"○ {reason} p begins another")
 
     def _put_message(self, message: dict[str, Any], name: str = "") -> None:
         role = str(message.get("role"))
-        parts = [_spread(message["content"], role)] if message.get("content") else []
+        parts = [_format_json(message["content"], role)] if message.get("content") else []
         for call in message.get("tool_calls") or []:
             function = call["function"]
-            parts.append(f"→ {sanitize_line(function['name'], 100)} {_spread(function['arguments'], 'tool')}")
+            parts.append(f"→ {sanitize_line(function['name'], 100)} {_format_json(function['arguments'], 'tool')}")
         title = {"user": "user", "assistant": "you, as the agent", "tool": f"tool {sanitize_line(name, 60)}"}.get(
             role, role
         )
         self._put(title, "\n".join(parts) or "(empty)", role)
 
     def _put_tools(self, tools: list[dict[str, Any]]) -> None:
-        told = Text("\n", end="").join(tool_line(tool) for tool in tools) if tools else Text("none", "dim")
-        self._add("tools", told, "")
+        content = Text("\n", end="").join(tool_line(tool) for tool in tools) if tools else Text("none", "dim")
+        self._add("tools", content, "")
 
     def _put(self, title: str, text: str, role: str = "") -> None:
         self._add(title, Text(sanitize_block(text)), role)
@@ -207,31 +209,31 @@ class Play(Vertical):
         hint = f"\nTry: {sanitize_block(error.hint, 400)}" if error.hint else ""
         self._add("it went wrong", Text(f"✗ {sanitize_block(error.message, 4000)}{hint}"), "wrong")
 
-    def _add(self, title: str, told: Text, role: str) -> None:
+    def _add(self, title: str, content: Text, role: str) -> None:
         talk = self.query_one("#talk", VerticalScroll)
-        known = role if role in ("user", "assistant", "tool", "wrong") else ""
-        said = Static(Text.assemble((f"{title}\n", "dim"), told), classes=f"said {known}")
-        talk.mount(said)
+        style_class = role if role in ("user", "assistant", "tool", "wrong") else ""
+        block = Static(Text.assemble((f"{title}\n", "dim"), content), classes=f"said {style_class}")
+        talk.mount(block)
         self.call_after_refresh(talk.scroll_end, animate=False)
 
-    def _tell(self, stands: str | None = None) -> None:
-        """How it stands, and which keys work."""
-        waits = f"; {len(self._by_now)} tool calls wait to go with the next" if self._by_now else ""
-        playing = f"● playing seed {self.seed}: {self._said} sent{waits}"
-        self.query_one("#stands", Static).update(playing if stands is None else stands)
+    def _show_state(self, state: str | None = None) -> None:
+        """Update the state line and the keys."""
+        pending = f"; {len(self._by_now)} tool calls wait to go with the next" if self._by_now else ""
+        progress = f"● playing seed {self.seed}: {self._sent_count} sent{pending}"
+        self.query_one("#stands", Static).update(progress if state is None else state)
         field = self.query_one("#say", Input)
         field.display = self.running
         field.disabled = self._busy and not self.running
         self.screen.refresh_bindings()
 
 
-def _spread(text: object, role: str) -> str:
+def _format_json(text: object, role: str) -> str:
     """A tool's JSON: on one line where it is short, else over several."""
     if role != "tool":
         return str(text)
     try:
         value = json.loads(str(text))
-        short = json.dumps(value, ensure_ascii=False)
-        return short if len(short) <= SHORT else json.dumps(value, indent=2, ensure_ascii=False)
+        compact = json.dumps(value, ensure_ascii=False)
+        return compact if len(compact) <= LINE_LENGTH else json.dumps(value, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return str(text)

@@ -30,7 +30,8 @@ from tui.widgets.dialogs import Question
 from tui.widgets.tables import KeyedTable, Opening, Row
 
 PAGE = 200  # environments of one request
-LONGEST = 400_000  # characters of a source that are shown; admission takes 256 KiB
+# Characters of a source that are shown. Admission accepts 256 KiB, so this cuts nothing that was admitted.
+SOURCE_LIMIT = 400_000
 FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}  # what has the focus in each tab
 UNCHECKED = "No admission has judged it yet."
 STYLES: dict[Standing, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
@@ -48,9 +49,9 @@ class Environments(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known_ones: dict[str, EnvironmentView] = {}
-        self._wanted = PAGE
-        self._more = False
+        self._environments: dict[str, EnvironmentView] = {}
+        self._limit = PAGE
+        self._has_more = False
 
     def contents(self) -> ComposeResult:
         """The table above, the one under the cursor below."""
@@ -60,44 +61,44 @@ class Environments(Live):
         yield Static("", id="environment", classes="panel")
 
     async def load(self, client: Client) -> list[EnvironmentView]:
-        """As many as are wanted, page by page."""
-        found: list[EnvironmentView] = []
-        self._more = True
-        while self._more and len(found) < self._wanted:
-            page = await client.environments.page(PAGE, after=found[-1].hash if found else None)
-            found += page
-            self._more = len(page) == PAGE
-        return found
+        """Request environments page by page, up to the limit."""
+        environments: list[EnvironmentView] = []
+        self._has_more = True
+        while self._has_more and len(environments) < self._limit:
+            page = await client.environments.page(PAGE, after=environments[-1].hash if environments else None)
+            environments += page
+            self._has_more = len(page) == PAGE
+        return environments
 
-    def show(self, found: list[EnvironmentView]) -> None:
-        """All of them."""
-        self._known_ones = {one.hash: one for one in found}
-        self.query_one("#environments", KeyedTable).put([_row(one) for one in found])
-        self.note("" if found else NONE_YET)
+    def show(self, data: list[EnvironmentView]) -> None:
+        """Show the environments in the table."""
+        self._environments = {environment.hash: environment for environment in data}
+        self.query_one("#environments", KeyedTable).put([_row(environment) for environment in data])
+        self.note("" if data else NONE_YET)
         self.refresh_bindings()
         self.on_data_table_row_highlighted()
 
     def on_data_table_row_highlighted(self) -> None:
-        """Say more of the one under the cursor."""
-        one = self._known_ones.get(self.query_one("#environments", KeyedTable).selected or "")
-        there = self.query_one("#environment", Static)
-        there.display = one is not None
-        if one is not None:
-            there.update(_summary(one))
+        """Summarise the selected environment."""
+        environment = self._environments.get(self.query_one("#environments", KeyedTable).selected or "")
+        panel = self.query_one("#environment", Static)
+        panel.display = environment is not None
+        if environment is not None:
+            panel.update(_summary(environment))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What works now."""
-        return self._more if action == "more" else True
+        """Enable only the keys that work now."""
+        return self._has_more if action == "more" else True
 
     def on_data_table_row_selected(self) -> None:
-        """The one under the cursor in full."""
-        chosen = self.query_one("#environments", KeyedTable).selected
-        if chosen in self._known_ones:
-            self.app.push_screen(Environment(chosen))
+        """Open the selected environment."""
+        selected = self.query_one("#environments", KeyedTable).selected
+        if selected in self._environments:
+            self.app.push_screen(Environment(selected))
 
     def action_more(self) -> None:
-        """Older ones too."""
-        self._wanted += PAGE
+        """Load one page more."""
+        self._limit += PAGE
         self.changed()
 
 
@@ -132,7 +133,7 @@ class Environment(Live):
         self._admission = 0  # which of them, from the newest
 
     def contents(self) -> ComposeResult:
-        """What it is above, the tabs below."""
+        """The environment's facts above the tabs."""
         yield Static("", id="case")
         with TabbedContent(id="tabs"):
             with TabPane("Report", id="report-tab"):
@@ -144,34 +145,34 @@ class Environment(Live):
                 yield Play(self._environment)
 
     async def load(self, client: Client) -> EnvironmentCase:
-        """All of it."""
+        """Request the environment with its admissions and its source."""
         return await client.environments.case(self._environment)
 
-    def show(self, found: EnvironmentCase) -> None:
-        """All of it; the source never changes."""
+    def show(self, data: EnvironmentCase) -> None:
+        """Show the environment; its source never changes, so it is drawn once."""
         if self._case is None:
-            self.query_one(Source).put(found.source_code)
-        self._case = found
-        self.query_one("#case", Static).update(_title(found))
+            self.query_one(Source).put(data.source_code)
+        self._case = data
+        self.query_one("#case", Static).update(_title(data))
         self._show_admission()
         self.refresh_bindings()
 
     def _show_admission(self) -> None:
         assert self._case is not None
-        there, admissions = self.query_one("#admission", Static), self._case.admissions
+        label, admissions = self.query_one("#admission", Static), self._case.admissions
         if not admissions:
-            there.update(UNCHECKED)
+            label.update(UNCHECKED)
             return
         self._admission = min(self._admission, len(admissions) - 1)
-        one = admissions[self._admission]
-        which = "" if len(admissions) == 1 else f" ({self._admission + 1} of {len(admissions)}, newest first)"
-        passed = sum(check.passed for check in one.checks)
-        spent = sum(check.seconds for check in one.checks)
-        there.update(
-            f"Admission in {sanitize_line(one.cycle_id, 40)}, {one.at:%Y-%m-%d %H:%M}{which}: "
-            f"{passed} of {len(one.checks)} checks passed in {spent:.0f} s"
+        admission = admissions[self._admission]
+        position = "" if len(admissions) == 1 else f" ({self._admission + 1} of {len(admissions)}, newest first)"
+        passed = sum(check.passed for check in admission.checks)
+        seconds = sum(check.seconds for check in admission.checks)
+        label.update(
+            f"Admission in {sanitize_line(admission.cycle_id, 40)}, {admission.at:%Y-%m-%d %H:%M}{position}: "
+            f"{passed} of {len(admission.checks)} checks passed in {seconds:.0f} s"
         )
-        self.query_one(Report).put(one)
+        self.query_one(Report).put(admission)
 
     @property
     def is_busy(self) -> bool:
@@ -183,7 +184,7 @@ class Environment(Live):
         return self.query_one(Play)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What works now."""
+        """Enable only the keys that work now."""
         if not self.query(Play):
             return True
         if action == "play":
@@ -213,7 +214,7 @@ class Environment(Live):
 
     @work(group="asked")
     async def action_play(self) -> None:
-        """To the episode; begin one where none runs."""
+        """Open the play tab, and begin an episode where none runs."""
         self.action_tab("play-tab")
         if self._play.running:
             self._play.take_focus()
@@ -224,7 +225,7 @@ class Environment(Live):
 
     @work(group="asked")
     async def action_call(self) -> None:
-        """Say a tool call."""
+        """Compose a tool call as the agent."""
         await self._play.call()
 
     @work(group="asked")
@@ -236,7 +237,7 @@ class Environment(Live):
             await self._play.end()
 
     def action_back(self) -> None:
-        """To the table."""
+        """Return to the table of environments."""
         self.app.pop_screen()
 
 
@@ -252,11 +253,11 @@ class Source(ScrollView, can_focus=True):
     @work(thread=True, exclusive=True)
     def put(self, source: str) -> None:
         """Show it; colouring a long one takes half a second, beside the loop."""
-        text = sanitize_block(source, LONGEST).removesuffix("\n")
+        text = sanitize_block(source, SOURCE_LIMIT).removesuffix("\n")
         coloured = highlight(text, language="python", tab_size=4).split("\n", allow_blank=True)
         digits = len(str(len(coloured)))
         lines = [
-            Content.assemble((f" {number:>{digits}}  ", "$text-muted"), one) for number, one in enumerate(coloured, 1)
+            Content.assemble((f" {number:>{digits}}  ", "$text-muted"), line) for number, line in enumerate(coloured, 1)
         ]
         self.app.call_from_thread(self._show, lines)
 
@@ -271,60 +272,64 @@ class Source(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         if y + down >= len(self._lines):
             return Strip.blank(width, self.rich_style)
-        whole = max(self.virtual_size.width, width)
-        [strip] = Visual.to_strips(self, self._lines[y + down], whole, 1, self.visual_style, pad=True)
+        line_width = max(self.virtual_size.width, width)
+        [strip] = Visual.to_strips(self, self._lines[y + down], line_width, 1, self.visual_style, pad=True)
         return strip.crop(across, across + width)
 
 
-def _row(one: EnvironmentView) -> Row:
-    style = STYLES[one.standing]
+def _row(environment: EnvironmentView) -> Row:
+    style = STYLES[environment.standing]
     cells = [
-        cell(f"{MARKS[one.standing]} {one.standing}", style),
-        cell(one.capability, limit=24),
-        cell(one.hash[:12]),
-        cell(", ".join(one.failed) or "–", "red" if one.failed else "dim", limit=40),
-        cell(_versions(one) or "–", "" if one.adapters else "dim", limit=40),
-        cell(one.cycle_id, limit=24),
-        cell(f"{one.at:%Y-%m-%d %H:%M}"),
-        cell(one.synthesizer, limit=24),
+        cell(f"{MARKS[environment.standing]} {environment.standing}", style),
+        cell(environment.capability, limit=24),
+        cell(environment.hash[:12]),
+        cell(", ".join(environment.failed) or "–", "red" if environment.failed else "dim", limit=40),
+        cell(_versions(environment) or "–", "" if environment.adapters else "dim", limit=40),
+        cell(environment.cycle_id, limit=24),
+        cell(f"{environment.at:%Y-%m-%d %H:%M}"),
+        cell(environment.synthesizer, limit=24),
     ]
-    return Row(one.hash, cells)
+    return Row(environment.hash, cells)
 
 
-def _versions(one: EnvironmentView) -> str:
-    return ", ".join(name.removeprefix(one.capability) for name in one.adapters)
+def _versions(environment: EnvironmentView) -> str:
+    return ", ".join(name.removeprefix(environment.capability) for name in environment.adapters)
 
 
-def _summary(one: EnvironmentView) -> Text:
-    told = Text()
-    told.append(f"{MARKS[one.standing]} {one.standing}", STYLES[one.standing])
-    told.append(
-        f"  {sanitize_line(one.capability, 80)}, made by {sanitize_line(one.synthesizer, 40)}"
-        f" in {sanitize_line(one.cycle_id, 40)}\n"
+def _summary(environment: EnvironmentView) -> Text:
+    text = Text()
+    text.append(f"{MARKS[environment.standing]} {environment.standing}", STYLES[environment.standing])
+    text.append(
+        f"  {sanitize_line(environment.capability, 80)}, made by {sanitize_line(environment.synthesizer, 40)}"
+        f" in {sanitize_line(environment.cycle_id, 40)}\n"
     )
-    told.append(f"{sanitize_line(one.hash)}\n", "dim")
-    failed = f"failed: {sanitize_line(', '.join(one.failed), 160)}" if one.failed else "no check failed"
-    judged = failed if one.standing != "unchecked" else "no admission has judged it yet"
-    trained = (
-        f"trained on it: {sanitize_line(', '.join(one.adapters), 160)}" if one.adapters else "nothing was trained on it"
+    text.append(f"{sanitize_line(environment.hash)}\n", "dim")
+    failed = f"failed: {sanitize_line(', '.join(environment.failed), 160)}" if environment.failed else "no check failed"
+    verdict = failed if environment.standing != "unchecked" else "no admission has judged it yet"
+    training = (
+        f"trained on it: {sanitize_line(', '.join(environment.adapters), 160)}"
+        if environment.adapters
+        else "nothing was trained on it"
     )
-    told.append(f"{judged}; {trained}")
-    return told
+    text.append(f"{verdict}; {training}")
+    return text
 
 
 def _title(case: EnvironmentCase) -> Text:
-    first, *others = case.origins
-    told = Text(no_wrap=True, overflow="ellipsis")
-    standing: Standing = (
-        "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
+    first, *other_origins = case.origins
+    text = Text(no_wrap=True, overflow="ellipsis")
+    state: Standing = "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
+    text.append(f"{MARKS[state]} {state}", STYLES[state])
+    text.append(f"  {sanitize_line(first.capability, 60)}", "bold")
+    text.append(f"  {sanitize_line(case.hash)[:12]}", "dim")
+    text.append(f"  trained on it: {sanitize_line(', '.join(case.adapters), 120) or 'nothing'}\n")
+    suffix = (
+        f", again in {sanitize_line(', '.join(origin.cycle_id for origin in other_origins), 60)}"
+        if other_origins
+        else ""
     )
-    told.append(f"{MARKS[standing]} {standing}", STYLES[standing])
-    told.append(f"  {sanitize_line(first.capability, 60)}", "bold")
-    told.append(f"  {sanitize_line(case.hash)[:12]}", "dim")
-    told.append(f"  trained on it: {sanitize_line(', '.join(case.adapters), 120) or 'nothing'}\n")
-    also = f", again in {sanitize_line(', '.join(one.cycle_id for one in others), 60)}" if others else ""
-    told.append(
+    text.append(
         f"Made by {sanitize_line(first.synthesizer, 30)} in {sanitize_line(first.cycle_id, 30)} (seed {first.seed}) "
     )
-    told.append(f"{first.at:%Y-%m-%d %H:%M}{also}")
-    return told
+    text.append(f"{first.at:%Y-%m-%d %H:%M}{suffix}")
+    return text

@@ -23,13 +23,14 @@ from tui.text import sanitize_line
 from tui.widgets.navigation import Modes, TopLine
 from tui.widgets.tables import KeyedTable
 
-SOON_S = 0.15  # what changes within this time is asked for once
+# Changes within this time lead to one request.
+SOON_S = 0.15
 NOBODY = "No daemon answers yet: traced up starts one. This fills as soon as it does."
 WIDTHS = [(0, "-narrow"), (110, "-wide")]  # columns from which a screen has a class
 
 
 class Live(Screen[None]):
-    """A screen over the daemon's answers."""
+    """A screen that shows data of the daemon."""
 
     AUTO_FOCUS = "KeyedTable"
     TITLE_TEXT: ClassVar[str] = ""
@@ -40,14 +41,15 @@ class Live(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._stale = True
-        self._due = False
+        self._load_scheduled = False
         self.known = False
         self._pointing = ""  # what to put the cursor on once it is shown
 
     def compose(self) -> ComposeResult:
-        """The state above, the contents, the keys below."""
+        """The state line, the contents, and the footer."""
         yield TopLine()
-        if self.TITLE_TEXT in self.app.titles:  # what is pushed over a screen is left by Escape
+        # A screen that was pushed over another one is left with Escape, so it needs no list of screens.
+        if self.TITLE_TEXT in self.app.titles:
             yield Modes(self.app.titles, self.TITLE_TEXT)
         yield Static("Loading…", id="note", markup=False)
         yield from self.contents()
@@ -58,34 +60,34 @@ class Live(Screen[None]):
         return ()
 
     async def load(self, client: Client) -> Any:
-        """Ask the daemon for what is shown."""
+        """Request the screen's data from the daemon."""
         raise NotImplementedError
 
-    def show(self, found: Any) -> None:
-        """Show what ``load`` has found."""
+    def show(self, data: Any) -> None:
+        """Show the data that ``load`` returned."""
         raise NotImplementedError
 
     def on_screen_resume(self) -> None:
-        """Ask if something has changed meanwhile."""
+        """Request the data if they became outdated while another screen was in front."""
         self.query_one(TopLine).tell()
         if self._stale:
             self.ask_soon()
 
     def news(self, events: list[EventView]) -> None:
-        """Ask again if any of these concerns this screen."""
+        """Request the data again if any of these events concerns this screen."""
         if any(event.kind.startswith(self.CONCERNS) for event in events):
             self.changed()
 
     def changed(self) -> None:
-        """What is shown may be out of date."""
+        """Mark the data as outdated, and request them if the screen is in front."""
         self._stale = True
         if self.is_current:
             self.ask_soon()
 
     def ask_soon(self) -> None:
-        """Ask once for all that happens within a moment."""
-        if not self._due:
-            self._due = True
+        """Schedule one request for all changes within ``SOON_S``."""
+        if not self._load_scheduled:
+            self._load_scheduled = True
             self.set_timer(SOON_S if self.known else 0.001, self._ask)
 
     def point_at(self, key: str) -> None:
@@ -95,41 +97,43 @@ class Live(Screen[None]):
             self.changed()
 
     def _point(self) -> bool:
-        """Whether it is shown; the cursor is on it then."""
-        found = next((table for table in self.query(KeyedTable) if table.point_at(self._pointing)), None)
-        if found is not None:
+        """Put the cursor on the pending key; False where no table has it."""
+        match = next((table for table in self.query(KeyedTable) if table.point_at(self._pointing)), None)
+        if match is not None:
             self._pointing = ""
-            found.focus()
-        return found is not None
+            match.focus()
+        return match is not None
 
     def note(self, text: str) -> None:
         """A line above the contents; "" takes it away."""
-        there = self.query_one("#note", Static)
-        there.update(text)
-        there.display = bool(text)
+        line = self.query_one("#note", Static)
+        line.update(text)
+        line.display = bool(text)
 
     @work(group="ask", exclusive=False)
     async def _ask(self) -> None:
-        self._stale = refused = False
+        self._stale = is_refused = False
         try:
-            found = await self.load(self.app.client)
+            data = await self.load(self.app.client)
         except NoDaemon:
-            self._stale = True  # the link tells when it is back
+            # The link announces when the daemon is back; until then the data stay outdated.
+            self._stale = True
             self.note("" if self.known else NOBODY)
         except ClientError as error:
-            refused = True  # a refusal stands until something changes: asking at once would get it again
-            why, hint = self.app.where.refusal(error)
+            # A refusal lasts until something changes. An immediate retry would be refused again.
+            is_refused = True
+            cause, hint = self.app.where.refusal(error)
             self.note(
-                f"✗ The daemon refuses this: {sanitize_line(why)}" + (f". Try: {sanitize_line(hint)}" if hint else "")
+                f"✗ The daemon refuses this: {sanitize_line(cause)}" + (f". Try: {sanitize_line(hint)}" if hint else "")
             )
         else:
             self.note("")
             self.known = True
-            self.show(found)
+            self.show(data)
             if self._pointing and not self._point() and not self._stale:
                 self.app.notify(f"{sanitize_line(self._pointing, 80)} is not listed here.", markup=False)
                 self._pointing = ""
-        self._due = False
+        self._load_scheduled = False
         if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()
-        self._stale = self._stale or refused
+        self._stale = self._stale or is_refused

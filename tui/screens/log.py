@@ -29,11 +29,11 @@ PAGE, KEPT = 300, 1000  # events that are asked for at once, and held
 NEAR = 5  # rows from the top at which older ones are asked for
 VALUE = 2000  # characters of one value in the pane
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-BAD, GOOD, TOLD = ("fail", "parked", "cannot"), ("finished", "approve"), ("waiting", "reject", "pause", "rollback")
+BAD, GOOD, NOTABLE = ("fail", "parked", "cannot"), ("finished", "approve"), ("waiting", "reject", "pause", "rollback")
 
 
 class Log(Live):
-    """Events as they come."""
+    """The screen of events."""
 
     AUTO_FOCUS = "#events"
     TITLE_TEXT = "Log"
@@ -62,12 +62,14 @@ class Log(Live):
         super().__init__()
         self._events: dict[int, EventView] = {}
         self._rows: dict[int, Row] = {}
-        self._following = True
-        self._newer = 0  # that came while it did not follow
-        self._beginning = False  # whether the oldest that fits is shown
+        self._is_following = True
+        # Matching events that arrived while the list did not follow.
+        self._newer = 0
+        # Whether the oldest matching event is loaded, so that no further page exists.
+        self._beginning = False
 
     def contents(self) -> ComposeResult:
-        """Filters and the state, the events, the one under the cursor in full."""
+        """The filters, the state, the events, and the selected event in full."""
         with Horizontal(id="bar"):
             yield Input(placeholder="kind begins with", id="kind", compact=True)
             yield Input(placeholder="part of its text", id="filter", compact=True)
@@ -78,27 +80,28 @@ class Log(Live):
                 yield Static("", id="event", markup=False)
 
     async def load(self, client: Client) -> list[EventView] | None:
-        """The newest that fit the filters; None while it stays where it is."""
-        if not self._following and self._events:
+        """The newest matching events; None while the list does not follow."""
+        if not self._is_following and self._events:
             return None
         return await client.last_events(limit=PAGE, kind=self._kind, text=self._text)
 
-    def show(self, found: list[EventView] | None) -> None:
-        """The newest, and what was told since they were asked for."""
-        if found is not None:
-            last = found[0].seq if found else 0
-            since = [event for seq, event in self._events.items() if seq > last and self._fits(event)]
-            self._events = {event.seq: event for event in [*reversed(found), *since]}
-            self._beginning, self._newer = len(found) < PAGE, 0
+    def show(self, data: list[EventView] | None) -> None:
+        """Show these events, and those that arrived during the request."""
+        if data is not None:
+            last = data[0].seq if data else 0
+            later = [event for seq, event in self._events.items() if seq > last and self._fits(event)]
+            self._events = {event.seq: event for event in [*reversed(data), *later]}
+            self._beginning, self._newer = len(data) < PAGE, 0
         self._put()
 
     def news(self, events: list[EventView]) -> None:
-        """Add what fits, without asking."""
-        newest = next(reversed(self._events), 0)  # what the stream has yet to tell of is shown already
-        fits = [one for one in events if one.kind not in PRESENT and one.seq > newest and self._fits(one)]
+        """Append the matching events without a request."""
+        # The list may already hold events that the stream has not delivered yet.
+        last_seq = next(reversed(self._events), 0)
+        fits = [event for event in events if event.kind not in PRESENT and event.seq > last_seq and self._fits(event)]
         if not fits:
             return
-        if not self._following:
+        if not self._is_following:
             self._newer += len(fits)
             self._show_state()
             return
@@ -112,11 +115,11 @@ class Log(Live):
             self._stale = True
 
     def point_at(self, key: str) -> None:
-        """Only what is about this."""
-        self._following = True
-        self.call_after_refresh(self._only, key)
+        """Filter the events by this key."""
+        self._is_following = True
+        self.call_after_refresh(self._set_filter, key)
 
-    def _only(self, key: str) -> None:
+    def _set_filter(self, key: str) -> None:
         self.query_one("#kind", Input).value = ""
         self.query_one("#filter", Input).value = key
 
@@ -129,69 +132,70 @@ class Log(Live):
         return self.query_one("#filter", Input).value
 
     def _fits(self, event: EventView) -> bool:
-        held = (event.kind, event.subject, json.dumps(event.detail, ensure_ascii=False))
-        wanted = self._text.lower()
-        return event.kind.startswith(self._kind) and any(wanted in part.lower() for part in held)
+        fields = (event.kind, event.subject, json.dumps(event.detail, ensure_ascii=False))
+        needle = self._text.lower()
+        return event.kind.startswith(self._kind) and any(needle in part.lower() for part in fields)
 
     def _put(self) -> None:
         table = self.query_one("#events", Events)
         self._rows = {seq: self._rows.get(seq) or _row(event) for seq, event in self._events.items()}
         table.put(list(self._rows.values()))
-        if self._following and self._events:
+        if self._is_following and self._events:
             table.point_at(str(next(reversed(self._events))))
-        none = "No event fits." if self._kind or self._text else "Nothing has happened yet."
-        self.note("" if self._events else none)
+        empty_text = "No event fits." if self._kind or self._text else "Nothing has happened yet."
+        self.note("" if self._events else empty_text)
         self._show_state()
         self._show_event()
 
     def _show_state(self) -> None:
         newer = f", {self._newer:,} newer" if self._newer else ""
-        told = Text("● following", "green") if self._following else Text(f"‖ staying{newer}: f follows", "yellow")
-        self.query_one("#state", Static).update(told)
+        label = Text("● following", "green") if self._is_following else Text(f"‖ staying{newer}: f follows", "yellow")
+        self.query_one("#state", Static).update(label)
 
     def on_lines_moved(self) -> None:
-        """Show the event; whoever leaves the newest stays; at the top older ones are asked for."""
+        """Show the selected event, stop following above the newest one, and load older ones near the top."""
         table = self.query_one("#events", Events)
         if not self._events or table.selected is None:
             return
-        if self._following and table.selected != str(next(reversed(self._events))):
-            self._following = False
+        if self._is_following and table.selected != str(next(reversed(self._events))):
+            self._is_following = False
             self._show_state()
         self._show_event()
-        if table.cursor_row < NEAR and not self._beginning and not self._following:
-            self._older(next(iter(self._events)))
+        if table.cursor_row < NEAR and not self._beginning and not self._is_following:
+            self._load_older(next(iter(self._events)))
 
     @work(group="older", exclusive=True)
-    async def _older(self, before: int) -> None:
-        """Put older ones above; what is too much goes from the newest, which following brings back."""
+    async def _load_older(self, before_seq: int) -> None:
+        """Put older events above; the newest ones beyond the bound are dropped until the list follows again."""
         try:
             kind, text = self._kind, self._text
-            found = await self.app.client.last_events(limit=PAGE, before=before, kind=kind, text=text)
+            page = await self.app.client.last_events(limit=PAGE, before=before_seq, kind=kind, text=text)
         except ClientError:
-            return  # the link tells; the next move of the cursor asks again
-        if self._following or not self._events or next(iter(self._events)) != before:
+            # The link reports the failure, and the next cursor movement requests the page again.
             return
-        self._beginning = len(found) < PAGE
-        held = [*reversed(found), *self._events.values()]
-        self._newer += max(len(held) - KEPT, 0)
-        self._events = {event.seq: event for event in held[:KEPT]}
+        if self._is_following or not self._events or next(iter(self._events)) != before_seq:
+            return
+        self._beginning = len(page) < PAGE
+        events = [*reversed(page), *self._events.values()]
+        self._newer += max(len(events) - KEPT, 0)
+        self._events = {event.seq: event for event in events[:KEPT]}
         self._put()
 
     def _show_event(self) -> None:
         event = self._at_cursor()
-        there = self.query_one("#event", Static)
-        there.update("" if event is None else _in_full(event, self._opens(event)))
+        pane = self.query_one("#event", Static)
+        pane.update("" if event is None else _event_table(event, self._opens(event)))
 
     def _at_cursor(self) -> EventView | None:
         key = self.query_one("#events", Events).selected
         return self._events.get(int(key)) if key else None
 
     def _opens(self, event: EventView) -> tuple[str, str] | None:
-        """The first of its places that there is."""
+        """The first screen and key that show the event's subject."""
         return next((place for place in places(event) if self.app.has(place[0])), None)
 
     def on_lines_opened(self) -> None:
-        """Go to what the event is about."""
+        """Open the subject of the selected event."""
         event = self._at_cursor()
         if event is None:
             return
@@ -202,13 +206,13 @@ class Log(Live):
             self.app.go(*place)
 
     def on_input_changed(self) -> None:
-        """Ask for what fits now."""
+        """Request the events that match the changed filter."""
         if self.is_mounted:
-            self._following, self._events = True, {}
+            self._is_following, self._events = True, {}
             self.changed()
 
     def on_input_submitted(self) -> None:
-        """Back to the events."""
+        """Focus the events."""
         self.query_one("#events").focus()
 
     def action_filter(self) -> None:
@@ -225,13 +229,13 @@ class Log(Live):
         if not table.has_focus:
             table.focus()
         else:
-            self._only("")
+            self._set_filter("")
 
-    def action_follow(self, on: bool = False) -> None:
-        """Stay at the newest, or where the cursor is."""
-        self._following = on or not self._following
+    def action_follow(self, enable: bool = False) -> None:
+        """Follow the newest event, or stop following."""
+        self._is_following = enable or not self._is_following
         self._show_state()
-        if self._following:
+        if self._is_following:
             self.changed()
 
 
@@ -242,13 +246,13 @@ class Events(Lines):
 
 
 def _row(event: EventView) -> Row:
-    told = {name: value for name, value in event.detail.items() if name != "capability" and value not in EMPTY}
-    detail = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
-    about = f"{event.subject} {event.detail.get('capability') or ''}".strip()
+    values = {name: value for name, value in event.detail.items() if name != "capability" and value not in EMPTY}
+    detail = ", ".join(f"{name} {_compact_json(value)}" for name, value in values.items())
+    subject = f"{event.subject} {event.detail.get('capability') or ''}".strip()
     style = next(
-        (style for signs, style in ((BAD, "red"), (TOLD, "yellow"), (GOOD, "green")) if _has(event, signs)), ""
+        (style for signs, style in ((BAD, "red"), (NOTABLE, "yellow"), (GOOD, "green")) if _has(event, signs)), ""
     )
-    cells = [cell(f"{event.at:%m-%d %H:%M:%S}", "dim"), cell(event.kind, style, 30), cell(about, limit=40)]
+    cells = [cell(f"{event.at:%m-%d %H:%M:%S}", "dim"), cell(event.kind, style, 30), cell(subject, limit=40)]
     return Row(str(event.seq), [*cells, cell(detail, limit=160)])
 
 
@@ -256,37 +260,37 @@ def _has(event: EventView, signs: Sequence[str]) -> bool:
     return any(sign in event.kind for sign in signs)
 
 
-def _short(value: Any) -> str:
+def _compact_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _in_full(event: EventView, opens: tuple[str, str] | None) -> Table:
-    """Names and values, aligned; what Enter does."""
-    told = Table.grid(padding=(0, 2))
-    told.add_column(style="bold", no_wrap=True)
-    told.add_column(overflow="fold")
-    about = {
+def _event_table(event: EventView, opens: tuple[str, str] | None) -> Table:
+    """An event's fields as a table, and the screen that Enter opens."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    facts = {
         "event": event.kind,
         "about": event.subject,
         "cycle": event.cycle_id,
         "at": f"{event.at:%Y-%m-%d %H:%M:%S} UTC",
     }
-    for name, value in {**about, **_flat(event.detail)}.items():
+    for name, value in {**facts, **_flat(event.detail)}.items():
         if value not in EMPTY:
-            told.add_row(Text(sanitize_line(name, 40)), Text(sanitize_block(_short(value), VALUE)))
-    told.add_row(Text("number", "dim"), Text(str(event.seq), "dim"))
+            table.add_row(Text(sanitize_line(name, 40)), Text(sanitize_block(_compact_json(value), VALUE)))
+    table.add_row(Text("number", "dim"), Text(str(event.seq), "dim"))
     if opens is not None:
-        told.add_row(Text("⏎"), Text(f"opens {sanitize_line(opens[0], 20)}: {sanitize_line(opens[1], 80)}", "cyan"))
-    return told
+        table.add_row(Text("⏎"), Text(f"opens {sanitize_line(opens[0], 20)}: {sanitize_line(opens[1], 80)}", "cyan"))
+    return table
 
 
-def _flat(detail: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Objects within objects by their paths."""
-    found: dict[str, Any] = {}
+def _flat(detail: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one mapping from dotted path to value."""
+    flattened: dict[str, Any] = {}
     for name, value in detail.items():
-        path = f"{before}{name}"
-        if isinstance(value, dict) and value and before.count(".") < 3:
-            found |= _flat(value, f"{path}.")
+        path = f"{prefix}{name}"
+        if isinstance(value, dict) and value and prefix.count(".") < 3:
+            flattened |= _flat(value, f"{path}.")
         else:
-            found[path] = value
-    return found
+            flattened[path] = value
+    return flattened

@@ -45,13 +45,15 @@ from tui.widgets.tables import KeyedTable, Opening, Row
 # Kinds of events after which more than the status is requested.
 DEAR = ("cycle", "missed", "stage failed", "reload", "settings", WAITS)
 NOTHING = "nothing"  # the key of the row that says so
-ROOMY = [(0, "-narrow"), (170, "-roomy")]  # columns from which devices and health stand side by side
-TALL = [(0, "-low"), (32, "-tall")]  # lines from which there are headings and room between the parts
+# Devices and health are side by side from this many columns on.
+ROOMY = [(0, "-narrow"), (170, "-roomy")]
+# Headings and blank lines need a screen of this height.
+TALL = [(0, "-low"), (32, "-tall")]
 
 
 @dataclass
-class Known:
-    """What the daemon has said so far; None has not been said yet."""
+class OverviewState:
+    """The daemon's state as far as it has arrived; None has not arrived yet."""
 
     status: Status | None = None
     older: CycleView | None = None  # the one that is opened, where that is not the newest
@@ -64,15 +66,15 @@ class Known:
 
 
 @dataclass
-class Found:
-    """What the daemon said."""
+class OverviewData:
+    """The daemon's response: the status, and an older cycle if one is open."""
 
     status: Status
     older: CycleView | None
 
 
 class Overview(Live):
-    """The screen of what goes on now, and of what waits for a person."""
+    """The screen of current activity and pending decisions."""
 
     TITLE_TEXT = "Overview"
     CONCERNS = ("",)
@@ -94,12 +96,13 @@ class Overview(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = Known()
-        self._more = True  # whether to ask for more than the status
-        self._opened = ""  # the older cycle that is shown, or asked for
+        self._live_data = OverviewState()
+        self._needs_details = True  # whether to ask for more than the status
+        # The older cycle that is shown or requested; "" is the newest.
+        self._older_id = ""
 
     def contents(self) -> ComposeResult:
-        """What waits first."""
+        """Pending decisions, the cycle, the machine and the success rates."""
         with VerticalScroll(id="board"):
             yield Static("Waits for you", classes="title spare", markup=False)
             yield Waiting("what", "which", "why", id="waiting", show_header=False)
@@ -115,95 +118,98 @@ class Overview(Live):
             yield Static("Success over time", classes="title spare", id="rates-title", markup=False)
             yield Drawn(id="rates")
 
-    async def load(self, client: Client) -> Found:
-        """The status, and the cycle that is opened; the rest is asked for beside it."""
-        if self._more:
-            self._more = False
-            self._ask_more()
+    async def load(self, client: Client) -> OverviewData:
+        """Request the status and the open cycle; the details are requested in parallel."""
+        if self._needs_details:
+            self._needs_details = False
+            self._load_details()
         status = await client.status()
-        return Found(status, await self._load_older(client, status))
+        return OverviewData(status, await self._load_older(client, status))
 
     async def _load_older(self, client: Client, status: Status) -> CycleView | None:
-        wanted = self._opened
-        if wanted in [cycle.id for cycle in status.cycles[:1]]:
-            self._opened = ""  # it is the newest
-        if not self._opened:
+        cycle_id = self._older_id
+        if cycle_id in [cycle.id for cycle in status.cycles[:1]]:
+            # The newest cycle is shown without being opened.
+            self._older_id = ""
+        if not self._older_id:
             return None
-        if (listed := next((cycle for cycle in status.cycles if cycle.id == wanted), None)) is not None:
-            return listed
+        if (older := next((cycle for cycle in status.cycles if cycle.id == cycle_id), None)) is not None:
+            return older
         try:
-            return await client.cycle(wanted)
+            return await client.cycle(cycle_id)
         except Refused as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-        if self._opened == wanted:
-            self._opened = ""
-            self.app.notify(f"No cycle {sanitize_line(wanted, 80)} is kept.", markup=False)
+        if self._older_id == cycle_id:
+            self._older_id = ""
+            self.app.notify(f"No cycle {sanitize_line(cycle_id, 80)} is kept.", markup=False)
         return None
 
     def point_at(self, key: str) -> None:
         """Show the cycle of this id; "" is the newest."""
-        self._opened = key
+        self._older_id = key
         self.query_one("#cycle-title").scroll_visible(animate=False)
         super().changed()
 
     def action_newest(self) -> None:
-        """Back from an older cycle."""
-        self._opened, self._told.older = "", None
+        """Return to the newest cycle."""
+        self._older_id, self._live_data.older = "", None
         self._show_cycle()
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """There is a way back from an older cycle only."""
-        return action != "newest" or self._told.older is not None
+        """Offer the way back only while an older cycle is shown."""
+        return action != "newest" or self._live_data.older is not None
 
     @work(group="more", exclusive=True)
-    async def _ask_more(self) -> None:
-        """What costs more, each shown as it comes; what fails is asked again with the next event."""
-        client, told = self.app.client, self._told
+    async def _load_details(self) -> None:
+        """Request the costly data one by one; after a failure the next event requests them again."""
+        client, state = self.app.client, self._live_data
         try:
-            told.rates = await client.overview.rates()
+            state.rates = await client.overview.rates()
             self._show_dear()
-            told.health = await client.overview.health()
+            state.health = await client.overview.health()
             self._show_dear()
-            told.readiness = await client.ready()
+            state.readiness = await client.ready()
             self._show_dear()
         except ClientError:
-            self._more = True  # the link, and the status, tell why
+            # The link and the status request report the cause.
+            self._needs_details = True
 
     def _show_dear(self) -> None:
-        if self.is_attached and self.is_running:  # the app may have ended meanwhile
+        # The app may have ended during the request.
+        if self.is_attached and self.is_running:
             self._show_rates()
             self._show_health()
 
     def changed(self) -> None:
-        """All of it may be out of date."""
-        self._more = True
+        """Mark the status and the details as outdated."""
+        self._needs_details = True
         super().changed()
 
     def news(self, events: list[EventView]) -> None:
-        """What holds now is shown as it comes; whatever else happens may change everything."""
+        """Show live state at once; request the status, and the details where needed, after other events."""
         for event in events:
             if event.kind == PROGRESS:
-                self._told.progress[event.subject] = event
+                self._live_data.progress[event.subject] = event
             elif event.kind == WAITS:
-                self._told.waits[event.subject] = event
+                self._live_data.waits[event.subject] = event
             elif event.kind == DEVICES:
-                self._told.devices = Devices.model_validate(event.detail)
+                self._live_data.devices = Devices.model_validate(event.detail)
             elif event.kind == HEALTH:
                 self._take_health(Health.model_validate(event.detail))
         kinds = {event.kind for event in events}
-        self._more |= any(kind.startswith(DEAR) for kind in kinds)
+        self._needs_details |= any(kind.startswith(DEAR) for kind in kinds)
         if kinds - set(PRESENT) or {DOING, WAITS} & kinds:
             super().changed()
-        if self.is_current and self._told.status is not None:
+        if self.is_current and self._live_data.status is not None:
             self._show_present(kinds)
 
-    def _take_health(self, found: Health) -> None:
-        """Conversations that were judged meanwhile are no events, and change production's rate."""
-        before, self._told.health = self._told.health, found
-        if before is not None and before.traffic.outcomes != found.traffic.outcomes:
-            self._ask_more()
+    def _take_health(self, health: Health) -> None:
+        """Request the rates again when outcomes changed: judged conversations post no event of their own."""
+        previous, self._live_data.health = self._live_data.health, health
+        if previous is not None and previous.traffic.outcomes != health.traffic.outcomes:
+            self._load_details()
 
     def _show_present(self, kinds: set[str]) -> None:
         if {PROGRESS, WAITS} & kinds:
@@ -214,19 +220,20 @@ class Overview(Live):
             self._show_health()
 
     def on_screen_resume(self) -> None:
-        """What was told meanwhile is shown at once."""
+        """Show the live state that arrived while another screen was in front."""
         super().on_screen_resume()
-        if self._told.status is not None:
+        if self._live_data.status is not None:
             self._show_present(set(PRESENT))
 
-    def show(self, found: Found) -> None:
-        """What waits, and the cycle."""
-        status, told = found.status, self._told
-        told.status = status
-        told.progress = {key: one for key, one in told.progress.items() if key in status.doing}
-        told.waits = {key: one for key, one in told.waits.items() if status.running == one.cycle_id}
-        if found.older is None or found.older.id == self._opened:  # unless another was asked for meanwhile
-            told.older = found.older
+    def show(self, data: OverviewData) -> None:
+        """Show the pending decisions, the cycle and the devices."""
+        status, state = data.status, self._live_data
+        state.status = status
+        state.progress = {key: event for key, event in state.progress.items() if key in status.doing}
+        state.waits = {key: event for key, event in state.waits.items() if status.running == event.cycle_id}
+        # Ignore the response if another cycle was opened during the request.
+        if data.older is None or data.older.id == self._older_id:
+            state.older = data.older
         self._show_waiting(status)
         self._show_cycle()
         self._show_devices()
@@ -236,118 +243,130 @@ class Overview(Live):
         waits = [(f"approve {name}", "! approve or reject", name, "its gate passed") for name in status.waiting]
         waits += [
             (
-                f"release {one.id}",
+                f"release {item.id}",
                 "! release",
-                f"{one.stage} {one.capability}",
-                f"failed {one.tried} times: {one.reason}",
+                f"{item.stage} {item.capability}",
+                f"failed {item.tried} times: {item.reason}",
             )
-            for one in status.parked
+            for item in status.parked
         ]
         if status.target.cannot_begin:
             waits.append(("begin", "! mend", "the next cycle cannot begin", status.target.cannot_begin))
         waits += [
             (
-                f"held {one.cycle_id} {one.stage} {one.capability}",
+                f"held {item.cycle_id} {item.stage} {item.capability}",
                 "· held up",
-                f"{one.stage} {one.capability}",
-                one.reason,
+                f"{item.stage} {item.capability}",
+                item.reason,
             )
-            for one in status.held_up
+            for item in status.held_up
         ]
         rows = [
-            Row(key, [cell(what, "bold yellow" if what[0] == "!" else "yellow"), cell(which, limit=60), cell(why)])
-            for key, what, which, why in waits
+            Row(
+                key,
+                [cell(label, "bold yellow" if label[0] == "!" else "yellow"), cell(subject, limit=60), cell(reason)],
+            )
+            for key, label, subject, reason in waits
         ]
         nothing = Row(NOTHING, [cell("✓ nothing waits for you", "green"), cell(""), cell("")])
         self.query_one("#waiting", KeyedTable).put(rows or [nothing])
         self.refresh_bindings()
 
     def _show_cycle(self) -> None:
-        status = self._told.status
-        title, there = self.query_one("#cycle-title", Static), self.query_one("#cycle", Drawn)
+        status = self._live_data.status
+        title, widget = self.query_one("#cycle-title", Static), self.query_one("#cycle", Drawn)
         if status is None:
             return
         if not status.cycles:
             title.update("Cycle")
-            there.put(lambda width, height: Text(_none_yet(status), "dim"))
+            widget.put(lambda width, height: Text(_none_yet(status), "dim"))
             return
-        older, adapters = self._told.older, status.adapters
+        older, adapters = self._live_data.older, status.adapters
         cycle = older or status.cycles[0]
-        named = f"{sanitize_line(cycle.id, 40)} of {sanitize_line(cycle.target, 40)}: {cycle.state}"
-        begun = f"begun {cycle.created_at:%d %b %H:%M}"
+        heading = f"{sanitize_line(cycle.id, 40)} of {sanitize_line(cycle.target, 40)}: {cycle.state}"
+        start = f"begun {cycle.created_at:%d %b %H:%M}"
         if older is None:
-            title.update(Text(f"Cycle {named}, {begun}{_next(status)}"))
+            title.update(Text(f"Cycle {heading}, {start}{_next(status)}"))
         else:
-            title.update(Text(f"Older cycle {named}, {begun}; Esc: the newest", "yellow"))
-        progress, waits = (_of(cycle, told) for told in (self._told.progress, self._told.waits))
-        there.put(lambda width, height: pipeline(cycle, adapters, progress, waits, width))
+            title.update(Text(f"Older cycle {heading}, {start}; Esc: the newest", "yellow"))
+        progress, waits = (_of_cycle(cycle, events) for events in (self._live_data.progress, self._live_data.waits))
+        widget.put(lambda width, height: pipeline(cycle, adapters, progress, waits, width))
 
     def _show_devices(self) -> None:
-        found, table = self._told.devices, self.query_one("#devices", KeyedTable)
-        if found is None:
-            looking = [cell(text, "dim") for text in ("", "", "", "looking at the devices …")]
-            table.put([Row("looking", looking)])
+        devices, table = self._live_data.devices, self.query_one("#devices", KeyedTable)
+        if devices is None:
+            cells = [cell(text, "dim") for text in ("", "", "", "looking at the devices …")]
+            table.put([Row("looking", cells)])
             return
-        problems = [Row(why, [cell("✗ not seen", "yellow"), cell(""), cell(""), cell(why)]) for why in found.problems]
-        rows = device_rows(found.devices) or problems
+        problems = [
+            Row(problem, [cell("✗ not seen", "yellow"), cell(""), cell(""), cell(problem)])
+            for problem in devices.problems
+        ]
+        rows = device_rows(devices.devices) or problems
         table.put(rows or [Row("none", [cell("no device"), cell(""), cell(""), cell("")])])
 
     def _show_health(self) -> None:
-        health, readiness = self._told.health, self._told.readiness
+        health, readiness = self._live_data.health, self._live_data.readiness
         self.query_one("#health", Drawn).put(lambda width, height: health_lines(health, readiness, width))
 
     def _show_rates(self) -> None:
-        rates = self._told.rates
+        rates = self._live_data.rates
         if rates is not None:
             self.query_one("#rates", Drawn).put(lambda width, height: plotted(rates, width, height or 3))
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter, or a click, on what waits."""
+        """Open the pending item."""
         if event.data_table.id == "waiting":
             self._open(event.row_key.value or "")
 
     def _open(self, key: str) -> None:
-        status = self._told.status
-        what, _, which = key.partition(" ")
+        status = self._live_data.status
+        action, _, subject = key.partition(" ")
         if status is None or key == NOTHING:
             return
-        if what == "approve":
-            if not self.app.go("approvals", which):
-                self.app.notify(f"traced approve {sanitize_line(which, 80)}, or traced reject", markup=False)
-        elif what == "release":
-            self._release(which)
+        if action == "approve":
+            if not self.app.go("approvals", subject):
+                self.app.notify(f"traced approve {sanitize_line(subject, 80)}, or traced reject", markup=False)
+        elif action == "release":
+            self._release(subject)
         else:
-            self.app.go("log", which.split(" ")[-1] if what == "held" else status.target.name)
+            self.app.go("log", subject.split(" ")[-1] if action == "held" else status.target.name)
 
-    def _release(self, parked_id: str) -> None:
-        """Let what failed too often be tried again, once a person has said so."""
-        status = self._told.status
-        one = next((one for one in status.parked if one.id == parked_id), None) if status else None
-        if one is None:
+    def _release(self, attempt_id: str) -> None:
+        """Confirm, then retry a stage that failed too often."""
+        status = self._live_data.status
+        attempt = next((attempt for attempt in status.parked if attempt.id == attempt_id), None) if status else None
+        if attempt is None:
             return
         if self.app.read_only:
-            self.app.notify(f"Whoever may act releases it: traced release {sanitize_line(parked_id, 80)}", markup=False)
+            self.app.notify(
+                f"Whoever may act releases it: traced release {sanitize_line(attempt_id, 80)}", markup=False
+            )
             return
-        what = Text(f"{sanitize_line(one.stage, 40)} {sanitize_line(one.capability, 60)} failed {one.tried} times: ")
-        what.append(f"{sanitize_line(one.reason, 600)}\n", "red").append(
+        text = Text(
+            f"{sanitize_line(attempt.stage, 40)} {sanitize_line(attempt.capability, 60)} failed {attempt.tried} times: "
+        )
+        text.append(f"{sanitize_line(attempt.reason, 600)}\n", "red").append(
             "Released, it is tried again from the beginning."
         )
-        how = partial(self.app.client.release, parked_id)
-        asked = ActQuestion(f"Release {sanitize_line(one.stage, 20)} {sanitize_line(one.capability, 40)}", what, how)
-        self.app.push_screen(asked, lambda _: self.changed())
+        send = partial(self.app.client.release, attempt_id)
+        dialog = ActQuestion(
+            f"Release {sanitize_line(attempt.stage, 20)} {sanitize_line(attempt.capability, 40)}", text, send
+        )
+        self.app.push_screen(dialog, lambda _: self.changed())
 
 
 class Waiting(Opening):
-    """What waits for a person; Enter goes there."""
+    """The table of items that wait for a person."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Nothing opens where nothing waits."""
+        """Offer Enter only where something is pending."""
         return action != "select_cursor" or self.selected not in (None, NOTHING)
 
 
-def _of(cycle: CycleView, told: dict[str, EventView]) -> dict[str, EventView]:
-    """What was told of this cycle."""
-    return {key: one for key, one in told.items() if one.cycle_id == cycle.id}
+def _of_cycle(cycle: CycleView, events: dict[str, EventView]) -> dict[str, EventView]:
+    """The events of this cycle."""
+    return {key: event for key, event in events.items() if event.cycle_id == cycle.id}
 
 
 def _none_yet(status: Status) -> str:

@@ -1,10 +1,10 @@
 """Serving: the models with their traffic, a canary's progress, the router's decisions and the conversations.
 
-Invariants: decisions are added as they come and kept up to ``KEPT``. The next page starts after the last one shown, so
-that none is missing in between. A rollback needs a reason and a confirmation, and a read-only connection does not
-offer it. An open conversation is requested again with each event and keeps its place of scrolling. How it fails: the
-text of a refusal stands in the conversation's place. Not covered: the messages of a conversation (its trajectories have
-them).
+Invariants: decisions are added as they come and kept up to ``MAX_DECISIONS``. The next page starts after the last one
+shown, so that none is missing in between. A rollback needs a reason and a confirmation, and a read-only connection does
+not offer it. An open conversation is requested again with each event and keeps its place of scrolling. How it fails:
+the text of a refusal stands in the conversation's place. Not covered: the messages of a conversation (its trajectories
+have them).
 """
 
 import asyncio
@@ -29,36 +29,37 @@ from traced.client.serving import ConversationView, DecisionPage, DecisionView, 
 from tui.connection import ConnectedApp
 from tui.screens.live_screen import Live
 from tui.screens.serving_panels import (
-    STANDING,
+    ACTIVE_STATES,
     bar,
-    canary_told,
+    canary_text,
     decision_cells,
     legend,
     letters,
     likely,
     logprob,
     model_cells,
-    router_told,
-    standing,
-    what_a_rollback_does,
+    model_text,
+    rollback_effect,
+    router_text,
 )
 from tui.text import sanitize_line
 from tui.widgets.dialogs import ActQuestion
 from tui.widgets.navigation import READING
 from tui.widgets.tables import KeyedTable, Row
 
-PAGE, KEPT = 50, 1000  # decisions of one request, and at most shown
+# The list is bounded: a busy router makes thousands of decisions a day.
+PAGE, MAX_DECISIONS = 50, 1000
 WIDE = [(0, "-narrow"), (160, "-wide")]  # columns from which the parts stand side by side
 
 
 @dataclass(frozen=True)
-class Found:
+class ServingData:
     """What the daemon said; ``only`` is the model whose decisions these are, "" for all."""
 
     models: Models
     router: RouterView
     page: DecisionPage
-    only: str
+    model_filter: str
 
 
 class Serving(Live):
@@ -87,12 +88,12 @@ class Serving(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self._router_told: object = None
+        self._router_state: object = None
         self._models: dict[str, ModelView] = {}
         self._partial = False
         self._decisions: dict[str, DecisionView] = {}  # newest first
         self._next: str | None = None
-        self._only = ""
+        self._model_filter = ""
         self._open: ServedConversation | None = None
 
     def contents(self) -> Iterable[Widget]:
@@ -106,88 +107,95 @@ class Serving(Live):
         yield Static("Decisions", classes="title", id="decisions-title")
         yield DecisionTable("at", "model", "log-probs", "took", "trial", "conversation", id="decisions")
 
-    async def load(self, client: Client) -> Found:
-        """Everything at once; the newest page of the decisions."""
-        only = self._only
-        asked = (
+    async def load(self, client: Client) -> ServingData:
+        """Request the models, the router and the newest decisions in parallel."""
+        model = self._model_filter
+        requests = (
             client.serving.models(),
             client.serving.router(),
-            client.serving.decisions(limit=PAGE, model=only),
+            client.serving.decisions(limit=PAGE, model=model),
         )
-        models, router, page = await asyncio.gather(*asked)
-        return Found(models, router, page, only)
+        models, router, page = await asyncio.gather(*requests)
+        return ServingData(models, router, page, model)
 
     def news(self, events: list[EventView]) -> None:
-        """An open conversation follows as well; of health only the router's is shown here."""
+        """Refresh the open conversation too; of health events only the router's state matters here."""
         super().news(events)
         for event in events:
-            if event.kind == HEALTH and event.detail.get("router") != self._router_told:
-                self._router_told = event.detail.get("router")
+            if event.kind == HEALTH and event.detail.get("router") != self._router_state:
+                self._router_state = event.detail.get("router")
                 self.changed()
         if self._open is not None and self._open.is_current:
             self._open.ask()
 
-    def show(self, found: Found) -> None:
-        """All of it."""
-        self._models = {model.name: model for model in found.models.models}
-        self.query_one("#router", Static).update(router_told(found.router, found.models.by_default))
-        self._partial = found.models.partial
-        self.query_one("#models", ModelTable).put([Row(one.name, model_cells(one)) for one in found.models.models])
-        self._show_chosen()
-        if found.only == self._only:
-            self._add_newest(found.page)
+    def show(self, data: ServingData) -> None:
+        """Show the router, the models and the newest decisions."""
+        self._models = {model.name: model for model in data.models.models}
+        self.query_one("#router", Static).update(router_text(data.router, data.models.by_default))
+        self._partial = data.models.partial
+        self.query_one("#models", ModelTable).put([Row(model.name, model_cells(model)) for model in data.models.models])
+        self._show_selected()
+        if data.model_filter == self._model_filter:
+            self._add_newest(data.page)
             self._show_decisions()
 
     def _add_newest(self, page: DecisionPage) -> None:
-        newest = {decision.id: decision for decision in page.decisions}
-        if self._decisions.keys() & newest.keys():
-            self._decisions = newest | {key: one for key, one in self._decisions.items() if key not in newest}
-        else:  # the first ones, or more than a page has come meanwhile
-            self._decisions, self._next = newest, page.next
-        if len(self._decisions) > KEPT:
-            self._decisions = dict(list(self._decisions.items())[:KEPT])
-        if len(self._decisions) >= KEPT:
+        decisions = {decision.id: decision for decision in page.decisions}
+        if self._decisions.keys() & decisions.keys():
+            self._decisions = decisions | {
+                key: decision for key, decision in self._decisions.items() if key not in decisions
+            }
+        else:
+            # These are the first decisions, or more than a page has arrived meanwhile: older ones would leave a gap.
+            self._decisions, self._next = decisions, page.next
+        if len(self._decisions) > MAX_DECISIONS:
+            self._decisions = dict(list(self._decisions.items())[:MAX_DECISIONS])
+        if len(self._decisions) >= MAX_DECISIONS:
             self._next = None
 
     def _show_decisions(self) -> None:
-        shown = list(self._decisions.values())
-        named = letters(shown)
-        newest = max((decision.at for decision in shown), default=None)
-        rows = [Row(one.id, decision_cells(one, named, newest)) for one in shown] if newest else []
+        decisions = list(self._decisions.values())
+        option_letters = letters(decisions)
+        newest_at = max((decision.at for decision in decisions), default=None)
+        rows = (
+            [Row(decision.id, decision_cells(decision, option_letters, newest_at)) for decision in decisions]
+            if newest_at
+            else []
+        )
         self.query_one("#decisions", DecisionTable).put(rows)
-        told = Text("Decisions", no_wrap=True, overflow="ellipsis")
-        if self._only:
-            told.append(f" of {sanitize_line(self._only, 40)} only", "yellow")
-        if not shown:
-            told.append(": none yet; agents that ask for the model auto bring them", "dim")
+        title = Text("Decisions", no_wrap=True, overflow="ellipsis")
+        if self._model_filter:
+            title.append(f" of {sanitize_line(self._model_filter, 40)} only", "yellow")
+        if not decisions:
+            title.append(": none yet; agents that ask for the model auto bring them", "dim")
         else:
-            told.append(f" {len(shown):,}{' and older' if self._next else ''} ", "dim")
-        told.append_text(legend(named))
-        self.query_one("#decisions-title", Static).update(told)
+            title.append(f" {len(decisions):,}{' and older' if self._next else ''} ", "dim")
+        title.append_text(legend(option_letters))
+        self.query_one("#decisions-title", Static).update(title)
 
-    def _show_chosen(self) -> None:
-        model = self._chosen()
-        told = Text()
+    def _show_selected(self) -> None:
+        model = self._selected_model()
+        text = Text()
         if model is not None:
-            told.append_text(standing(model, self._partial))
+            text.append_text(model_text(model, self._partial))
             if model.canary is not None:
-                told.append("\n").append_text(canary_told(model.canary))
-        told.rstrip()
-        self.query_one("#told", Static).update(told)
+                text.append("\n").append_text(canary_text(model.canary))
+        text.rstrip()
+        self.query_one("#told", Static).update(text)
         self.refresh_bindings()
 
-    def _chosen(self) -> ModelView | None:
+    def _selected_model(self) -> ModelView | None:
         return self._models.get(self.query_one("#models", ModelTable).selected or "")
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Show the model under the cursor; behind the last decision there may be more."""
         if event.data_table.id == "models":
-            self._show_chosen()
+            self._show_selected()
         elif event.data_table.has_focus and event.cursor_row == event.data_table.row_count - 1:
-            self._ask_older()
+            self._load_older()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter."""
+        """Open the conversation of a decision, or the decisions of a model."""
         if event.data_table.id == "models":
             self._show_only(event.row_key.value or "")
             self.query_one("#decisions").focus()
@@ -200,43 +208,46 @@ class Serving(Live):
 
     def action_only(self) -> None:
         """The decisions of the model under the cursor, or of all again."""
-        model = self._chosen()
-        self._show_only("" if self._only or model is None else model.name)
+        model = self._selected_model()
+        self._show_only("" if self._model_filter or model is None else model.name)
 
     def _show_only(self, name: str) -> None:
-        if name != self._only:
-            self._only, self._decisions, self._next = name, {}, None
+        if name != self._model_filter:
+            self._model_filter, self._decisions, self._next = name, {}, None
             self.changed()
 
     @work(exclusive=True, group="older")
-    async def _ask_older(self) -> None:
-        before, only = self._next, self._only
-        if before is None:
+    async def _load_older(self) -> None:
+        cursor, model = self._next, self._model_filter
+        if cursor is None:
             return
         try:
-            page = await self.app.client.serving.decisions(limit=PAGE, before=before, model=only)
+            page = await self.app.client.serving.decisions(limit=PAGE, before=cursor, model=model)
         except ClientError:
-            return  # the link tells of it, and the next key asks again
-        if (before, only) == (self._next, self._only):
-            self._decisions |= {one.id: one for one in page.decisions if one.id not in self._decisions}
-            self._next = page.next if len(self._decisions) < KEPT else None
+            # The link reports the failure, and the next key requests the page again.
+            return
+        if (cursor, model) == (self._next, self._model_filter):
+            self._decisions |= {
+                decision.id: decision for decision in page.decisions if decision.id not in self._decisions
+            }
+            self._next = page.next if len(self._decisions) < MAX_DECISIONS else None
             self._show_decisions()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer a rollback of what stands, to those who may."""
+        """Offer a rollback of active adapters only, and not on a read-only connection."""
         if action == "roll_back":
-            model = self._chosen() if self.known else None
-            return model is not None and model.state in STANDING and not self.app.read_only
+            model = self._selected_model() if self.known else None
+            return model is not None and model.state in ACTIVE_STATES and not self.app.read_only
         return super().check_action(action, parameters)
 
     def action_roll_back(self) -> None:
-        """Ask why, have it confirmed, do it."""
-        model = self._chosen()
+        """Ask for a reason and a confirmation, then roll back."""
+        model = self._selected_model()
         if model is None:
             return
-        act = f"Roll back {sanitize_line(model.name, 40)}"
-        how = partial(self.app.client.roll_back, model.name)
-        self.app.push_screen(ActQuestion(act, what_a_rollback_does(model), how))
+        title = f"Roll back {sanitize_line(model.name, 40)}"
+        send = partial(self.app.client.roll_back, model.name)
+        self.app.push_screen(ActQuestion(title, rollback_effect(model), send))
 
 
 class ModelTable(KeyedTable):
@@ -266,68 +277,70 @@ class ServedConversation(ModalScreen[None]):
 
     app: ConnectedApp
 
-    def __init__(self, named: str) -> None:
+    def __init__(self, conversation_id: str) -> None:
         super().__init__()
-        self._named = named
+        self._conversation_id = conversation_id
 
     def compose(self) -> ComposeResult:
-        """A page that scrolls."""
+        """A scrolling page."""
         with VerticalScroll() as frame:
-            frame.border_title = Text(f"Conversation {sanitize_line(self._named, 60)}")
+            frame.border_title = Text(f"Conversation {sanitize_line(self._conversation_id, 60)}")
             yield Static("Loading…", id="told", markup=False)
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Ask for it."""
+        """Request the conversation."""
         self.ask()
 
     @work(exclusive=True)
     async def ask(self) -> None:
-        """Ask for it, again where it is shown already."""
+        """Request the conversation and show it."""
         try:
-            found = told(await self.app.client.serving.conversation(self._named))
+            text = conversation_text(await self.app.client.serving.conversation(self._conversation_id))
         except ClientError as error:
-            found = Text(f"It cannot be shown: {sanitize_line(error.message)}\n{sanitize_line(error.hint)}")
-        self.query_one("#told", Static).update(found)
+            text = Text(f"It cannot be shown: {sanitize_line(error.message)}\n{sanitize_line(error.hint)}")
+        self.query_one("#told", Static).update(text)
 
 
-def told(found: ConversationView) -> Text:
-    """All of it, in the order of happening."""
+def conversation_text(conversation: ConversationView) -> Text:
+    """A conversation's decision, exchanges, feedback and trajectories."""
     text = Text()
-    _decision(text, found.decision)
-    _heading(text, f"Exchanges ({len(found.exchanges)})")
-    for one in found.exchanges:
-        failed = one.status != HTTPStatus.OK
-        text.append(f"  {one.at:%m-%d %H:%M:%S}  ")
-        text.append(f"{'✗' if failed else '✓'} {one.status}", "bold red" if failed else "green")
-        text.append(f"  {one.seconds:6.2f} s  {one.prompt_tokens:>5} + {one.completion_tokens:<5} tokens  ")
-        text.append(sanitize_line(one.model, 30)).append("  ◌ in the shadow" if one.shadow_of else "", "cyan")
-        text.append(f"\n      {sanitize_line(one.detail, 160)}" if one.detail else "", "yellow").append("\n")
-    _heading(text, f"Feedback ({len(found.feedback)})")
-    for said in found.feedback:
-        score = "" if said.score is None else f"score {said.score:g}  "
-        label = f"label {sanitize_line(said.label, 40)}  " if said.label else ""
-        text.append(f"  {said.at:%m-%d %H:%M:%S}  {score}{label}{sanitize_line(said.comment, 160)}")
+    _decision(text, conversation.decision)
+    _heading(text, f"Exchanges ({len(conversation.exchanges)})")
+    for exchange in conversation.exchanges:
+        failed = exchange.status != HTTPStatus.OK
+        text.append(f"  {exchange.at:%m-%d %H:%M:%S}  ")
+        text.append(f"{'✗' if failed else '✓'} {exchange.status}", "bold red" if failed else "green")
         text.append(
-            f"  {sanitize_line(said.who, 40)}"
-            + (f", on {sanitize_line(said.response_id, 40)}" if said.response_id else ""),
+            f"  {exchange.seconds:6.2f} s  {exchange.prompt_tokens:>5} + {exchange.completion_tokens:<5} tokens  "
+        )
+        text.append(sanitize_line(exchange.model, 30)).append("  ◌ in the shadow" if exchange.shadow_of else "", "cyan")
+        text.append(f"\n      {sanitize_line(exchange.detail, 160)}" if exchange.detail else "", "yellow").append("\n")
+    _heading(text, f"Feedback ({len(conversation.feedback)})")
+    for feedback in conversation.feedback:
+        score = "" if feedback.score is None else f"score {feedback.score:g}  "
+        label = f"label {sanitize_line(feedback.label, 40)}  " if feedback.label else ""
+        text.append(f"  {feedback.at:%m-%d %H:%M:%S}  {score}{label}{sanitize_line(feedback.comment, 160)}")
+        text.append(
+            f"  {sanitize_line(feedback.who, 40)}"
+            + (f", on {sanitize_line(feedback.response_id, 40)}" if feedback.response_id else ""),
             "dim",
         )
         text.append("\n")
-    if not found.feedback:
+    if not conversation.feedback:
         text.append("  none\n", "dim")
-    _heading(text, f"Trajectories ({len(found.trajectories)})")
+    _heading(text, f"Trajectories ({len(conversation.trajectories)})")
     signs = {"success": ("✓", "green"), "failure": ("✗", "red")}
-    for became in found.trajectories:
-        sign, style = signs.get(became.outcome, ("·", "dim"))
-        text.append(f"  {sign} {became.outcome}", style).append(
-            f"  reward {became.reward:g}, {became.messages} messages"
+    for trajectory in conversation.trajectories:
+        sign, style = signs.get(trajectory.outcome, ("·", "dim"))
+        text.append(f"  {sign} {trajectory.outcome}", style).append(
+            f"  reward {trajectory.reward:g}, {trajectory.messages} messages"
         )
-        text.append(f"  {sanitize_line(became.model, 30)}  {sanitize_line(became.id, 60)}\n", "dim")
-    if not found.trajectories:
+        text.append(f"  {sanitize_line(trajectory.model, 30)}  {sanitize_line(trajectory.id, 60)}\n", "dim")
+    if not conversation.trajectories:
         text.append("  none yet: one is made when it has been silent for serving.silence_s\n", "dim")
-    if found.left_out:
-        text.append(f"\n{found.left_out:,} older entries are left out\n", "yellow")
+    if conversation.left_out:
+        text.append(f"\n{conversation.left_out:,} older entries are left out\n", "yellow")
     text.rstrip()
     return text
 
@@ -342,13 +355,13 @@ def _decision(text: Text, decision: DecisionView | None) -> None:
     text.append("  ◔ takes part in a trial" if decision.trial is not None else "", "yellow").append("\n")
     if decision.why:
         text.append(f"  ! by default: {sanitize_line(decision.why, 200)}\n", "yellow")
-    options = sorted(decision.logprobs.items(), key=lambda one: -likely(one[1]))
-    for option, found in options:
+    options = sorted(decision.logprobs.items(), key=lambda item: -likely(item[1]))
+    for option, value in options:
         style = "bold" if option == decision.model else "dim"
         text.append(f"  {sanitize_line(option, 30):<24} ", style).append("▕", "dim").append(
-            bar(likely(found), 16), "green"
+            bar(likely(value), 16), "green"
         )
-        text.append("▏", "dim").append(f" {100 * likely(found):5.1f} %   {logprob(found):>5} nats\n")
+        text.append("▏", "dim").append(f" {100 * likely(value):5.1f} %   {logprob(value):>5} nats\n")
 
 
 def _heading(text: Text, heading: str) -> None:

@@ -15,10 +15,12 @@ from traced.client.serving import Arm, CanaryView, DecisionView, ModelView, Rout
 from tui.text import cell, sanitize_line
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-LATE_S = 10.0  # files of the spool that wait for longer
-LEAST, MOST = 0.01, 10  # e-values that are told with two digits
-OFFERED = 8  # options of a decision that get a letter
-STANDING = ("live", "canary", "shadow")  # what can be rolled back
+# Spooled files that are older than this are reported.
+LATE_S = 10.0
+# E-values within these bounds are shown with two digits.
+SMALL_FACTOR, LARGE_FACTOR = 0.01, 10
+MAX_LETTERS = 8  # options of a decision that get a letter
+ACTIVE_STATES = ("live", "canary", "shadow")  # what can be rolled back
 STATES = {
     "base": ("○ base", ""),
     "live": ("● live", "bold green"),
@@ -38,40 +40,40 @@ def bar(share: float, width: int) -> str:
 
 
 def model_cells(model: ModelView) -> list[Text]:
-    """Its row."""
+    """The cells of a model's row."""
     sign, style = STATES[model.state]
     if model.share is not None:
         sign = f"{sign} {100 * model.share:g}%"
     part = "" if model.of_day is None else f"{100 * model.of_day:.0f}"
-    took = "" if model.p50_s is None or model.p99_s is None else f"{_seconds(model.p50_s)}/{_seconds(model.p99_s)}"
+    latency = "" if model.p50_s is None or model.p99_s is None else f"{_seconds(model.p50_s)}/{_seconds(model.p99_s)}"
     failed = sum(model.failures.values())
-    said = f"+{model.liked} −{model.disliked}" if model.liked or model.disliked else ""
-    judged = model.outcomes.get("success", 0) + model.outcomes.get("failure", 0)
-    well = f"{100 * model.outcomes.get('success', 0) / judged:.0f} % of {judged}" if judged else ""
+    feedback = f"+{model.liked} −{model.disliked}" if model.liked or model.disliked else ""
+    judged_count = model.outcomes.get("success", 0) + model.outcomes.get("failure", 0)
+    well = f"{100 * model.outcomes.get('success', 0) / judged_count:.0f} % of {judged_count}" if judged_count else ""
     return [
-        _clipped(model.name, 20, "bold" if model.state in STANDING else ""),
+        _clipped(model.name, 20, "bold" if model.state in ACTIVE_STATES else ""),
         cell(sign, style),
         _right(part, 5),
         _right(f"{model.hour}/{model.day}", 8),
-        _right(took, 9),
+        _right(latency, 9),
         cell(f"! {failed}", "bold red") if failed else cell(""),
-        cell(said),
+        cell(feedback),
         cell(well),
     ]
 
 
-def standing(model: ModelView, partial: bool) -> Text:
-    """How it stands, in full; ``partial`` where the day had more exchanges than are counted."""
-    told = Text()
+def model_text(model: ModelView, partial: bool) -> Text:
+    """A model's state in full; ``partial`` where the day had more exchanges than are counted."""
+    text = Text()
     sign, style = STATES[model.state]
-    told.append(f"{sanitize_line(model.name, 60)} ", "bold").append(sign, style)
+    text.append(f"{sanitize_line(model.name, 60)} ", "bold").append(sign, style)
     if model.since is not None:
-        told.append(f" since {model.since:%m-%d %H:%M} by {sanitize_line(model.who, 40)}")
+        text.append(f" since {model.since:%m-%d %H:%M} by {sanitize_line(model.who, 40)}")
     if model.state == "base":
-        told.append(" answers whatever no adapter is given", "dim")
+        text.append(" answers whatever no adapter is given", "dim")
     if model.brought_back:
-        told.append(f"  ↶ leaves {sanitize_line(model.brought_back, 60)}", "dim")
-    told.append(f"\n“{sanitize_line(model.reason, 300)}”" if model.reason else "", "italic")
+        text.append(f"  ↶ leaves {sanitize_line(model.brought_back, 60)}", "dim")
+    text.append(f"\n“{sanitize_line(model.reason, 300)}”" if model.reason else "", "italic")
     failed = ", ".join(f"{count}×{status}" for status, count in model.failures.items())
     facts = [
         f"{model.requests:,} requests a day{' or more' if partial else ''}"
@@ -83,113 +85,115 @@ def standing(model: ModelView, partial: bool) -> Text:
         f"{model.remarks} remarks" if model.remarks else "",
         f"became {_counts(model.outcomes)}" if model.outcomes else "",
     ]
-    told.append("\n" + "  ".join(fact for fact in facts if fact))
-    return told
+    text.append("\n" + "  ".join(fact for fact in facts if fact))
+    return text
 
 
-def canary_told(canary: CanaryView) -> Text:
-    """The steps, what was judged under each, and the evidence on its way to where it decides."""
-    told = Text()
+def canary_text(canary: CanaryView) -> Text:
+    """A canary's steps, the judged conversations of each, and the evidence relative to its thresholds."""
+    text = Text()
     marks = {"done": ("✓", "green"), "now": ("▶", "bold yellow"), "next": ("·", "dim")}
     for step in canary.steps:
         mark, style = marks[step.state]
-        told.append(f"{mark} {100 * step.share:g} %", style).append(" ── ", "dim")
-    told.append("· live", "dim")
+        text.append(f"{mark} {100 * step.share:g} %", style).append(" ── ", "dim")
+    text.append("· live", "dim")
     now = next((step for step in canary.steps if step.state == "now"), None)
     if now is not None and not canary.uncounted:
         share = min(now.challenger.judged / canary.needed, 1.0)
-        told.append(f"   {bar(share, 8)}", "yellow").append(f" {now.challenger.judged} of {canary.needed} judged here")
-    told.append("\n")
+        text.append(f"   {bar(share, 8)}", "yellow").append(f" {now.challenger.judged} of {canary.needed} judged here")
+    text.append("\n")
     if canary.uncounted or canary.harm is None or canary.fine is None:
-        told.append(f"{canary.conversations:,} conversations take part: too many to judge them here; the router does.")
-        return told
+        text.append(f"{canary.conversations:,} conversations take part: too many to judge them here; the router does.")
+        return text
     control = "the base model" if canary.control == "base" else sanitize_line(canary.control, 30)
     for step in canary.steps:
         if step.state != "next":
-            told.append(f"  {100 * step.share:>3g} %  ", "dim").append(f"with it {_rate(step.challenger)}")
-            told.append(f"   {control} {_rate(step.control)}\n")
-    told.append(_evidence("worse", canary.harm, canary.enough, "rolled back", "red"))
+            text.append(f"  {100 * step.share:>3g} %  ", "dim").append(f"with it {_rate(step.challenger)}")
+            text.append(f"   {control} {_rate(step.control)}\n")
+    text.append(_evidence("worse", canary.harm, canary.enough, "rolled back", "red"))
     fine = f"live, after {100 * max(step.share for step in canary.steps):g} %"
-    told.append(_evidence(f"not worse by {100 * canary.margin:g} %", canary.fine, canary.enough, fine, "green"))
-    return told
+    text.append(_evidence(f"not worse by {100 * canary.margin:g} %", canary.fine, canary.enough, fine, "green"))
+    return text
 
 
-def router_told(router: RouterView, by_default: Mapping[str, int]) -> Text:
+def router_text(router: RouterView, by_default: Mapping[str, int]) -> Text:
     """One line on the router's health, one on how it decides."""
-    told = Text.assemble(("Router ", "bold"))
+    text = Text.assemble(("Router ", "bold"))
     if router.state == "away":
-        told.append("✗ away", "bold red")
-        told.append(": the service starts it again" if router.expected else ": traced serve starts it")
-        told.append(f" · {sanitize_line(router.address, 60)}: {sanitize_line(router.trouble, 90)}")
+        text.append("✗ away", "bold red")
+        text.append(": the service starts it again" if router.expected else ": traced serve starts it")
+        text.append(f" · {sanitize_line(router.address, 60)}: {sanitize_line(router.trouble, 90)}")
     elif router.state == "unknown":
-        told.append("? its port is not fixed, so that it cannot be asked")
+        text.append("? its port is not fixed, so that it cannot be asked")
     else:
-        well = sum(how == "ok" for how in router.engines.values())
+        well = sum(state == "ok" for state in router.engines.values())
         is_ready = router.state == "ready"
-        told.append("● ready" if is_ready else "✗ not ready", "green" if is_ready else "bold red")
-        told.append(f" at {sanitize_line(router.address, 60)} · {well} of {len(router.engines)} engines well")
-        for url, how in router.engines.items():
-            told.append("" if how == "ok" else f" · ✗ {sanitize_line(url, 60)}: {sanitize_line(how, 80)}", "bold red")
-        told.append(f" · ! {sanitize_line(router.trouble, 120)}" if router.trouble else "", "yellow")
+        text.append("● ready" if is_ready else "✗ not ready", "green" if is_ready else "bold red")
+        text.append(f" at {sanitize_line(router.address, 60)} · {well} of {len(router.engines)} engines well")
+        for url, state in router.engines.items():
+            text.append(
+                "" if state == "ok" else f" · ✗ {sanitize_line(url, 60)}: {sanitize_line(state, 80)}", "bold red"
+            )
+        text.append(f" · ! {sanitize_line(router.trouble, 120)}" if router.trouble else "", "yellow")
     if router.waiting_s > LATE_S:
         files = f"{router.waiting_files} files of conversations wait to be stored"
-        told.append(f" · ! {files}, the oldest for {router.waiting_s:.0f} s", "yellow")
+        text.append(f" · ! {files}, the oldest for {router.waiting_s:.0f} s", "yellow")
     if router.damaged:
-        told.append(f" · ! {router.damaged} recorded exchanges could not be read", "yellow")
-    told.append("\nDecided by ", "bold").append(sanitize_line(router.decided_by, 200) or "nobody: no adapter is live")
+        text.append(f" · ! {router.damaged} recorded exchanges could not be read", "yellow")
+    text.append("\nDecided by ", "bold").append(sanitize_line(router.decided_by, 200) or "nobody: no adapter is live")
     if by_default:
-        left = ", ".join(f"{count} because {sanitize_line(why, 60)}" for why, count in by_default.items())
-        told.append(f" · left to base in a day: {left}", "yellow")
-    return told
+        left = ", ".join(f"{count} because {sanitize_line(reason, 60)}" for reason, count in by_default.items())
+        text.append(f" · left to base in a day: {left}", "yellow")
+    return text
 
 
-def letters(shown: Sequence[DecisionView]) -> dict[str, str]:
+def letters(decisions: Sequence[DecisionView]) -> dict[str, str]:
     """A letter for each option of these decisions, the base model's first."""
-    options = {option for decision in shown for option in decision.logprobs}
-    ordered = sorted(options, key=lambda option: (option != "base", option))
-    return dict(zip(ordered[:OFFERED], ascii_uppercase, strict=False))
+    options = {option for decision in decisions for option in decision.logprobs}
+    ranked = sorted(options, key=lambda option: (option != "base", option))
+    return dict(zip(ranked[:MAX_LETTERS], ascii_uppercase, strict=False))
 
 
-def legend(named: Mapping[str, str]) -> Text:
-    """What the letters stand for."""
-    told = Text(no_wrap=True, overflow="ellipsis")
-    for option, letter in named.items():
-        told.append(f"  {letter} ", "bold").append(sanitize_line(option, 30), "dim")
-    return told
+def legend(option_letters: Mapping[str, str]) -> Text:
+    """The options behind the letters."""
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for option, letter in option_letters.items():
+        text.append(f"  {letter} ", "bold").append(sanitize_line(option, 30), "dim")
+    return text
 
 
-def decision_cells(decision: DecisionView, named: Mapping[str, str], newest: datetime) -> list[Text]:
+def decision_cells(decision: DecisionView, option_letters: Mapping[str, str], newest_at: datetime) -> list[Text]:
     """Its row: the log-prob of each option, with its probability as a bar."""
-    today = decision.at.date() == newest.date()
+    today = decision.at.date() == newest_at.date()
     trial = ""
     if decision.trial is not None:
         trial = "◔ with it" if decision.model == likeliest(decision) else "◔ control"
     return [
         cell(f"{decision.at:%H:%M:%S}" if today else f"{decision.at:%m-%d %H:%M}"),
         _clipped(decision.model, 20, "bold" if decision.model != "base" else ""),
-        options_told(decision, named),
+        options_cell(decision, option_letters),
         _right(f"{1000 * decision.seconds:.0f} ms" if decision.seconds < 1 else f"{decision.seconds:.1f} s", 6),
         cell(trial, "yellow"),
         _clipped(decision.id, 40),
     ]
 
 
-def options_told(decision: DecisionView, named: Mapping[str, str]) -> Text:
-    """Bars in the order of the letters; in words why, where nothing was asked."""
+def options_cell(decision: DecisionView, option_letters: Mapping[str, str]) -> Text:
+    """Probabilities as bars in the order of the letters, or the reason for the default."""
     if decision.why:
         return _clipped(f"! {decision.why}", 60, "yellow")
-    told = Text(no_wrap=True, overflow="ellipsis", end="")
-    wanted = likeliest(decision)
-    for option, letter in named.items():
+    text = Text(no_wrap=True, overflow="ellipsis", end="")
+    requested = likeliest(decision)
+    for option, letter in option_letters.items():
         if option not in decision.logprobs:
-            told.append(" " * 13)
+            text.append(" " * 13)
             continue
-        found = decision.logprobs[option]
-        style = "bold green" if option == wanted else "dim"
-        told.append(f"{letter} ", style).append(bar(likely(found), 3), style)
-        told.append(f" {logprob(found):>5}  ", "" if option == wanted else "dim")
-    told.rstrip()
-    return told
+        value = decision.logprobs[option]
+        style = "bold green" if option == requested else "dim"
+        text.append(f"{letter} ", style).append(bar(likely(value), 3), style)
+        text.append(f" {logprob(value):>5}  ", "" if option == requested else "dim")
+    text.rstrip()
+    return text
 
 
 def likeliest(decision: DecisionView) -> str:
@@ -197,35 +201,41 @@ def likeliest(decision: DecisionView) -> str:
     return max(decision.logprobs, key=lambda option: likely(decision.logprobs[option]), default="")
 
 
-def likely(found: float | None) -> float:
-    """The probability of a log-prob; None is that of what is impossible."""
-    return 0.0 if found is None else math.exp(min(found, 0.0))
+def likely(value: float | None) -> float:
+    """The probability of a log-probability; None has probability 0."""
+    return 0.0 if value is None else math.exp(min(value, 0.0))
 
 
-def logprob(found: float | None) -> str:
-    """In five places."""
-    if found is None:
+def logprob(value: float | None) -> str:
+    """A log-probability in at most five characters."""
+    if value is None:
         return "−∞"
-    return f"{found:.2f}" if found > -9.995 else f"{found:.1f}"
+    return f"{value:.2f}" if value > -9.995 else f"{value:.1f}"
 
 
-def _evidence(what: str, known: float, enough: float, then: str, style: str) -> Text:
-    told = Text(f"  {what:<18}")
-    told.append("▕", "dim").append(bar(known / enough, 16), style).append("▏", "dim")
-    return told.append(f" {_times(known)} of {_times(enough)} → {then}\n")
+def _evidence(hypothesis: str, evidence: float, threshold: float, consequence: str, style: str) -> Text:
+    line = Text(f"  {hypothesis:<18}")
+    line.append("▕", "dim").append(bar(evidence / threshold, 16), style).append("▏", "dim")
+    return line.append(f" {_times(evidence)} of {_times(threshold)} → {consequence}\n")
 
 
 def _times(log: float) -> str:
     times = math.exp(min(log, 20.0))
-    return f"{times:.2g}" if LEAST < times < MOST else f"{times:,.0f}" if times >= MOST else f"< {LEAST:g}"
+    return (
+        f"{times:.2g}"
+        if SMALL_FACTOR < times < LARGE_FACTOR
+        else f"{times:,.0f}"
+        if times >= LARGE_FACTOR
+        else f"< {SMALL_FACTOR:g}"
+    )
 
 
 def _rate(arm: Arm) -> str:
     return f"{arm.successes} of {arm.judged}" + (f" ({100 * arm.successes / arm.judged:.0f} %)" if arm.judged else "")
 
 
-def _counts(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {sanitize_line(name, 20)}" for name, count in counted.items())
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {sanitize_line(name, 20)}" for name, count in counts.items())
 
 
 def _seconds(seconds: float) -> str:
@@ -233,21 +243,21 @@ def _seconds(seconds: float) -> str:
 
 
 def _clipped(text: str, width: int, style: str = "") -> Text:
-    whole = sanitize_line(text)
-    return cell(whole if len(whole) <= width else f"{whole[: width - 1]}…", style)
+    line = sanitize_line(text)
+    return cell(line if len(line) <= width else f"{line[: width - 1]}…", style)
 
 
 def _right(text: str, width: int) -> Text:
     return cell(text.rjust(width))
 
 
-def what_a_rollback_does(model: ModelView) -> Text:
-    """Where the conversations of a model go when it is taken back."""
+def rollback_effect(model: ModelView) -> Text:
+    """The effect of a rollback on the model's conversations."""
     left = "the base model" if model.brought_back == "base" else sanitize_line(model.brought_back, 40)
-    then = {
+    effects = {
         "canary": f"its share of the conversations goes to {left}",
         "shadow": f"it answers no more beside {left}",
     }
-    told = Text.assemble((sanitize_line(model.name, 40), "bold"), f" is {model.state}: ")
-    told.append(f"{then.get(model.state, f'its conversations go on with {left}')}. ")
-    return told.append("Requests in flight end as they began.")
+    text = Text.assemble((sanitize_line(model.name, 40), "bold"), f" is {model.state}: ")
+    text.append(f"{effects.get(model.state, f'its conversations go on with {left}')}. ")
+    return text.append("Requests in flight end as they began.")

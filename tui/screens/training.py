@@ -30,8 +30,9 @@ from tui.widgets.tables import KeyedTable, Opening, Row
 MARKS = {"running": "▶", "finished": "✓", "failed": "✗", "interrupted": "‖"}
 STYLES = {"running": "bold cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow"}
 PLACES = {"best": "▲", "median": "●", "worst": "▼"}
-PAGE, MOST = 100, 1000  # runs that are requested at first, and at most as the cursor comes to the last one
-OVER = ("finished", "failed", "cancelled")  # states of a cycle that has ended
+# Further runs are requested as the cursor reaches the last one, up to a bound.
+PAGE, MAX_RUNS = 100, 1000
+FINAL_STATES = ("finished", "failed", "cancelled")  # states of a cycle that has ended
 CURVES = {  # figure -> name, where the plot begins, what its range is rounded to
     "reward": ("reward", None, 0.1),
     "success": ("success rate", None, 0.1),
@@ -43,12 +44,12 @@ CURVES = {  # figure -> name, where the plot begins, what its range is rounded t
 
 
 @dataclass
-class Found:
-    """What the daemon said; ``iterations`` and ``samples`` are those of the run ``of``."""
+class TrainingData:
+    """What the daemon said; ``iterations`` and ``samples`` are those of the run ``run_id``."""
 
     status: Status
     runs: list[TrainingView]
-    of: str | None
+    run_id: str | None
     iterations: list[IterationView]
     samples: list[SampleView]
 
@@ -76,12 +77,12 @@ class Training(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self._wanted = PAGE
-        self._anew = True
-        self._found: Found | None = None
+        self._limit = PAGE
+        self._reload_all = True
+        self._data: TrainingData | None = None
 
     def contents(self) -> ComposeResult:
-        """Runs, curves, rollouts."""
+        """The runs, the curves, and the rollouts."""
         yield Opening("state", "capability", "iteration", "reward", "tokens/s", "time", "cycle", id="runs")
         yield Static("", classes="title", id="run", markup=False)
         with Grid(id="curves"):
@@ -91,146 +92,149 @@ class Training(Live):
         yield Opening("rollout", "reward", "outcome", "turns", "last said", id="samples")
 
     def on_mount(self) -> None:
-        """Nothing is known yet."""
-        self._bare(True)
+        """Hide the details until the runs are loaded."""
+        self._set_empty(True)
 
     def changed(self) -> None:
-        """Anything may be out of date, the iterations that are known among it."""
-        self._anew = True
+        """Mark everything as outdated, loaded iterations included."""
+        self._reload_all = True
         super().changed()
 
     def news(self, events: list[EventView]) -> None:
-        """Progress of a training adds iterations; whatever else concerns it may change all of them."""
+        """Training progress adds iterations; other events may change all of them."""
         if any(event.kind.startswith(self.CONCERNS) for event in events):
             self.changed()
         elif any(event.kind == "progress" and event.subject.startswith("train ") for event in events):
             super().changed()
 
-    async def load(self, client: Client) -> Found:
-        """The runs, and of the chosen one the iterations that are not known and its rollouts."""
-        anew, self._anew = self._anew, False
+    async def load(self, client: Client) -> TrainingData:
+        """Request the runs, and the selected run's new iterations and rollouts."""
+        reload_all, self._reload_all = self._reload_all, False
         try:
             status = await client.status()
-            runs = await client.trainings.newest(self._wanted)
+            runs = await client.trainings.newest(self._limit)
             at = self.query_one("#runs", KeyedTable).selected
-            of = at if any(run.id == at for run in runs) else next((run.id for run in runs), None)
-            if of is None:
-                return Found(status, runs, None, [], [])
-            before = self._found
-            known = before.iterations if before is not None and before.of == of and not anew else []
-            behind = await client.trainings.iterations(of, known[-1].iteration if known else -1)
-            return Found(status, runs, of, [*known, *behind], await client.trainings.samples(of))
+            run_id = at if any(run.id == at for run in runs) else next((run.id for run in runs), None)
+            if run_id is None:
+                return TrainingData(status, runs, None, [], [])
+            previous = self._data
+            iterations = (
+                previous.iterations if previous is not None and previous.run_id == run_id and not reload_all else []
+            )
+            newer = await client.trainings.iterations(run_id, iterations[-1].iteration if iterations else -1)
+            return TrainingData(status, runs, run_id, [*iterations, *newer], await client.trainings.samples(run_id))
         except ClientError:
-            self._anew = True
+            self._reload_all = True
             raise
 
-    def show(self, found: Found) -> None:
-        """All of it."""
-        self._found = found
-        self.query_one("#runs", KeyedTable).put([run_row(run) for run in found.runs])
-        self._bare(not found.runs)
-        if not found.runs:
+    def show(self, data: TrainingData) -> None:
+        """Show the runs, and the curves and rollouts of the selected one."""
+        self._data = data
+        self.query_one("#runs", KeyedTable).put([run_row(run) for run in data.runs])
+        self._set_empty(not data.runs)
+        if not data.runs:
             self.note("No adapter has been trained yet: a cycle trains one for each capability that it finds lacking.")
-        self._show_run(found)
+        self._show_run(data)
         self.refresh_bindings()
-        if self.query_one("#runs", KeyedTable).selected not in (found.of, None):
-            self._chosen_anew()  # the cursor has moved meanwhile
+        if self.query_one("#runs", KeyedTable).selected not in (data.run_id, None):
+            # The cursor may have moved while the data were requested.
+            self._selection_changed()
 
-    def _show_run(self, found: Found) -> None:
-        run = self._chosen()
+    def _show_run(self, data: TrainingData) -> None:
+        run = self._selected_run()
         if run is None:
             return
         self.query_one("#run", Static).update(heading(run))
-        waits = "not yet" if run.state == "running" else "not recorded"
+        pending = "not yet" if run.state == "running" else "not recorded"
         for figure in CURVES:
-            points = [(one.iteration, one.figures.get(figure)) for one in found.iterations]
-            self.query_one(f"#{figure}", Curve).put(points, "not recorded" if found.iterations else waits)
+            points = [(iteration.iteration, iteration.figures.get(figure)) for iteration in data.iterations]
+            self.query_one(f"#{figure}", Curve).put(points, "not recorded" if data.iterations else pending)
         title, table = self.query_one("#samples-title", Static), self.query_one("#samples", KeyedTable)
-        table.put([sample_row(sample) for sample in found.samples])
-        table.display = bool(found.samples)
-        if found.samples:
-            title.update(samples_heading(found.samples[0]))
+        table.put([sample_row(sample) for sample in data.samples])
+        table.display = bool(data.samples)
+        if data.samples:
+            title.update(samples_heading(data.samples[0]))
         else:
-            none = "come with its first iteration" if run.state == "running" else "are not kept on this machine"
-            title.update(f"Rollouts to read {none}")
+            reason = "come with its first iteration" if run.state == "running" else "are not kept on this machine"
+            title.update(f"Rollouts to read {reason}")
 
-    def _bare(self, bare: bool) -> None:
+    def _set_empty(self, is_empty: bool) -> None:
         for name in ("#run", "#curves", "#samples-title", "#samples"):
-            self.query_one(name).set_class(bare, "bare")
+            self.query_one(name).set_class(is_empty, "bare")
 
-    def _chosen(self) -> TrainingView | None:
+    def _selected_run(self) -> TrainingView | None:
         """The chosen run."""
-        found = self._found
-        return next((run for run in found.runs if run.id == found.of), None) if found else None
+        data = self._data
+        return next((run for run in data.runs if run.id == data.run_id), None) if data else None
 
     def _cycle(self) -> CycleView | None:
         """The chosen run's cycle, while it can be cancelled."""
-        run, found = self._chosen(), self._found
-        if run is None or found is None:
+        run, data = self._selected_run(), self._data
+        if run is None or data is None:
             return None
-        known = (cycle for cycle in found.status.cycles if cycle.id == run.cycle_id and cycle.state not in OVER)
-        return next(known, None)
+        cycles = (cycle for cycle in data.status.cycles if cycle.id == run.cycle_id and cycle.state not in FINAL_STATES)
+        return next(cycles, None)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Another run is chosen; the last one has older ones asked for."""
-        found, at = self._found, event.cursor_row
-        if event.data_table.id != "runs" or found is None or not found.runs:
+        """Select the run; the last row loads older runs."""
+        data, at = self._data, event.cursor_row
+        if event.data_table.id != "runs" or data is None or not data.runs:
             return
-        if at == len(found.runs) - 1 and len(found.runs) == self._wanted < MOST:
-            self._wanted += PAGE
+        if at == len(data.runs) - 1 and len(data.runs) == self._limit < MAX_RUNS:
+            self._limit += PAGE
             super().changed()
-        if event.row_key.value != found.of and any(run.id == event.row_key.value for run in found.runs):
-            self._chosen_anew()
+        if event.row_key.value != data.run_id and any(run.id == event.row_key.value for run in data.runs):
+            self._selection_changed()
 
-    def _chosen_anew(self) -> None:
-        found, at = self._found, self.query_one("#runs", KeyedTable).selected
-        assert found is not None
-        self._found = Found(found.status, found.runs, at, [], [])
-        run = self._chosen()
+    def _selection_changed(self) -> None:
+        data, at = self._data, self.query_one("#runs", KeyedTable).selected
+        assert data is not None
+        self._data = TrainingData(data.status, data.runs, at, [], [])
+        run = self._selected_run()
         if run is not None:
             self.query_one("#run", Static).update(heading(run))
         self.refresh_bindings()
-        self._anew = True
+        self._reload_all = True
         super().changed()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Read a rollout; from a run on to its rollouts."""
         if event.data_table.id == "samples":
             self.action_read()
-        elif self._found is not None and self._found.samples:
+        elif self._data is not None and self._data.samples:
             self.query_one("#samples").focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What can be done now; nothing is offered to who only reads."""
-        found = self._found
+        """Offer the actions that are possible now; none on a read-only connection."""
+        data = self._data
         if action == "read":
-            return bool(found and found.samples)
+            return bool(data and data.samples)
         if action not in ("pause", "resume", "stop", "cancel"):
             return True
-        if found is None or self.app.read_only:
+        if data is None or self.app.read_only:
             return False
-        run, paused = self._chosen(), found.status.target.paused_at is not None
-        offered = {
+        run, paused = self._selected_run(), data.status.target.paused_at is not None
+        available = {
             "pause": not paused,
             "resume": paused,
             "stop": run is not None and run.at_work,
             "cancel": self._cycle() is not None,
         }
-        return offered[action]
+        return available[action]
 
     def action_read(self) -> None:
         """The rollout under the cursor as a conversation."""
-        if self._found is None or not self._found.samples:
+        if self._data is None or not self._data.samples:
             return
         at = self.query_one("#samples", KeyedTable).cursor_row
-        self.app.push_screen(RolloutShown(self._found.samples, min(at, len(self._found.samples) - 1)))
+        self.app.push_screen(RolloutShown(self._data.samples, min(at, len(self._data.samples) - 1)))
 
     def action_pause(self) -> None:
         """Ask, then pause the service."""
         self._ask_and_do("pause")
 
     def action_resume(self) -> None:
-        """Ask, then go on."""
+        """Confirm, then resume the service."""
         self._ask_and_do("resume")
 
     def action_stop(self) -> None:
@@ -241,19 +245,19 @@ class Training(Live):
         """Ask, then cancel the chosen run's cycle."""
         self._ask_and_do("cancel")
 
-    def _ask_and_do(self, act: Literal["pause", "resume", "stop", "cancel"]) -> None:
-        found, run, client = self._found, self._chosen(), self.app.client
-        if found is None:
+    def _ask_and_do(self, action: Literal["pause", "resume", "stop", "cancel"]) -> None:
+        data, run, client = self._data, self._selected_run(), self.app.client
+        if data is None:
             return
-        target, doing = (
-            sanitize_line(found.status.target.name, 60),
-            sanitize_line(", ".join(found.status.doing) or "nothing", 300),
+        target, running = (
+            sanitize_line(data.status.target.name, 60),
+            sanitize_line(", ".join(data.status.doing) or "nothing", 300),
         )
         cycle, capability = (sanitize_line(run.cycle_id, 60), sanitize_line(run.capability, 60)) if run else ("", "")
-        title, what = {
+        title, effect = {
             "pause": (
                 f"Pause {target}",
-                f"What is at work ({doing}) stops at its next safe point, an iteration of training away at most, and "
+                f"What is at work ({running}) stops at its next safe point, an iteration of training away at most, and "
                 f"no cycle of {target} goes on until it is resumed. Nothing that was trained is lost.",
             ),
             "resume": (f"Resume {target}", f"An unfinished cycle of {target} is carried on where it was."),
@@ -265,18 +269,18 @@ class Training(Live):
             "cancel": (
                 f"Cancel {cycle}",
                 f"Ends {cycle} for good, with everything in it that is unfinished, the training of {capability} and "
-                f"any other. At work now: {doing}.",
+                f"any other. At work now: {running}.",
             ),
-        }[act]
-        how: dict[str, Callable[[str], Awaitable[Done]]] = {"pause": client.pause, "resume": client.resume}
+        }[action]
+        requests: dict[str, Callable[[str], Awaitable[Done]]] = {"pause": client.pause, "resume": client.resume}
         if run is not None:
-            how |= {"stop": partial(client.trainings.stop, run.id), "cancel": partial(client.cancel, run.cycle_id)}
-        if act in how:
-            self.app.push_screen(ActQuestion(title, Text(what), how[act]))
+            requests |= {"stop": partial(client.trainings.stop, run.id), "cancel": partial(client.cancel, run.cycle_id)}
+        if action in requests:
+            self.app.push_screen(ActQuestion(title, Text(effect), requests[action]))
 
 
 def run_row(run: TrainingView) -> Row:
-    """One run."""
+    """A training run's row."""
     state = "waits" if run.state == "running" and not run.at_work else run.state
     first, last = _figure(run.first, "reward"), _figure(run.last, "reward")
     return Row(
@@ -295,40 +299,40 @@ def run_row(run: TrainingView) -> Row:
 
 def sample_row(sample: SampleView) -> Row:
     """One rollout, and what was said last."""
-    said = next((one.get("content") for one in reversed(sample.messages) if one.get("content")), "")
-    ended, style = ("✓ success", "green") if sample.success else ("✗ failure", "red")
+    last_text = next((message.get("content") for message in reversed(sample.messages) if message.get("content")), "")
+    outcome, style = ("✓ success", "green") if sample.success else ("✗ failure", "red")
     return Row(
         sample.place,
         [
             cell(f"{PLACES.get(sample.place, '·')} {sanitize_line(sample.place, 20)}"),
             cell(f"{sample.reward:.2f}"),
-            cell(ended, style),
+            cell(outcome, style),
             cell(sample.turns),
-            cell(_start(said, 150)),
+            cell(_start(last_text, 150)),
         ],
     )
 
 
 def samples_heading(sample: SampleView) -> Text:
     """What the rollouts of a group share."""
-    asked = next((one.get("content") for one in sample.messages if one.get("role") == "user"), "")
-    told = Text(f"Rollouts of iteration {sample.iteration}", "bold", no_wrap=True, overflow="ellipsis", end="")
-    told.append(f" · one group, seed {sample.seed} · {sanitize_line(_start(asked, 150))}", "not bold")
-    return told
+    prompt = next((message.get("content") for message in sample.messages if message.get("role") == "user"), "")
+    text = Text(f"Rollouts of iteration {sample.iteration}", "bold", no_wrap=True, overflow="ellipsis", end="")
+    text.append(f" · one group, seed {sample.seed} · {sanitize_line(_start(prompt, 150))}", "not bold")
+    return text
 
 
 def heading(run: TrainingView) -> Text:
-    """What is to be said of one run in a line."""
-    told = Text(no_wrap=True, overflow="ellipsis", end="")
-    told.append(sanitize_line(run.capability, 60), "bold")
-    told.append(f" · {sanitize_line(run.cycle_id, 60)} · iteration {_how_far(run)}")
+    """One line about a run."""
+    text = Text(no_wrap=True, overflow="ellipsis", end="")
+    text.append(sanitize_line(run.capability, 60), "bold")
+    text.append(f" · {sanitize_line(run.cycle_id, 60)} · iteration {_how_far(run)}")
     if run.adapter:
-        told.append(f" · gave {sanitize_line(run.adapter, 80)}")
+        text.append(f" · gave {sanitize_line(run.adapter, 80)}")
     if run.detail:
-        told.append(f" · {sanitize_line(run.detail, 300)}", "bold")
+        text.append(f" · {sanitize_line(run.detail, 300)}", "bold")
     elif run.state == "running" and not run.at_work:
-        told.append(" · not at work here now")
-    return told
+        text.append(" · not at work here now")
+    return text
 
 
 def _how_far(run: TrainingView) -> str:
@@ -340,15 +344,15 @@ def _time(run: TrainingView) -> str:
         return f"≈ {duration(run.left_s)} left"
     if run.finished_at is not None:
         return f"took {duration((run.finished_at - run.started_at).total_seconds())}"
-    return _since(run.started_at)
+    return _start_time(run.started_at)
 
 
-def _since(at: datetime) -> str:
+def _start_time(at: datetime) -> str:
     return f"since {at:%m-%d %H:%M}"
 
 
 def duration(seconds: float) -> str:
-    """Roughly, in one unit."""
+    """A duration in one unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -360,5 +364,5 @@ def _figure(figures: Mapping[str, float | None], name: str) -> str:
 
 
 def _start(text: object, limit: int) -> str:
-    told = " ".join(str(text or "")[: 4 * limit].split())
-    return told if len(told) <= limit else f"{told[: limit - 1]}…"
+    line = " ".join(str(text or "")[: 4 * limit].split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -27,17 +27,19 @@ from tui.widgets.dialogs import export
 from tui.widgets.tables import KeyedTable, Row, Window
 
 NEAR = 25  # rows from an end at which the next page is asked for
-FURTHER = 10  # requests of a search that a person has asked to go on
-SHORT = {"infrastructure": "infra"}  # names that the table has no room for
+# The daemon bounds each request of a rare search, so a continued search sends several.
+FURTHER = 10
+# Names that are too long for the table.
+ABBREVIATIONS = {"infrastructure": "infra"}
 COLUMNS = (" ", "outcome", "id", "the user asked", "reward", "msgs", "model", "task", "trial", "source")
-ASKED = (22, 110)  # columns of the screen for the user's words
+PROMPT_WIDTHS = (22, 110)  # columns of the screen for the user's words
 IDS, IDS_WIDE = 20, 36  # columns of the screen for ids, and on wide screens
 FIRST, MODEL, REST = 35, 24, 40  # for the other columns in view: always, on wide screens, on wider ones
 
 
 @dataclass
-class Found:
-    """What the daemon said to a filter."""
+class TrajectoriesData:
+    """The daemon's response to a filter."""
 
     filter: TrajectoryQuery
     window: Window
@@ -74,7 +76,7 @@ class Trajectories(Live):
         self._window = Window()
         self._filter = EVERYTHING
         self._choices: TrajectoryChoices | None = None
-        self._chosen: dict[str, None] = {}
+        self._selected_ids: dict[str, None] = {}
         self._loading = False
 
     def contents(self) -> ComposeResult:
@@ -94,30 +96,30 @@ class Trajectories(Live):
         yield Static("", id="found", markup=False)
 
     def news(self, events: list[EventView]) -> None:
-        """Of the router's traffic only what became of conversations, and what was said of them, concerns this."""
+        """Of router traffic only settled conversations and feedback concern this screen."""
         if any(map(tells_of_conversations, events)):
             self.changed()
         super().news(events)
 
-    async def load(self, client: Client) -> Found:
-        """What there is to filter by, and the pages that are held, anew."""
-        wanted = self._filter
-        known = self._window if wanted == self._shown_filter else Window()
-        window = Window(known.starts[: known.first + 1], [], known.first)
-        for _ in range(max(len(known.pages), 1)):
-            window.put_below(await client.trajectories.page(wanted, after=window.starts[-1]))
+    async def load(self, client: Client) -> TrajectoriesData:
+        """Request the filter choices, and the loaded pages again."""
+        query = self._filter
+        previous = self._window if query == self._shown_filter else Window()
+        window = Window(previous.starts[: previous.first + 1], [], previous.first)
+        for _ in range(max(len(previous.pages), 1)):
+            window.put_below(await client.trajectories.page(query, after=window.starts[-1]))
             if window.below is None:
                 break
-        return Found(wanted, window, await client.trajectories.choices())
+        return TrajectoriesData(query, window, await client.trajectories.choices())
 
     _shown_filter: TrajectoryQuery | None = None
 
-    def show(self, found: Found) -> None:
-        """Unless something else was asked for meanwhile."""
-        self._offer(found.choices)
-        if found.filter == self._filter:
-            fresh = self._shown_filter != found.filter
-            self._window, self._shown_filter = found.window, found.filter
+    def show(self, data: TrajectoriesData) -> None:
+        """Show the page, unless the filter changed during the request."""
+        self._offer(data.choices)
+        if data.filter == self._filter:
+            fresh = self._shown_filter != data.filter
+            self._window, self._shown_filter = data.window, data.filter
             self._put(top=fresh)
 
     def on_mount(self) -> None:
@@ -130,7 +132,7 @@ class Trajectories(Live):
             self._put()
 
     def on_data_table_row_highlighted(self) -> None:
-        """Have what comes next."""
+        """Request the next page when the cursor nears an end."""
         self._near_an_end()
 
     def on_data_table_row_selected(self, message: DataTable.RowSelected) -> None:
@@ -140,15 +142,15 @@ class Trajectories(Live):
             self.app.push_screen(Conversation(str(key), capability=self._filter.capability or None))
 
     def on_input_changed(self, message: Input.Changed) -> None:
-        """Ask for what fits now."""
+        """Request the trajectories that match the changed filter."""
         self._ask_for(self._filter.model_copy(update={"text": message.value.strip()}))
 
     def on_input_submitted(self) -> None:
-        """Back to the table."""
+        """Focus the table."""
         self._table.focus()
 
     def on_select_changed(self, message: Select.Changed) -> None:
-        """Ask for what fits now."""
+        """Request the trajectories that match the changed filter."""
         name = str(message.select.id)
         value = getattr(EVERYTHING, name) if message.value is Select.NULL else message.value
         if name == "cycle" and self._choices is not None:
@@ -156,19 +158,19 @@ class Trajectories(Live):
         self._ask_for(self._filter.model_copy(update={name: value}))
 
     def action_back(self) -> None:
-        """To the table."""
+        """Focus the table."""
         self._table.focus()
 
     def action_search(self) -> None:
-        """Type a text."""
+        """Focus the search field."""
         self.query_one("#text").focus()
 
     def action_filter(self) -> None:
-        """Choose what to see."""
+        """Focus the first filter."""
         self.query_one("#outcome").focus()
 
     def action_reset(self) -> None:
-        """Show everything."""
+        """Clear all filters."""
         self.query_one("#text", Input).value = ""
         for select in self.query(Select):
             select.clear()
@@ -178,39 +180,39 @@ class Trajectories(Live):
         key = self._table.selected
         if key is None or key not in self._rows():
             return
-        if key in self._chosen:
-            del self._chosen[key]
+        if key in self._selected_ids:
+            del self._selected_ids[key]
         else:
-            self._chosen[key] = None
+            self._selected_ids[key] = None
         self._put()
         self._table.move_cursor(row=self._table.cursor_row + 1, animate=False)
 
     def action_choose_all(self) -> None:
         """All that are loaded; none where all of them are chosen already."""
         loaded = self._rows()
-        if all(key in self._chosen for key in loaded):
-            self._chosen = {}
+        if all(key in self._selected_ids for key in loaded):
+            self._selected_ids = {}
         else:
-            self._chosen |= dict.fromkeys(loaded)
+            self._selected_ids |= dict.fromkeys(loaded)
         self._put()
 
     def action_export(self) -> None:
         """Write what is chosen, or the one under the cursor."""
         key = self._table.selected
-        ids = list(self._chosen) or ([key] if key in self._rows() and key else [])
+        ids = list(self._selected_ids) or ([key] if key in self._rows() and key else [])
         if ids:
             export(self.app, ids)
 
     def action_further(self) -> None:
-        """Look on where the daemon gave up."""
+        """Continue the search where the daemon stopped."""
         if self._window.below is not None:
-            self._more(FURTHER)
+            self._load_below(FURTHER)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Keys are offered where they do something."""
+        """Enable only the keys that have an effect now."""
         if action == "further":
             return self._window.gave_up
-        if action in ("choose", "choose_all", "export") and not self._window.rows and not self._chosen:
+        if action in ("choose", "choose_all", "export") and not self._window.rows and not self._selected_ids:
             return False
         return not self.app.is_web if action == "export" else True
 
@@ -221,111 +223,116 @@ class Trajectories(Live):
     def _rows(self) -> dict[str, TrajectorySummary]:
         return {row.id: row for row in self._window.rows}
 
-    def _ask_for(self, wanted: TrajectoryQuery) -> None:
-        if wanted != self._filter:
-            self._filter = wanted
+    def _ask_for(self, query: TrajectoryQuery) -> None:
+        if query != self._filter:
+            self._filter = query
             self.changed()
 
     def _near_an_end(self, *_: Any) -> None:
         if self._loading or self._shown_filter != self._filter:
             return
         table, window = self._table, self._window
-        seen = (table.cursor_row, round(table.scroll_y))
-        at_end = max(seen[0], seen[1] + table.size.height) >= table.row_count - NEAR
+        positions = (table.cursor_row, round(table.scroll_y))
+        at_end = max(positions[0], positions[1] + table.size.height) >= table.row_count - NEAR
         if at_end and window.below is not None and not window.gave_up:
-            self._more(1)
-        elif min(seen) < NEAR and window.first > 0:
-            self._before()
+            self._load_below(1)
+        elif min(positions) < NEAR and window.first > 0:
+            self._load_above()
 
     @work(group="further")
-    async def _more(self, requests: int) -> None:
-        """The next page; of several requests the last is the one that finds something."""
+    async def _load_below(self, requests: int) -> None:
+        """Load the next page; a continued search stops at the first page with rows."""
         if self._loading:
             return
         self._loading = True
         try:
             for _ in range(requests):
-                wanted, window = self._filter, self._window
-                page = await self.app.client.trajectories.page(wanted, after=window.below)
-                if wanted != self._filter or window is not self._window:
+                query, window = self._filter, self._window
+                page = await self.app.client.trajectories.page(query, after=window.below)
+                if query != self._filter or window is not self._window:
                     break
                 window.put_below(page)
                 self._put()
                 if page.rows or page.next is None:
                     break
         except ClientError as error:
-            self.note(sanitize_line(error.message))  # the next move of the cursor asks again
+            # The next cursor movement requests the page again.
+            self.note(sanitize_line(error.message))
         else:
-            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
+            # The cursor may have reached the next end meanwhile.
+            self.call_after_refresh(self._near_an_end)
         finally:
             self._loading = False
 
     @work(group="further")
-    async def _before(self) -> None:
+    async def _load_above(self) -> None:
         if self._loading:
             return
         self._loading = True
         try:
-            wanted, window = self._filter, self._window
-            page = await self.app.client.trajectories.page(wanted, after=window.starts[window.first - 1])
-            if wanted == self._filter and window is self._window:
+            query, window = self._filter, self._window
+            page = await self.app.client.trajectories.page(query, after=window.starts[window.first - 1])
+            if query == self._filter and window is self._window:
                 window.put_above(page)
                 self._put()
         except ClientError as error:
-            self.note(sanitize_line(error.message))  # the next move of the cursor asks again
+            # The next cursor movement requests the page again.
+            self.note(sanitize_line(error.message))
         else:
-            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
+            # The cursor may have reached the next end meanwhile.
+            self.call_after_refresh(self._near_an_end)
         finally:
             self._loading = False
 
     def _put(self, *, top: bool = False) -> None:
         """Show what is held; the row under the cursor stays where it is on the screen."""
         table, rows = self._table, self._window.rows
-        before, offset = table.cursor_row, table.scroll_offset.y
-        ids = min(max((len(one.id) for one in rows), default=0), IDS_WIDE if self.size.width >= 150 else IDS)
-        room = _Room(ids, _for_words(self.size.width, ids))
-        table.put([_row(one, one.id in self._chosen, room) for one in rows])
+        previous_row, offset = table.cursor_row, table.scroll_offset.y
+        ids = min(max((len(row.id) for row in rows), default=0), IDS_WIDE if self.size.width >= 150 else IDS)
+        widths = _ColumnWidths(ids, _prompt_width(self.size.width, ids))
+        table.put([_row(row, row.id in self._selected_ids, widths) for row in rows])
         if top:
             table.move_cursor(row=0, animate=False)
             table.scroll_to(y=0, animate=False)
-        elif table.cursor_row != before and offset:  # at the top, what comes above is to be seen
-            table.scroll_to(y=max(offset + table.cursor_row - before, 0), animate=False)
-        self._tell()
+        # At the very top, new rows above should come into view instead.
+        elif table.cursor_row != previous_row and offset:
+            table.scroll_to(y=max(offset + table.cursor_row - previous_row, 0), animate=False)
+        self._show_state()
         self.refresh_bindings()
 
-    def _tell(self) -> None:
+    def _show_state(self) -> None:
         window, rows = self._window, self._window.rows
         filtered = self._filter != EVERYTHING
         self.note("" if rows or window.below else _nothing(filtered=filtered))
-        told = Text(f"{len(rows):,} loaded", no_wrap=True, overflow="ellipsis")
+        text = Text(f"{len(rows):,} loaded", no_wrap=True, overflow="ellipsis")
         if window.first:
-            told.append(", more above")
+            text.append(", more above")
         if window.below:
-            told.append(", more below" if not window.gave_up else "")
+            text.append(", more below" if not window.gave_up else "")
         if window.gave_up:
-            told.append(f" · looked through {window.looked_at:,} without filling the page: m looks further", "yellow")
+            text.append(f" · looked through {window.looked_at:,} without filling the page: m looks further", "yellow")
         if window.pages and window.pages[-1].cycle_id:
-            told.append(f" · labelled by {sanitize_line(window.pages[-1].cycle_id, 40)}")
-        if self._chosen:
-            told.append(f" · ● {len(self._chosen):,} chosen", "bold")
-        self.query_one("#found", Static).update(told)
+            text.append(f" · labelled by {sanitize_line(window.pages[-1].cycle_id, 40)}")
+        if self._selected_ids:
+            text.append(f" · ● {len(self._selected_ids):,} chosen", "bold")
+        self.query_one("#found", Static).update(text)
 
     def _offer(self, choices: TrajectoryChoices) -> None:
         if choices == self._choices:
             return
         self._choices = choices
         _set(self.query_one("#source", Select), choices.sources)
-        _set(self.query_one("#cycle", Select), [one.cycle_id for one in choices.cycles])
+        _set(self.query_one("#cycle", Select), [cycle.cycle_id for cycle in choices.cycles])
         self._offer_capabilities(choices)
 
     def _offer_capabilities(self, choices: TrajectoryChoices) -> None:
         cycle = self.query_one("#cycle", Select).value
-        of = [one for one in choices.cycles if one.cycle_id == cycle] or choices.cycles[:1]
-        _set(self.query_one("#capability", Select), of[0].capabilities if of else [])
+        cycles = [choice for choice in choices.cycles if choice.cycle_id == cycle] or choices.cycles[:1]
+        _set(self.query_one("#capability", Select), cycles[0].capabilities if cycles else [])
 
 
 class Listing(KeyedTable):
-    """The table; Enter is its own key."""
+    """The table of trajectories, where Enter opens one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "select_cursor", "Open", tooltip="Read the conversation under the cursor")
@@ -333,18 +340,18 @@ class Listing(KeyedTable):
 
 
 def _select(name: str, options: list[tuple[str, str]]) -> Select[str]:
-    shown = [(Text(text), value) for text, value in options]
-    return Select(shown, prompt=name, id=name, compact=True)
+    entries = [(Text(text), value) for text, value in options]
+    return Select(entries, prompt=name, id=name, compact=True)
 
 
 def _set(select: Select[str], names: list[str]) -> None:
-    """Offer these; what is chosen stays, offered or not any more."""
-    chosen = select.value
-    kept = [*names, chosen] if isinstance(chosen, str) and chosen not in names else names
+    """Replace the options; the selected value stays, even if it is no longer offered."""
+    selected = select.value
+    options = [*names, selected] if isinstance(selected, str) and selected not in names else names
     with select.prevent(Select.Changed):
-        select.set_options([(cell(name, limit=60), name) for name in kept])
-        if isinstance(chosen, str):
-            select.value = chosen
+        select.set_options([(cell(name, limit=60), name) for name in options])
+        if isinstance(selected, str):
+            select.value = selected
 
 
 def _nothing(*, filtered: bool) -> str:
@@ -356,42 +363,42 @@ def _nothing(*, filtered: bool) -> str:
 
 
 @dataclass(frozen=True)
-class _Room:
-    """Columns of the screen for what is cut to fit."""
+class _ColumnWidths:
+    """Column widths of the texts that are cut to fit."""
 
     id: int
-    asked: int
+    prompt: int
 
 
-def _for_words(width: int, id_width: int) -> int:
-    """For the user's words, beside what a screen of this width has in view without being moved sideways."""
-    others = FIRST + id_width + (MODEL if width >= 110 else 0) + (REST if width >= 150 else 0)
-    return min(max(width - others, ASKED[0]), ASKED[1])
+def _prompt_width(width: int, id_width: int) -> int:
+    """The prompt's width: what the other columns leave of a screen that does not scroll sideways."""
+    other_columns = FIRST + id_width + (MODEL if width >= 110 else 0) + (REST if width >= 150 else 0)
+    return min(max(width - other_columns, PROMPT_WIDTHS[0]), PROMPT_WIDTHS[1])
 
 
-def _row(one: TrajectorySummary, chosen: bool, room: _Room) -> Row:
-    mark, colour = OUTCOMES.get(one.outcome, ("·", ""))
-    outcome = cell(f"{mark} {SHORT.get(one.outcome, sanitize_line(one.outcome, 20))}", colour)
-    said = ", ".join(f"{name} {one.verdicts[name]}" for name in VERDICTS if one.verdicts.get(name))
+def _row(trajectory: TrajectorySummary, is_chosen: bool, widths: _ColumnWidths) -> Row:
+    mark, colour = OUTCOMES.get(trajectory.outcome, ("·", ""))
+    outcome = cell(f"{mark} {ABBREVIATIONS.get(trajectory.outcome, sanitize_line(trajectory.outcome, 20))}", colour)
+    labels = ", ".join(f"{name} {trajectory.verdicts[name]}" for name in VERDICTS if trajectory.verdicts.get(name))
     cells = [
-        cell("●" if chosen else " ", "bold"),
-        outcome.append(f" · {said}", "default") if said else outcome,
-        cell(_within(one.id, room.id)),
-        cell(_cut(one.asked, room.asked)),
-        Text(f"{one.reward:6.2f}"),
-        Text(f"{one.messages:>4}"),
-        cell(_within(one.model, 28)),
-        cell(_within(one.task_id, 16)),
-        Text(f"{one.trial:>5}"),
-        cell(f"{one.source}/{one.split}" if one.split else one.source, limit=40),
+        cell("●" if is_chosen else " ", "bold"),
+        outcome.append(f" · {labels}", "default") if labels else outcome,
+        cell(_shortened(trajectory.id, widths.id)),
+        cell(_cut(trajectory.asked, widths.prompt)),
+        Text(f"{trajectory.reward:6.2f}"),
+        Text(f"{trajectory.messages:>4}"),
+        cell(_shortened(trajectory.model, 28)),
+        cell(_shortened(trajectory.task_id, 16)),
+        Text(f"{trajectory.trial:>5}"),
+        cell(f"{trajectory.source}/{trajectory.split}" if trajectory.split else trajectory.source, limit=40),
     ]
-    return Row(one.id, cells)
+    return Row(trajectory.id, cells)
 
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _within(name: str, width: int) -> str:
+def _shortened(name: str, width: int) -> str:
     """A name's beginning and end: names that begin alike differ at their ends."""
     return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - width + width // 2 + 1 :]}"

@@ -20,7 +20,7 @@ ARGUMENTS = 400  # characters of a call's arguments that a folded line is cut fr
 
 @dataclass(frozen=True)
 class Citation:
-    """What of a capability some of a cycle's runs said, citing one message."""
+    """A verdict on a capability that some of a cycle's runs gave, citing one message."""
 
     index: int
     capability: str
@@ -42,27 +42,30 @@ class Block:
     folded: bool = False  # at first
 
 
-def blocks(messages: Sequence[Any], cited: Mapping[int, list[Citation]] | None = None) -> list[Block]:
-    """All of them, in order; ``cited`` is what cites each message."""
-    cited = cited or {}
+def blocks(messages: Sequence[Any], cited_by: Mapping[int, list[Citation]] | None = None) -> list[Block]:
+    """The messages' blocks in order; ``cited_by`` has the citations of each message."""
+    cited_by = cited_by or {}
     results = _results(messages)
-    within = {place for places in results.values() for place in places}
-    found: list[Block] = []
+    result_indexes = {place for places in results.values() for place in places}
+    items: list[Block] = []
     for index, message in enumerate(messages):
-        if index not in within:
-            found += _of_message(messages, index, message, results, cited)
-    return found
+        if index not in result_indexes:
+            items += _of_message(messages, index, message, results, cited_by)
+    return items
 
 
 def citations(labels: Sequence[CapabilityLabels], capability: str | None = None) -> dict[int, list[Citation]]:
     """What cites each message, for ``capability`` alone where one is given; the last cycle's word on each counts."""
-    newest = {one.capability: one for one in labels if capability in (None, one.capability)}
-    found: dict[int, list[Citation]] = {}
-    for one in newest.values():
-        counts = Counter((run.message_index, run.verdict) for run in one.runs if run.message_index is not None)
+    latest = {entry.capability: entry for entry in labels if capability in (None, entry.capability)}
+    by_message: dict[int, list[Citation]] = {}
+    for entry in latest.values():
+        counts = Counter((run.message_index, run.verdict) for run in entry.runs if run.message_index is not None)
         for (index, verdict), runs in counts.items():
-            found.setdefault(index, []).append(Citation(index, one.capability, verdict, runs, len(one.runs)))
-    return {index: sorted(some, key=lambda cited: (cited.verdict, -cited.runs)) for index, some in found.items()}
+            by_message.setdefault(index, []).append(Citation(index, entry.capability, verdict, runs, len(entry.runs)))
+    return {
+        index: sorted(some, key=lambda citation: (citation.verdict, -citation.runs))
+        for index, some in by_message.items()
+    }
 
 
 def _of_message(
@@ -70,48 +73,61 @@ def _of_message(
     index: int,
     message: Any,
     results: dict[tuple[int, int], list[int]],
-    cited: Mapping[int, list[Citation]],
+    cited_by: Mapping[int, list[Citation]],
 ) -> Iterator[Block]:
     if not isinstance(message, dict):
         yield Block(
             index, "other", "no message", sanitize_line(_json(message), ARGUMENTS), sanitize_block(_json(message))
         )
         return
-    role, own = sanitize_line(message.get("role") or "no role", 20), tuple(cited.get(index, ()))
+    role, own_citations = sanitize_line(message.get("role") or "no role", 20), tuple(cited_by.get(index, ()))
     calls = message.get("tool_calls")
-    listed = calls if isinstance(calls, list) else [calls] if calls else []
-    said = _said(message)
-    if said or not listed:
+    call_list = calls if isinstance(calls, list) else [calls] if calls else []
+    text = _message_text(message)
+    if text or not call_list:
         yield Block(
-            index, role, role, _brief(said), sanitize_block(said), own, folded=role in ("system", "developer", "tool")
+            index,
+            role,
+            role,
+            _brief(text),
+            sanitize_block(text),
+            own_citations,
+            folded=role in ("system", "developer", "tool"),
         )
-        own = ()
-    for place, call in enumerate(listed):
-        behind = results.get((index, place), [])
-        known = own + tuple(one for result in behind for one in cited.get(result, ()))
-        yield _call(messages, index, call, behind, known)
-        own = ()
+        own_citations = ()
+    for place, call in enumerate(call_list):
+        result_indexes = results.get((index, place), [])
+        call_citations = own_citations + tuple(
+            citation for result in result_indexes for citation in cited_by.get(result, ())
+        )
+        yield _call(messages, index, call, result_indexes, call_citations)
+        own_citations = ()
 
 
-def _call(messages: Sequence[Any], index: int, call: Any, behind: list[int], cited: tuple[Citation, ...]) -> Block:
+def _call(
+    messages: Sequence[Any], index: int, call: Any, result_indexes: list[int], cited_by: tuple[Citation, ...]
+) -> Block:
     function = call.get("function") if isinstance(call, dict) else None
     if isinstance(function, dict):
-        name, given = sanitize_line(function.get("name") or "?", 60), _read(function.get("arguments"))
+        name, arguments = sanitize_line(function.get("name") or "?", 60), _read(function.get("arguments"))
     else:
-        name, given = "?", call
-    written = given if isinstance(given, str) else _arguments(given)
-    gave = [_said(messages[result]) for result in behind]
-    brief = f"({sanitize_line(written, ARGUMENTS)}) → {_brief(' '.join(gave)) if gave else 'nothing came back'}"
-    body = [sanitize_block(_pretty(given))]
-    for result, text in zip(behind, gave, strict=True):
+        name, arguments = "?", call
+    argument_text = arguments if isinstance(arguments, str) else _arguments(arguments)
+    result_texts = [_message_text(messages[result]) for result in result_indexes]
+    outcome = _brief(" ".join(result_texts)) if result_texts else "nothing came back"
+    brief = f"({sanitize_line(argument_text, ARGUMENTS)}) → {outcome}"
+    body = [sanitize_block(_pretty(arguments))]
+    for result, text in zip(result_indexes, result_texts, strict=True):
         body += [f"→ #{result}", sanitize_block(_pretty(_read(text)))]
-    return Block(index, "call", name, brief, "\n".join(body if gave else [*body, "→ nothing came back"]), cited, True)
+    return Block(
+        index, "call", name, brief, "\n".join(body if result_texts else [*body, "→ nothing came back"]), cited_by, True
+    )
 
 
 def _results(messages: Sequence[Any]) -> dict[tuple[int, int], list[int]]:
     """The places of tool messages by the message and the number of the call that they answer."""
     open_calls: dict[str, tuple[int, int]] = {}
-    found: dict[tuple[int, int], list[int]] = {}
+    results: dict[tuple[int, int], list[int]] = {}
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             continue
@@ -121,20 +137,20 @@ def _results(messages: Sequence[Any]) -> dict[tuple[int, int], list[int]]:
                 open_calls[call["id"]] = (index, place)
         key = message.get("tool_call_id")
         if message.get("role") == "tool" and isinstance(key, str) and key in open_calls:
-            found.setdefault(open_calls[key], []).append(index)
-    return found
+            results.setdefault(open_calls[key], []).append(index)
+    return results
 
 
-def _said(message: dict[str, Any]) -> str:
+def _message_text(message: dict[str, Any]) -> str:
     """A message's text, and beneath it what it has beside the chat form's keys: reasoning, a refusal."""
     content = message.get("content")
     if isinstance(content, list):
-        text = "\n".join(_part(one) for one in content)
+        text = "\n".join(_part(part) for part in content)
     else:
         text = content if isinstance(content, str) else "" if content is None else _json(content)
-    more = {key: value for key, value in message.items() if key not in CHAT_KEYS and value not in (None, "", [], {})}
-    told = [f"{key}: {value if isinstance(value, str) else _json(value)}" for key, value in more.items()]
-    return "\n".join([text, *told] if text else told)
+    extras = {key: value for key, value in message.items() if key not in CHAT_KEYS and value not in (None, "", [], {})}
+    lines = [f"{key}: {value if isinstance(value, str) else _json(value)}" for key, value in extras.items()]
+    return "\n".join([text, *lines] if text else lines)
 
 
 def _part(part: Any) -> str:
@@ -146,14 +162,14 @@ def _brief(text: str) -> str:
     return sanitize_line(" ".join(text[:ARGUMENTS].split()), ARGUMENTS) or "(empty)"
 
 
-def _arguments(given: Any) -> str:
-    if isinstance(given, dict):
-        return ", ".join(f"{name}={_json(value)}" for name, value in given.items())
-    return _json(given)
+def _arguments(arguments: Any) -> str:
+    if isinstance(arguments, dict):
+        return ", ".join(f"{name}={_json(value)}" for name, value in arguments.items())
+    return _json(arguments)
 
 
 def _read(text: Any) -> Any:
-    """What a text says as JSON, or the text."""
+    """The text parsed as JSON, or the text itself."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):

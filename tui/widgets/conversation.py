@@ -21,7 +21,8 @@ from textual.widgets import Static
 from tui.text import VERDICTS, sanitize_line
 from tui.widgets.blocks import Block, Citation
 
-PORTION = 100  # blocks that are mounted at once
+# Mounting thousands of blocks at once would block the interface.
+PORTION = 100
 NEAR = 10  # blocks before the last mounted one at which more are
 STYLES = {"system": "dim", "user": "bold cyan", "assistant": "bold green", "call": "magenta", "tool": "magenta"}
 
@@ -35,12 +36,12 @@ class Side(Vertical):
     Side > Talk { height: 1fr; }
     """
 
-    def __init__(self, about: Text | None = None, blocks: Sequence[Block] = (), *, id: str | None = None) -> None:
+    def __init__(self, facts: Text | None = None, blocks: Sequence[Block] = (), *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._first = (about or Text(), blocks)
+        self._first = (facts or Text(), blocks)
 
     def compose(self) -> ComposeResult:
-        """Both."""
+        """The facts, and the blocks."""
         yield Static(self._first[0], classes="about", markup=False)
         yield Talk()
 
@@ -48,9 +49,9 @@ class Side(Vertical):
         """Show what is there from the beginning."""
         self.query_one(Talk).tell(self._first[1])
 
-    def tell(self, about: Text, blocks: Sequence[Block]) -> None:
-        """Show this one."""
-        self.query_one(".about", Static).update(about)
+    def tell(self, facts: Text, blocks: Sequence[Block]) -> None:
+        """Replace the facts and the blocks."""
+        self.query_one(".about", Static).update(facts)
         self.query_one(Talk).tell(blocks)
 
 
@@ -76,7 +77,8 @@ class Talk(VerticalScroll):
         super().__init__(id=id)
         self.blocks: list[Block] = []
         self.chosen = 0
-        self.begin_at: int | None = None  # the message that is chosen at first, and unfolded; else the first cited
+        # The message that is chosen and unfolded at first; None means the first cited one.
+        self.begin_at: int | None = None
 
     @property
     def pieces(self) -> "list[Piece]":
@@ -84,23 +86,23 @@ class Talk(VerticalScroll):
         return list(self.query_children(Piece))
 
     def tell(self, blocks: Sequence[Block]) -> None:
-        """Show these."""
+        """Replace the blocks; pieces that did not change are kept."""
         if list(blocks) == self.blocks:
             return
         fresh, self.blocks = not self.blocks, list(blocks)
-        there = self.pieces
-        for piece, block in zip(there, self.blocks, strict=False):
+        pieces = self.pieces
+        for piece, block in zip(pieces, self.blocks, strict=False):
             if piece.block != block:
-                same = piece.block.index == block.index and piece.block.kind == block.kind
-                piece.tell(block, piece.folded if same else block.folded)
-        for piece in there[len(self.blocks) :]:
+                is_same = piece.block.index == block.index and piece.block.kind == block.kind
+                piece.tell(block, piece.folded if is_same else block.folded)
+        for piece in pieces[len(self.blocks) :]:
             piece.remove()
-        self._there = min(len(there), len(self.blocks))
+        self._mounted_count = min(len(pieces), len(self.blocks))
         self._reach(self.chosen)
         if fresh:
             self.call_after_refresh(self._begin)
 
-    _there = 0
+    _mounted_count = 0
 
     def choose(self, place: int, *, top: bool = False) -> None:
         """Choose a block and bring it into view."""
@@ -123,27 +125,27 @@ class Talk(VerticalScroll):
 
     def action_previous(self) -> None:
         """The block before, once the beginning of this one is in view."""
-        above = self.scroll_offset.y - self._top() if self.blocks else 0
-        if above > 0:
-            self.scroll_relative(y=-min(above, max(self.size.height // 2, 1)), animate=False)
+        hidden_lines = self.scroll_offset.y - self._top() if self.blocks else 0
+        if hidden_lines > 0:
+            self.scroll_relative(y=-min(hidden_lines, max(self.size.height // 2, 1)), animate=False)
         else:
             self.choose(self.chosen - 1)
 
     def action_page_down(self) -> None:
-        """A screen further; the chosen block goes with it."""
+        """Scroll one screen down; the selection moves with it."""
         self._page(1)
 
     def action_page_up(self) -> None:
-        """A screen back."""
+        """Scroll one screen up; the selection moves with it."""
         self._page(-1)
 
     def action_first(self) -> None:
-        """The first block."""
+        """Select the first block."""
         self.choose(0, top=True)
 
     def action_last(self) -> None:
         """The last of those that are there."""
-        self.choose(self._there - 1)
+        self.choose(self._mounted_count - 1)
 
     def action_fold(self) -> None:
         """Fold or unfold the chosen block."""
@@ -162,42 +164,46 @@ class Talk(VerticalScroll):
 
     def action_cited(self, step: int) -> None:
         """The next cited block, from the other end after the last one."""
-        cited = [place for place, block in enumerate(self.blocks) if block.cited]
-        if not cited:
+        cited_places = [place for place, block in enumerate(self.blocks) if block.cited]
+        if not cited_places:
             self.app.notify("No message is cited here.", timeout=3)
             return
-        ahead = [place for place in cited if (place - self.chosen) * step > 0]
-        self.choose((min(ahead) if step > 0 else max(ahead)) if ahead else cited[0 if step > 0 else -1])
+        ahead = [place for place in cited_places if (place - self.chosen) * step > 0]
+        self.choose((min(ahead) if step > 0 else max(ahead)) if ahead else cited_places[0 if step > 0 else -1])
 
     def _begin(self) -> None:
-        cited = [place for place, block in enumerate(self.blocks) if block.cited]
+        cited_places = [place for place, block in enumerate(self.blocks) if block.cited]
         if self.begin_at is None:
-            self.choose(cited[0] if cited else 0)
+            self.choose(cited_places[0] if cited_places else 0)
             return
-        exactly = [place for place in cited if self.begin_at in {one.index for one in self.blocks[place].cited}]
-        before = [place for place, block in enumerate(self.blocks) if block.index <= self.begin_at]
-        place = (exactly or before[-1:] or [0])[0]
+        exactly = [
+            place
+            for place in cited_places
+            if self.begin_at in {citation.index for citation in self.blocks[place].cited}
+        ]
+        earlier = [place for place, block in enumerate(self.blocks) if block.index <= self.begin_at]
+        place = (exactly or earlier[-1:] or [0])[0]
         self.choose(place)
         if self.blocks:
             self.pieces[place].tell(self.blocks[place], folded=False)
 
     def _reach(self, place: int) -> None:
         """Have all blocks up to some way behind ``place``."""
-        if self._there < len(self.blocks) and place >= self._there - NEAR:
-            until = max(self._there, place) + PORTION
-            new = [Piece(block) for block in self.blocks[self._there : until]]
-            self._there += len(new)
+        if self._mounted_count < len(self.blocks) and place >= self._mounted_count - NEAR:
+            end = max(self._mounted_count, place) + PORTION
+            new = [Piece(block) for block in self.blocks[self._mounted_count : end]]
+            self._mounted_count += len(new)
             self.mount_all(new)
 
-    def _page(self, by: int) -> None:
+    def _page(self, direction: int) -> None:
         if not self.blocks:
             return
-        self.scroll_relative(y=by * max(self.size.height - 1, 1), animate=False)
+        self.scroll_relative(y=direction * max(self.size.height - 1, 1), animate=False)
         top = max(0, min(self.scroll_target_y, self.max_scroll_y))
-        seen = [place for place, piece in enumerate(self.pieces) if piece.virtual_region.y >= top]
-        place = seen[0] if seen else self._there - 1
-        at_end = by > 0 and top >= self.max_scroll_y
-        place = self._there - 1 if at_end else place
+        visible = [place for place, piece in enumerate(self.pieces) if piece.virtual_region.y >= top]
+        place = visible[0] if visible else self._mounted_count - 1
+        at_end = direction > 0 and top >= self.max_scroll_y
+        place = self._mounted_count - 1 if at_end else place
         self._reach(place)
         for number, piece in enumerate(self.pieces):
             piece.set_class(number == place, "-chosen")
@@ -212,7 +218,7 @@ class Talk(VerticalScroll):
 
 
 class Piece(Static):
-    """One block."""
+    """One block of a conversation, folded or not."""
 
     DEFAULT_CSS = """
     Piece { height: auto; padding: 0 1 0 0; border-left: blank; }
@@ -224,44 +230,42 @@ class Piece(Static):
         self.folded = block.folded
 
     def on_mount(self) -> None:
-        """Show it."""
+        """Draw the block."""
         self.tell(self.block, self.folded)
 
     def tell(self, block: Block, folded: bool) -> None:
-        """Show it so."""
+        """Draw this block, folded or unfolded."""
         self.block, self.folded = block, folded
-        self.update(_drawn(block, folded))
+        self.update(_render_block(block, folded))
 
     def on_click(self, event: Click) -> None:
-        """Choose it."""
+        """Select the clicked block."""
         assert isinstance(self.parent, Talk)
         self.parent.choose(self.parent.pieces.index(self))
         event.stop()
 
 
-def _drawn(block: Block, folded: bool) -> RenderableType:
+def _render_block(block: Block, folded: bool) -> RenderableType:
     style = STYLES.get(block.kind, "bold yellow")
     head = Text(f"#{block.index:<3} ", "dim", no_wrap=folded or block.kind == "call", overflow="ellipsis")
     head.append("▸ " if folded else "▾ " if block.kind == "call" or block.folded else "", style)
     head.append(block.head, style)
     if folded:
         head.append(block.brief if block.kind == "call" else f"  {block.brief}", "" if block.kind == "call" else "dim")
-    told: list[RenderableType] = [head]
-    for index, some in groupby(block.cited, lambda one: one.index):
-        told.append(Padding(_marks(list(some), other=index != block.index), (0, 0, 0, 5)))
+    parts: list[RenderableType] = [head]
+    for index, some in groupby(block.cited, lambda citation: citation.index):
+        parts.append(Padding(_marks(list(some), other=index != block.index), (0, 0, 0, 5)))
     if not folded:
-        told.append(Padding(Text(block.body or "(empty)", "" if block.body else "dim"), (0, 0, 0, 5)))
-    return Group(*told)
+        parts.append(Padding(Text(block.body or "(empty)", "" if block.body else "dim"), (0, 0, 0, 5)))
+    return Group(*parts)
 
 
-def _marks(cited: Sequence[Citation], *, other: bool) -> Text:
+def _marks(citations: Sequence[Citation], *, other: bool) -> Text:
     """What cites one message; ``other`` where that is not the block's first."""
-    told = Text(f"◂ #{cited[0].index} " if other else "◂ ", "bold")
-    for place, one in enumerate(cited):
-        mark, colour = VERDICTS.get(one.verdict, ("·", ""))
-        told.append(", " if place else "cited: ", "dim")
-        told.append(
-            f"{mark} {sanitize_line(one.capability, 60)} {sanitize_line(one.verdict, 20)} {one.runs}/{one.of}",
-            f"bold {colour}",
-        )
-    return told
+    text = Text(f"◂ #{citations[0].index} " if other else "◂ ", "bold")
+    for place, citation in enumerate(citations):
+        mark, colour = VERDICTS.get(citation.verdict, ("·", ""))
+        text.append(", " if place else "cited: ", "dim")
+        verdict = f"{sanitize_line(citation.capability, 60)} {sanitize_line(citation.verdict, 20)}"
+        text.append(f"{mark} {verdict} {citation.runs}/{citation.of}", f"bold {colour}")
+    return text

@@ -32,7 +32,7 @@ from traced.client.models import Done
 from tui.connection import ConnectedApp
 from tui.text import sanitize_line
 
-ASKED = "… asked for. Esc leaves; it is done all the same."
+REQUESTED = "… asked for. Esc leaves; it is done all the same."
 REASON = 2000  # characters that the daemon takes
 
 
@@ -51,20 +51,20 @@ class Question(ModalScreen[bool]):
         Binding("n,escape", "dismiss(False)", "No"),
     ]
 
-    def __init__(self, asked: str, told: str = "") -> None:
+    def __init__(self, question: str, detail: str = "") -> None:
         super().__init__()
-        self._asked, self._told = asked, told
+        self._question, self._detail = question, detail
 
     def compose(self) -> ComposeResult:
         """The question, what follows from it, the keys."""
         with Vertical():
-            yield Static(self._asked, markup=False, id="asked")
-            yield Static(self._told, markup=False)
+            yield Static(self._question, markup=False, id="asked")
+            yield Static(self._detail, markup=False)
             yield Static("y yes   n no", id="keys", markup=False)
 
 
 class ReasonDialog(ModalScreen[Done | None]):
-    """Asks whether to do ``act`` ("Stop the training"), does it, and gives what was done; subclasses say the rest."""
+    """Confirms an action ("Stop the training") with its reason, performs it, and returns the result."""
 
     app: ConnectedApp
     AUTO_FOCUS = "#why"
@@ -83,25 +83,25 @@ class ReasonDialog(ModalScreen[Done | None]):
         Binding("ctrl+y", "confirm", "Confirm"),
     ]
 
-    def __init__(self, act: str, variant: ButtonVariant = "warning", *, after_reason: str = "#confirm") -> None:
+    def __init__(self, title: str, variant: ButtonVariant = "warning", *, after_reason: str = "#confirm") -> None:
         super().__init__()
-        self._title, self._variant = sanitize_line(act, 80), variant
+        self._title, self._variant = sanitize_line(title, 80), variant
         self._after_reason = after_reason  # where Enter goes on to
 
     def about(self) -> Iterable[Widget]:
-        """What comes of the act."""
+        """Widgets that describe the effect of the action."""
         return ()
 
     def choices(self) -> Iterable[Widget]:
-        """What else there is to say."""
+        """Widgets for further choices."""
         return ()
 
     def do(self, reason: str) -> Awaitable[Done]:
-        """The act itself."""
+        """The request that performs the action."""
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        """What comes of it, why, what else there is to say, the two ways out."""
+        """The effect, the reason, further choices, and the two buttons."""
         with VerticalScroll(can_focus=False) as frame:
             frame.border_title = Text(self._title)
             frame.border_subtitle = "Tab goes on · ^y confirms · Esc leaves"
@@ -116,59 +116,60 @@ class ReasonDialog(ModalScreen[Done | None]):
                 yield Button(label, id="confirm", variant=self._variant, compact=True)
 
     def on_input_submitted(self) -> None:
-        """Go on, and do nothing."""
+        """Move the focus on: Enter in the reason must not confirm."""
         self.query_one(self._after_reason).focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Do it, or leave."""
+        """Confirm the action, or leave the dialog."""
         if event.button.id == "confirm":
             self.action_confirm()
         else:
             self.action_leave()
 
     def action_confirm(self) -> None:
-        """It is meant."""
+        """Send the confirmed action, with the typed reason."""
         if not self.query_one("#confirm", Button).disabled:
-            self._tell(ASKED)
-            doing = self._do(self.do(self.query_one("#why", Input).value.strip()))
-            self.app.run_worker(doing, group="act")  # not the dialog's own: leaving would break it off
+            self._show_message(REQUESTED)
+            action = self._do(self.do(self.query_one("#why", Input).value.strip()))
+            # The app runs the worker: a worker of the dialog would be cancelled when the dialog is left.
+            self.app.run_worker(action, group="act")
 
     def action_leave(self) -> None:
-        """Do nothing more."""
+        """Close the dialog; a request that was sent goes on."""
         self.dismiss()
 
-    async def _do(self, asked: Awaitable[Done]) -> None:
-        done = await self.app.act(asked, self._refused)
+    async def _do(self, request: Awaitable[Done]) -> None:
+        done = await self.app.act(request, self._show_refusal)
         if done is not None and self.is_attached:
             self.dismiss(done)
 
-    def _refused(self, why: str) -> bool:
-        """Say why, and keep what was typed; False where nobody is there to read it."""
+    def _show_refusal(self, reason: str) -> bool:
+        """Show the reason and keep the typed text; False where the dialog is closed."""
         if self.is_attached:
-            self._tell(f"✗ {why}", refused=True)
+            self._show_message(f"✗ {reason}", is_refusal=True)
         return self.is_attached
 
-    def _tell(self, what: str, *, refused: bool = False) -> None:
-        there, confirm = self.query_one("#told", Static), self.query_one("#confirm", Button)
-        there.update(what)
-        there.set_class(refused, "-refused")
-        there.display, confirm.disabled = True, not refused
+    def _show_message(self, text: str, *, is_refusal: bool = False) -> None:
+        label, confirm = self.query_one("#told", Static), self.query_one("#confirm", Button)
+        label.update(text)
+        label.set_class(is_refusal, "-refused")
+        label.display, confirm.disabled = True, not is_refusal
 
 
 class ActQuestion(ReasonDialog):
-    """Confirms ``act``: ``what`` is safe text on its effect, ``how`` does it, given a reason or ""."""
+    """Confirms an action: ``effect`` is safe text on its effect, ``send`` performs it, given a reason or ""."""
 
-    def __init__(self, act: str, what: Text, how: Callable[[str], Awaitable[Done]]) -> None:
-        super().__init__(act)
-        self._what, self._how = what, how
+    def __init__(self, title: str, effect: Text, send: Callable[[str], Awaitable[Done]]) -> None:
+        super().__init__(title)
+        self._effect, self._send = effect, send
 
     def about(self) -> Iterable[Widget]:
-        """What comes of it."""
-        yield Static(self._what, id="what")
+        """The effect of the action."""
+        yield Static(self._effect, id="what")
 
     def do(self, reason: str) -> Awaitable[Done]:
-        """As it was given."""
-        return self._how(reason)
+        """The request, with the typed reason."""
+        return self._send(reason)
 
 
 class Export(ModalScreen[None]):
@@ -190,25 +191,26 @@ class Export(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """A line to type in, and a line that says what is wrong."""
-        many = "1 trajectory" if len(self._ids) == 1 else f"{len(self._ids):,} trajectories"
+        count_text = "1 trajectory" if len(self._ids) == 1 else f"{len(self._ids):,} trajectories"
         with Vertical() as frame:
-            frame.border_title = f"Write {many} as JSON Lines"
+            frame.border_title = f"Write {count_text} as JSON Lines"
             frame.border_subtitle = "Enter writes, Esc closes"
             yield Input("trajectories.jsonl", compact=True, id="path")
             yield Static(f"in {sanitize_line(Path.cwd(), 400)}", id="why", markup=False)
 
     def on_input_changed(self) -> None:
-        """Another path needs another yes."""
+        """Changing the path withdraws the permission to replace a file."""
         self._may_replace = None
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
-        """Write, or say what is in the way."""
+        """Write the file, or show why it cannot be written."""
         if self._busy:
             return
         try:
             path = Path(message.value.strip()).expanduser()
             is_folder, is_there = path.is_dir(), path.exists()
-        except (OSError, RuntimeError, ValueError) as error:  # no such user, no way in, too long, a NUL
+        # No such user, no permission, a name that is too long, or a NUL in it.
+        except (OSError, RuntimeError, ValueError) as error:
             self._say(f"Not written: {sanitize_line(getattr(error, 'strerror', None) or error, 200)}.")
             return
         if not message.value.strip() or is_folder:
@@ -258,11 +260,12 @@ async def write_lines(path: Path, lines: AsyncIterator[str], *, replace: bool) -
     """Write a file whole or not at all; raises ``FileExistsError`` where one is there that must stay."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     if not replace:
-        path.open("x").close()  # nobody else takes the name meanwhile
+        # Reserve the name, so that no other process takes it meanwhile.
+        path.open("x").close()
     try:
         with part.open("x", encoding="utf-8") as file:
-            async for one in lines:
-                file.write(f"{one}\n")
+            async for line in lines:
+                file.write(f"{line}\n")
         part.replace(path)
     except BaseException:
         with suppress(OSError):

@@ -16,11 +16,11 @@ from tui.text import sanitize_line
 
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "bold red"), "inconclusive": ("?", "yellow")}
 ZERO, BOUND = "┊", "┃"
-CROSSED = {ZERO: "┼", BOUND: "╂"}  # where an interval lies over it
-NAME, NARROWEST, WIDEST = 13, 12, 72  # characters: of a row's name, of the plot
-HEAD, SHORT = "adapter less base, points", "points"
+CROSSINGS = {ZERO: "┼", BOUND: "╂"}  # where an interval lies over it
+NAME, MIN_WIDTH, MAX_WIDTH = 13, 12, 72  # characters: of a row's name, of the plot
+HEAD, SHORT_HEAD = "adapter less base, points", "points"
 KEY = f"├──●──┤ interval   {ZERO} zero   {BOUND} bound that the low end has to clear"
-BARE = 90  # below this width the rates themselves are left out
+RATES_FROM_WIDTH = 90  # below this width the rates themselves are left out
 
 
 class Forest(Widget):
@@ -31,20 +31,20 @@ class Forest(Widget):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._compared: Sequence[ComparisonView] = ()
+        self._comparisons: Sequence[ComparisonView] = ()
 
-    def tell(self, compared: Sequence[ComparisonView]) -> None:
-        """Show these."""
-        self._compared = compared
+    def tell(self, comparisons: Sequence[ComparisonView]) -> None:
+        """Replace the comparisons."""
+        self._comparisons = comparisons
         self.refresh(layout=True)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """A head, a row each, the axis and what its signs mean."""
-        return len(self._compared) + 3 if self._compared else 0
+        return len(self._comparisons) + 3 if self._comparisons else 0
 
     def render(self) -> Text:
-        """As wide as there is room."""
-        return plot(self._compared, self.content_size.width)
+        """The plot in the widget's width."""
+        return plot(self._comparisons, self.content_size.width)
 
 
 def points(share: float) -> str:
@@ -52,83 +52,100 @@ def points(share: float) -> str:
     return f"{100 * share:.2f}".rstrip("0").rstrip(".")
 
 
-def plot(compared: Sequence[ComparisonView], width: int) -> Text:
+def plot(comparisons: Sequence[ComparisonView], width: int) -> Text:
     """The rows, their axis and its key, ``width`` characters wide."""
-    if not compared:
+    if not comparisons:
         return Text()
-    rates = width >= BARE
-    figures = [_figures(one, rates) for one in compared]
+    rates = width >= RATES_FROM_WIDTH
+    figures = [_figures(comparison, rates) for comparison in comparisons]
     heads = ("change", "interval", "needs", *(["base → new"] if rates else []), "seeds")
     widths = [max(len(row[place]) for row in (heads, *figures)) for place in range(len(heads))]
-    beside = sum(widths) + 2 * len(widths)
-    room = min(max(width - NAME - 1 - beside, NARROWEST), WIDEST)
-    scale = _Scale.of(compared, room)
-    told = Text(no_wrap=True, overflow="crop")
-    told.append(f"{'':{NAME}} {HEAD if len(HEAD) <= room else SHORT:<{room}}{_columns(heads, widths)}\n", "dim")
-    for one, row in zip(compared, figures, strict=True):
-        mark, style = MARKS[one.answer]
-        told.append(f"{mark} ", style)
-        told.append(f"{sanitize_line(one.name, NAME - 2)[: NAME - 2]:<{NAME - 2}} ", "default")
-        told.append_text(_interval(one, scale, style))
-        told.append(f"{_columns(row, widths)}\n", "default")
-    told.append(f"{'':{NAME}} {scale.axis()}\n", "dim")
-    told.append(KEY if width < NAME + 1 + len(KEY) else f"{'':{NAME}} {KEY}", "dim")
-    return told
+    columns_width = sum(widths) + 2 * len(widths)
+    plot_width = min(max(width - NAME - 1 - columns_width, MIN_WIDTH), MAX_WIDTH)
+    scale = _Scale.of(comparisons, plot_width)
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(
+        f"{'':{NAME}} {HEAD if len(HEAD) <= plot_width else SHORT_HEAD:<{plot_width}}{_columns(heads, widths)}\n", "dim"
+    )
+    for comparison, row in zip(comparisons, figures, strict=True):
+        mark, style = MARKS[comparison.answer]
+        text.append(f"{mark} ", style)
+        text.append(f"{sanitize_line(comparison.name, NAME - 2)[: NAME - 2]:<{NAME - 2}} ", "default")
+        text.append_text(_interval(comparison, scale, style))
+        text.append(f"{_columns(row, widths)}\n", "default")
+    text.append(f"{'':{NAME}} {scale.axis()}\n", "dim")
+    text.append(KEY if width < NAME + 1 + len(KEY) else f"{'':{NAME}} {KEY}", "dim")
+    return text
 
 
 class _Scale:
-    """Where a difference stands among ``room`` characters."""
+    """Maps a difference to one of ``width`` characters."""
 
-    def __init__(self, low: float, high: float, room: int) -> None:
-        self.low, self.high, self.room = low, high, room
+    def __init__(self, low: float, high: float, width: int) -> None:
+        self.low, self.high, self.width = low, high, width
 
     @classmethod
-    def of(cls, compared: Sequence[ComparisonView], room: int) -> "_Scale":
-        found = [0.0, *(value for one in compared for value in (one.low, one.high, one.required, one.difference))]
-        low, high = max(min(found), -1.0), min(max(found), 1.0)
-        spare = max((high - low) * 2 / (room - 5), 0.005)  # two characters, for a bound beside an interval's end
-        return cls(low - spare, high + spare, room)
+    def of(cls, comparisons: Sequence[ComparisonView], width: int) -> "_Scale":
+        values = [
+            0.0,
+            *(
+                value
+                for comparison in comparisons
+                for value in (comparison.low, comparison.high, comparison.required, comparison.difference)
+            ),
+        ]
+        low, high = max(min(values), -1.0), min(max(values), 1.0)
+        # Leave two characters for a bound beside an interval's end.
+        spare = max((high - low) * 2 / (width - 5), 0.005)
+        return cls(low - spare, high + spare, width)
 
     def at(self, value: float) -> int:
         """The character of a value; what is outside stands at the edge."""
         share = (value - self.low) / (self.high - self.low)
-        return min(max(round(share * (self.room - 1)), 0), self.room - 1)
+        return min(max(round(share * (self.width - 1)), 0), self.width - 1)
 
     def axis(self) -> str:
         """Zero and the ends, in points, where they do not touch."""
-        signs = [" "] * self.room
+        signs = [" "] * self.width
         left, right = f"{100 * self.low:+.0f}", f"{100 * self.high:+.0f}"
-        for start, text in ((self.at(0.0), "0"), (self.room - len(right), right), (0, left)):
+        for start, text in ((self.at(0.0), "0"), (self.width - len(right), right), (0, left)):
             if all(sign == " " for sign in signs[max(start - 1, 0) : start + len(text) + 1]):
                 signs[start : start + len(text)] = text
         return "".join(signs)
 
 
-def _figures(one: ComparisonView, rates: bool) -> tuple[str, ...]:
-    both = (f"{100 * one.base:.0f} → {100 * one.adapter:.0f} %",) if rates else ()
-    interval = f"[{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-    return f"{100 * one.difference:+.1f}", interval, f"> {points(one.required)}", *both, str(one.seeds)
+def _figures(comparison: ComparisonView, rates: bool) -> tuple[str, ...]:
+    rates_text = (f"{100 * comparison.base:.0f} → {100 * comparison.adapter:.0f} %",) if rates else ()
+    interval = f"[{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}]"
+    return (
+        f"{100 * comparison.difference:+.1f}",
+        interval,
+        f"> {points(comparison.required)}",
+        *rates_text,
+        str(comparison.seeds),
+    )
 
 
 def _columns(row: Sequence[str], widths: Sequence[int]) -> str:
     return "".join(f"  {text:>{width}}" for text, width in zip(row, widths, strict=True))
 
 
-def _interval(one: ComparisonView, scale: _Scale, style: str) -> Text:
-    signs = [" "] * scale.room
-    first, last, bound = scale.at(one.low), scale.at(one.high), scale.at(one.required)
-    if one.low > one.required:  # side by side even where one character holds both
+def _interval(comparison: ComparisonView, scale: _Scale, style: str) -> Text:
+    signs = [" "] * scale.width
+    first, last, bound = scale.at(comparison.low), scale.at(comparison.high), scale.at(comparison.required)
+    # The bound and the interval's end stay distinguishable even where one character holds both.
+    if comparison.low > comparison.required:
         bound = min(bound, max(first - 1, 0))
-    elif one.high < one.required:
-        bound = max(bound, min(last + 1, scale.room - 1))
+    elif comparison.high < comparison.required:
+        bound = max(bound, min(last + 1, scale.width - 1))
     signs[scale.at(0.0)] = ZERO
     signs[bound] = BOUND
     for place in range(first, last + 1):
-        signs[place] = CROSSED.get(signs[place], "─")
+        signs[place] = CROSSINGS.get(signs[place], "─")
     if first < last:
         signs[first], signs[last] = "├", "┤"
-    signs[scale.at(one.difference)] = "●"
-    told = Text()
+    signs[scale.at(comparison.difference)] = "●"
+    text = Text()
     for place, sign in enumerate(signs):
-        told.append(sign, style if first <= place <= last else ("bold" if sign == BOUND else "dim"))
-    return told
+        text.append(sign, style if first <= place <= last else ("bold" if sign == BOUND else "dim"))
+    return text

@@ -27,7 +27,8 @@ GROUPS = {
     "infrastructure": "! machinery failed",
     "unknown": "? unknown",
 }
-WIDE = 12  # more runs than this stand side by side, without a space between
+# With more runs than this, cells have no space between them.
+WIDE = 12
 
 
 class LabelGrid(ScrollView, can_focus=True):
@@ -71,13 +72,13 @@ class LabelGrid(ScrollView, can_focus=True):
 
     def put(self, runs: Sequence[int], rows: Sequence[LabelledRow]) -> None:
         """Show this table; rows of the same outcome stand together."""
-        kept = self._rows[self._row].trajectory if self._rows else None
+        trajectory = self._rows[self._row].trajectory if self._rows else None
         places = {row.trajectory: place for place, row in enumerate(rows)}
         self._runs, self._rows = list(runs), list(rows)
-        self._row, self._run = places.get(kept or "", 0), min(self._run, max(len(runs) - 1, 0))
+        self._row, self._run = places.get(trajectory or "", 0), min(self._run, max(len(runs) - 1, 0))
         self._lines = _lines(self._rows)
         self.virtual_size = Size(self.size.width, len(self._lines))
-        if kept not in places:
+        if trajectory not in places:
             self.scroll_home(animate=False)
         self.refresh()
         self.post_message(self.Pointed())
@@ -87,20 +88,20 @@ class LabelGrid(ScrollView, can_focus=True):
         at, width = y + self.scroll_offset.y, self.size.width
         if at >= len(self._lines):
             return Strip.blank(width, self.rich_style)
-        found = self._lines[at]
-        segments = [Segment(found, Style(bold=True))] if isinstance(found, str) else self._cells(found)
+        line = self._lines[at]
+        segments = [Segment(line, Style(bold=True))] if isinstance(line, str) else self._cells(line)
         strip = Strip(segments).apply_style(self.rich_style)
         return strip.adjust_cell_length(width, self.rich_style)
 
     def _cells(self, number: int) -> list[Segment]:
-        row, here = self._rows[number], number == self._row
+        row, is_selected = self._rows[number], number == self._row
         segments = []
         for place, verdict in enumerate(row.verdicts):
             style = Style.parse(STYLES[verdict])
-            if here and place == self._run:
+            if is_selected and place == self._run:
                 style += Style(reverse=True, bold=True)
             segments += [Segment(SIGNS[verdict], style), Segment(" " * (self.step - 1))]
-        name = Style(bold=True, underline=self.has_focus) if here else Style(dim=True)
+        name = Style(bold=True, underline=self.has_focus) if is_selected else Style(dim=True)
         return [*segments, Segment(" "), Segment(sanitize_line(row.trajectory, 60), name)]
 
     def action_move(self, rows: int, runs: int) -> None:
@@ -109,7 +110,8 @@ class LabelGrid(ScrollView, can_focus=True):
             self._row = min(max(self._row + rows, 0), len(self._rows) - 1)
             self._run = min(max(self._run + runs, 0), max(len(self._runs) - 1, 0))
             at = self._lines.index(self._row)
-            top = 0 if at == 1 else at  # the heading above the first row stays in sight
+            # Keep the heading above the first row in sight.
+            top = 0 if at == 1 else at
             self.scroll_to_region(Region(0, top, 1, at - top + 1), animate=False)
             self.refresh()
             self.post_message(self.Pointed())
@@ -125,26 +127,26 @@ class LabelGrid(ScrollView, can_focus=True):
     def on_click(self, event: Click) -> None:
         """Put the cursor there."""
         at = event.y + self.scroll_offset.y
-        found = self._lines[at] if 0 <= at < len(self._lines) else ""
-        if isinstance(found, int):
-            self.action_move(found - self._row, event.x // self.step - self._run)
+        line = self._lines[at] if 0 <= at < len(self._lines) else ""
+        if isinstance(line, int):
+            self.action_move(line - self._row, event.x // self.step - self._run)
 
     def on_focus(self) -> None:
-        """The row is marked otherwise."""
+        """Redraw, because the row's name is underlined while the grid has the focus."""
         self.refresh()
 
     def on_blur(self) -> None:
-        """As above."""
+        """Redraw, because the row's name loses its underline."""
         self.refresh()
 
 
 def _lines(rows: Sequence[LabelledRow]) -> list[int | str]:
     lines: list[int | str] = []
-    before = None
+    outcome = None
     for number, row in enumerate(rows):
-        if row.outcome != before:
-            before = row.outcome
-            count = sum(1 for other in rows if other.outcome == before)
-            lines.append(f"{GROUPS.get(before, sanitize_line(before, 30))}: {count}")
+        if row.outcome != outcome:
+            outcome = row.outcome
+            count = sum(1 for other in rows if other.outcome == outcome)
+            lines.append(f"{GROUPS.get(outcome, sanitize_line(outcome, 30))}: {count}")
         lines.append(number)
     return lines

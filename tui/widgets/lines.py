@@ -24,7 +24,8 @@ from textual.strip import Strip
 from tui.widgets.tables import Row
 
 GAP = 2  # columns between two cells
-DRAWN = 400  # lines that are kept as they were drawn
+# Rendered lines in the cache.
+CACHED_LINES = 400
 
 
 class Lines(ScrollView, can_focus=True):
@@ -78,7 +79,7 @@ class Lines(ScrollView, can_focus=True):
         self._rows: list[Row] = []
         self._places: dict[str, int] = {}
         self._widths = [len(name) for name in columns]
-        self._drawn: LRUCache[tuple[object, ...], Strip] = LRUCache(DRAWN)
+        self._strip_cache: LRUCache[tuple[object, ...], Strip] = LRUCache(CACHED_LINES)
         self.cursor_row = 0
 
     @property
@@ -98,16 +99,16 @@ class Lines(ScrollView, can_focus=True):
 
     def put(self, rows: Sequence[Row]) -> None:
         """Show exactly these rows, in this order."""
-        before, at, above = self._rows, self.selected, self.cursor_row - self.scroll_offset.y
+        previous_rows, at, offset = self._rows, self.selected, self.cursor_row - self.scroll_offset.y
         for row in rows:
             if row.key not in self._places:
                 self._widen(row)
         self._rows, self._places = list(rows), {row.key: place for place, row in enumerate(rows)}
-        after = (row.key for row in before[self.cursor_row :] if row.key in self._places)
-        last = (row.key for row in reversed(before[: self.cursor_row]) if row.key in self._places)
-        self.cursor_row = self._places.get(next(after, None) or next(last, None) or "", 0)
+        next_keys = (row.key for row in previous_rows[self.cursor_row :] if row.key in self._places)
+        previous_keys = (row.key for row in reversed(previous_rows[: self.cursor_row]) if row.key in self._places)
+        self.cursor_row = self._places.get(next(next_keys, None) or next(previous_keys, None) or "", 0)
         self.virtual_size = Size(0, len(rows) + 1)
-        self._scroll(self.cursor_row - above if 0 <= above < self.fits else self.scroll_offset.y)
+        self._scroll(self.cursor_row - offset if 0 <= offset < self.fits else self.scroll_offset.y)
         if self.selected != at:
             self.post_message(self.Moved(self.selected))
         self.refresh()
@@ -130,20 +131,20 @@ class Lines(ScrollView, can_focus=True):
         name = "lines--cursor" if place == self.cursor_row else "lines--odd" if place % 2 else ""
         style = self.get_component_rich_style(name) if name else self.rich_style
         row = self._rows[place]
-        drawn = (row.key, id(row), width, tuple(self._widths), style, place == self.cursor_row)
-        if (strip := self._drawn.get(drawn)) is None:
-            strip = self._drawn[drawn] = self._strip(row.cells, width, style, place == self.cursor_row)
+        cache_key = (row.key, id(row), width, tuple(self._widths), style, place == self.cursor_row)
+        if (strip := self._strip_cache.get(cache_key)) is None:
+            strip = self._strip_cache[cache_key] = self._strip(row.cells, width, style, place == self.cursor_row)
         return strip
 
-    def _strip(self, cells: Sequence[Text], width: int, style: Style, over: bool = False) -> Strip:
+    def _strip(self, cells: Sequence[Text], width: int, style: Style, is_cursor: bool = False) -> Strip:
         """One line: each cell as wide as its column; under the cursor the cursor's colours hold."""
-        told = Text(" ", end="", no_wrap=True)
+        text = Text(" ", end="", no_wrap=True)
         for cell, wide in zip(cells, [*self._widths[:-1], width], strict=True):
             part = cell.copy()
             part.truncate(wide, overflow="ellipsis", pad=True)
-            told.append_text(part).append(" " * GAP)
-        segments = list(told.render(self.app.console))
-        if over:
+            text.append_text(part).append(" " * GAP)
+        segments = list(text.render(self.app.console))
+        if is_cursor:
             segments = [Segment(segment.text, style) for segment in segments]
         else:
             segments = list(Segment.apply_style(segments, style))
@@ -154,31 +155,32 @@ class Lines(ScrollView, can_focus=True):
             self._widths[column] = max(self._widths[column], cell.cell_len)
 
     def _move_to(self, place: int) -> None:
-        before, place = self.selected, max(min(place, len(self._rows) - 1), 0)
+        previous, place = self.selected, max(min(place, len(self._rows) - 1), 0)
         self.cursor_row = place
         top = self.scroll_offset.y
         self._scroll(min(max(top, place - self.fits + 1), place))
-        if self.selected != before:
+        if self.selected != previous:
             self.post_message(self.Moved(self.selected))
         self.refresh()
 
     def _scroll(self, top: int) -> None:
-        self.scroll_to(y=max(top, 0), animate=False, immediate=True, force=True)  # it may have no scroll bar yet
+        # The widget may have no scroll bar yet, and would ignore the request without `force`.
+        self.scroll_to(y=max(top, 0), animate=False, immediate=True, force=True)
 
-    def action_move(self, by: int) -> None:
-        """Up or down."""
-        self._move_to(self.cursor_row + by)
+    def action_move(self, rows: int) -> None:
+        """Move the cursor by a number of rows."""
+        self._move_to(self.cursor_row + rows)
 
-    def action_page(self, by: int) -> None:
-        """As many as are in sight."""
-        self._move_to(self.cursor_row + by * self.fits)
+    def action_page(self, pages: int) -> None:
+        """Move the cursor by a number of screens."""
+        self._move_to(self.cursor_row + pages * self.fits)
 
     def action_first(self) -> None:
-        """To the first."""
+        """Move the cursor to the first row."""
         self._move_to(0)
 
     def action_open(self) -> None:
-        """Say which is to be opened."""
+        """Post that the selected row is to be opened."""
         if self.selected is not None:
             self.post_message(self.Opened(self.selected))
 

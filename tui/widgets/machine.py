@@ -9,27 +9,29 @@ from tui.widgets.tables import Row
 
 GIB = 2**30
 BAR, STEPS, EMPTY = 5, " ▏▎▍▌▋▊▉█", "░"
-SHOWN = 3  # of models, engines and reasons; the rest is counted
+# Models, engines and reasons that are listed by name; the rest are counted.
+MAX_ITEMS = 3
 
 
 def device_rows(devices: list[DeviceView]) -> list[Row]:
-    """What each does and who holds it."""
-    return [Row(one.id, _device(one)) for one in devices]
+    """One row a device: its use, its memory and its lease."""
+    return [Row(device.id, _device(device)) for device in devices]
 
 
-def _device(one: DeviceView) -> list[Text]:
-    name = f"{one.name} {one.id.removeprefix('GPU-')[:8]}"
-    if one.kind == one.id:  # of the processors' use, what others take is told: the service's own work is no obstacle
-        name = f"{one.kind}, {one.name.rpartition(', ')[2]}: others"
-    memory = f"{one.memory_used / GIB:.0f}/{one.memory_total / GIB:.0f} GiB"
-    if one.lease is not None:
-        wanted = f", wanted by {one.lease.wanted_by}" if one.lease.wanted_by else ""
-        held = cell(f"▶ {one.lease.purpose}{wanted}", "bold cyan", 80)
-    elif one.idle:
-        held = cell("✓ free", "green")
+def _device(device: DeviceView) -> list[Text]:
+    name = f"{device.name} {device.id.removeprefix('GPU-')[:8]}"
+    # Of the processors' use only the part of other processes is shown: the service's own work is no obstacle.
+    if device.kind == device.id:
+        name = f"{device.kind}, {device.name.rpartition(', ')[2]}: others"
+    memory = f"{device.memory_used / GIB:.0f}/{device.memory_total / GIB:.0f} GiB"
+    if device.lease is not None:
+        waiter = f", wanted by {device.lease.wanted_by}" if device.lease.wanted_by else ""
+        holder = cell(f"▶ {device.lease.purpose}{waiter}", "bold cyan", 80)
+    elif device.idle:
+        holder = cell("✓ free", "green")
     else:
-        held = cell(f"· {'; '.join(one.why_not)}", "dim", 120)
-    return [cell(name, limit=32), _use(one.utilisation), cell(f"{memory:>10}"), held]
+        holder = cell(f"· {'; '.join(device.why_not)}", "dim", 120)
+    return [cell(name, limit=32), _use(device.utilisation), cell(f"{memory:>10}"), holder]
 
 
 def _use(share: float | None) -> Text:
@@ -42,33 +44,33 @@ def _use(share: float | None) -> Text:
 
 def health_lines(health: Health | None, readiness: Readiness | None, width: int) -> Text:
     """The router, its traffic and the parts of the service."""
-    told = Text(no_wrap=True, overflow="ellipsis")
+    summary = Text(no_wrap=True, overflow="ellipsis")
     for mark, style, name, text in [*_router(health), *_parts(readiness)]:
-        told.append(f"{mark} ", style).append(f"{name:<9}", "bold").append(
+        summary.append(f"{mark} ", style).append(f"{name:<9}", "bold").append(
             sanitize_line(text, width * 2), style * (mark == "✗")
         )
-        told.append("\n")
-    told.right_crop(1)
-    return told
+        summary.append("\n")
+    summary.right_crop(1)
+    return summary
 
 
 def _router(health: Health | None) -> list[tuple[str, str, str, str]]:
     if health is None:
         return [("·", "dim", "router", "…")]
     mark, style, text = _state(health.router)
-    found = [(mark, style, "router", text)]
-    for url, state in list(health.router.engines.items())[:SHOWN]:
+    lines = [(mark, style, "router", text)]
+    for url, state in list(health.router.engines.items())[:MAX_ITEMS]:
         well = state == "ok"
-        found.append(
+        lines.append(
             ("✓" if well else "✗", "green" if well else "bold red", "engine", f"{url}{'' if well else f': {state}'}")
         )
-    if len(health.router.engines) > SHOWN:
-        bad = sum(state != "ok" for state in list(health.router.engines.values())[SHOWN:])
-        left = len(health.router.engines) - SHOWN
-        found.append(
+    if len(health.router.engines) > MAX_ITEMS:
+        bad = sum(state != "ok" for state in list(health.router.engines.values())[MAX_ITEMS:])
+        left = len(health.router.engines) - MAX_ITEMS
+        lines.append(
             ("✗" if bad else "✓", "bold red" if bad else "green", "engines", f"{left} more, {bad} with trouble")
         )
-    return [*found, *_traffic(health.traffic)]
+    return [*lines, *_traffic(health.traffic)]
 
 
 def _state(router: RouterHealth) -> tuple[str, str, str]:
@@ -87,18 +89,18 @@ def _state(router: RouterHealth) -> tuple[str, str, str]:
 def _traffic(traffic: Traffic) -> list[tuple[str, str, str, str]]:
     if not traffic.day and not traffic.unsettled:
         return [("·", "dim", "traffic", "no conversation in 24 h")]
-    most = sorted(traffic.day.items(), key=lambda one: -one[1])
-    models = ", ".join(f"{name} {count}" for name, count in most[:SHOWN])
-    more = f", {len(most) - SHOWN} more" if len(most) > SHOWN else ""
-    whole = sum(traffic.day.values())
-    found = [("✓", "green", "traffic", f"{whole}{'+' * traffic.partial} conversations in 24 h: {models}{more}")]
-    troubles = [f"{count}× {status}" for status, count in list(traffic.failures.items())[:SHOWN]]
+    ranked = sorted(traffic.day.items(), key=lambda item: -item[1])
+    models = ", ".join(f"{name} {count}" for name, count in ranked[:MAX_ITEMS])
+    rest = f", {len(ranked) - MAX_ITEMS} more" if len(ranked) > MAX_ITEMS else ""
+    total = sum(traffic.day.values())
+    lines = [("✓", "green", "traffic", f"{total}{'+' * traffic.partial} conversations in 24 h: {models}{rest}")]
+    troubles = [f"{count}× {status}" for status, count in list(traffic.failures.items())[:MAX_ITEMS]]
     waiting = f"{traffic.unsettled} not settled yet" if traffic.unsettled else ""
     default = f"{sum(traffic.by_default.values())} to base by default" if traffic.by_default else ""
-    told = ", ".join(filter(None, [", ".join(troubles), waiting, default]))
-    if told:
-        found.append(("!", "yellow", "failed", told) if troubles else ("·", "dim", "waiting", told))
-    return found
+    details = ", ".join(filter(None, [", ".join(troubles), waiting, default]))
+    if details:
+        lines.append(("!", "yellow", "failed", details) if troubles else ("·", "dim", "waiting", details))
+    return lines
 
 
 def _parts(readiness: Readiness | None) -> list[tuple[str, str, str, str]]:
@@ -106,4 +108,4 @@ def _parts(readiness: Readiness | None) -> list[tuple[str, str, str, str]]:
         return [("·", "dim", "parts", "…")]
     if not readiness.dead:
         return [("✓", "green", "parts", "store, disk, Docker and the service can work")]
-    return [("✗", "bold red", name, why) for name, why in list(readiness.dead.items())[:SHOWN]]
+    return [("✗", "bold red", name, reason) for name, reason in list(readiness.dead.items())[:MAX_ITEMS]]

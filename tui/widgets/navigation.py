@@ -18,8 +18,9 @@ from textual.widgets import Static
 from tui.connection import ConnectedApp
 from tui.text import sanitize_line
 
-LEAST = 3  # letters of a name that is cut
-READING: list[BindingType] = [  # a modal screen has none of the app's keys
+MIN_LETTERS = 3  # letters of a name that is cut
+# Modal screens do not inherit the app's keys.
+READING: list[BindingType] = [
     Binding("question_mark", "app.help", "Help", key_display="?"),
     Binding("ctrl+o", "app.jump", "Jump", show=False),
 ]
@@ -32,36 +33,36 @@ class TopLine(Static):
     app: ConnectedApp
 
     def on_mount(self) -> None:
-        """Say what is known."""
+        """Write the line for the first time."""
         self.tell()
 
     def tell(self) -> None:
         """Write the line."""
-        app, told = self.app, Text(no_wrap=True, overflow="ellipsis")
-        told.append("traced ", "bold")
+        app, text = self.app, Text(no_wrap=True, overflow="ellipsis")
+        text.append("traced ", "bold")
         if app.linked is None:
-            told.append(f"… connecting to {sanitize_line(app.where.name, 60)}")
+            text.append(f"… connecting to {sanitize_line(app.where.name, 60)}")
         elif not app.linked:
-            told.append(f"✗ {app.trouble}", "bold red")
+            text.append(f"✗ {app.trouble}", "bold red")
         else:
-            told.append("● connected", "green")
+            text.append("● connected", "green")
         if app.read_only:
-            told.append("  ⊘ read-only", "yellow")
+            text.append("  ⊘ read-only", "yellow")
         status = app.status
         if status is not None:
-            told.append(f"  {sanitize_line(status.target.name, 40)}")
+            text.append(f"  {sanitize_line(status.target.name, 40)}")
             if status.state != "ready":
-                told.append("  ‖ stopping" if status.state == "draining" else "  … starting", "bold yellow")
+                text.append("  ‖ stopping" if status.state == "draining" else "  … starting", "bold yellow")
             if status.target.paused_at is not None:
-                told.append(f"  ‖ paused by {sanitize_line(status.target.paused_by, 40)}", "yellow")
+                text.append(f"  ‖ paused by {sanitize_line(status.target.paused_by, 40)}", "yellow")
             elif status.running:
-                told.append(f"  ▶ {sanitize_line(status.running, 40)}")
-                told.append(f": {sanitize_line(', '.join(status.doing), 80)}" if status.doing else "")
+                text.append(f"  ▶ {sanitize_line(status.running, 40)}")
+                text.append(f": {sanitize_line(', '.join(status.doing), 80)}" if status.doing else "")
             else:
-                told.append("  · idle")
+                text.append("  · idle")
             if status.waiting:
-                told.append(f"  ! {len(status.waiting)} to decide", "bold yellow")
-        self.update(told)
+                text.append(f"  ! {len(status.waiting)} to decide", "bold yellow")
+        self.update(text)
 
 
 class Modes(Static):
@@ -70,26 +71,26 @@ class Modes(Static):
     DEFAULT_CSS = "Modes { height: 1; padding: 0 1; background: $panel; }"
     app: ConnectedApp
 
-    def __init__(self, names: Sequence[str], here: str) -> None:
+    def __init__(self, names: Sequence[str], current: str) -> None:
         super().__init__()
-        self._names, self._here = names, here
+        self._names, self._current_name = names, current
 
     def on_resize(self) -> None:
         """Cut the names as far as they have to be, never that of this screen."""
-        room = self.content_size.width
-        longest = max(map(len, self._names))
-        while longest > LEAST and sum(len(self._shown(name, longest)) + 4 for name in self._names) > room:
-            longest -= 1
-        told = Text(no_wrap=True, overflow="crop", end="")
+        width = self.content_size.width
+        limit = max(map(len, self._names))
+        while limit > MIN_LETTERS and sum(len(self._short_name(name, limit)) + 4 for name in self._names) > width:
+            limit -= 1
+        text = Text(no_wrap=True, overflow="crop", end="")
         for number, name in enumerate(self._names, 1):
-            here = name == self._here
-            told.append(f" {number} ", "bold" if here else "dim")
-            told.append(self._shown(name, longest), "bold reverse" if here else "")
-            told.append(" ")
-        self.update(told)
+            is_current = name == self._current_name
+            text.append(f" {number} ", "bold" if is_current else "dim")
+            text.append(self._short_name(name, limit), "bold reverse" if is_current else "")
+            text.append(" ")
+        self.update(text)
 
-    def _shown(self, name: str, longest: int) -> str:
-        return name if name == self._here else name[:longest]
+    def _short_name(self, name: str, limit: int) -> str:
+        return name if name == self._current_name else name[:limit]
 
 
 class Help(ModalScreen[None]):
@@ -102,15 +103,15 @@ class Help(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "dismiss", "Close")]
 
-    def __init__(self, of: Screen[Any]) -> None:
+    def __init__(self, screen: Screen[Any]) -> None:
         super().__init__()
-        self._keys = _keys(of)
+        self._keys = _keys(screen)
 
     def compose(self) -> ComposeResult:
         """A table of keys."""
         table = Table(box=None, show_header=False, pad_edge=False)
-        for key, does in self._keys:
-            table.add_row(Text(key, "bold"), Text(does))
+        for key, action in self._keys:
+            table.add_row(Text(key, "bold"), Text(action))
         with VerticalScroll() as frame:
             frame.border_title = "Keys that work here (Esc closes)"
             yield Static(table)
@@ -125,10 +126,10 @@ class Jump(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Close")]
 
-    def __init__(self, of: Screen[Any]) -> None:
+    def __init__(self, screen: Screen[Any]) -> None:
         super().__init__()
-        self._of = of
-        self._targets: dict[str, Widget] = dict(zip(ascii_lowercase, of.focus_chain, strict=False))
+        self._target_screen = screen
+        self._targets: dict[str, Widget] = dict(zip(ascii_lowercase, screen.focus_chain, strict=False))
 
     def compose(self) -> ComposeResult:
         """One label on each."""
@@ -138,18 +139,18 @@ class Jump(ModalScreen[None]):
             yield label
 
     def on_key(self, event: Key) -> None:
-        """Focus what the letter stands on."""
+        """Focus the widget with the typed letter."""
         if event.key in self._targets:
             event.stop()
             self.dismiss()
-            self._of.set_focus(self._targets[event.key])
+            self._target_screen.set_focus(self._targets[event.key])
 
 
-def _keys(of: Screen[Any]) -> list[tuple[str, str]]:
-    found: dict[str, list[str]] = {}
-    for active in of.active_bindings.values():
+def _keys(screen: Screen[Any]) -> list[tuple[str, str]]:
+    keys_by_action: dict[str, list[str]] = {}
+    for active in screen.active_bindings.values():
         binding = active.binding
-        does = binding.tooltip or binding.description
-        if does and not binding.system and active.enabled:
-            found.setdefault(does, []).append(of.app.get_key_display(binding))
-    return [(" ".join(keys), does) for does, keys in found.items()]
+        action = binding.tooltip or binding.description
+        if action and not binding.system and active.enabled:
+            keys_by_action.setdefault(action, []).append(screen.app.get_key_display(binding))
+    return [(" ".join(keys), action) for action, keys in keys_by_action.items()]

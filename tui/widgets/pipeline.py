@@ -16,20 +16,24 @@ from traced.client.models import AdapterView, CostView, CycleView, EventView, St
 from tui.text import sanitize_line
 
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
-PROMPT, ENOUGH = "optimize-prompt", "a prompt is enough"  # a stage of some cycles; what ends a capability there well
-PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate", PROMPT: "prompt"}  # shown as another's
-UNTOLD = ("session",)  # of no interest
-NAME, TIME, LEAST = 12, 6, 14  # widths: of a stage's name, of its end, the least of a capability's column
-RUNNING, DONE, FAILED, STOPPED, COMING, ASKS = "▶", "✓", "✗", "‖", "·", "!"
+# A stage of some cycles, and the reason with which it ends where no adapter is needed.
+PROMPT, PROMPT_SUFFICES = "optimize-prompt", "a prompt is enough"
+# Stages that are shown on another stage's line.
+PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate", PROMPT: "prompt"}
+# Stages that a reader does not need.
+HIDDEN_STAGES = ("session",)
+NAME, TIME, MIN_COLUMN = 12, 6, 14  # widths: of a stage's name, of its end, the least of a capability's column
+RUNNING, DONE, FAILED, STOPPED, PENDING, ASKS = "▶", "✓", "✗", "‖", "·", "!"
 STYLES = {
     RUNNING: "bold cyan",
     DONE: "green",
     FAILED: "bold red",
     STOPPED: "yellow",
-    COMING: "dim",
+    PENDING: "dim",
     ASKS: "bold yellow",
 }
-WORST = (ASKS, RUNNING, STOPPED, FAILED, DONE)  # which mark of its parts a stage has
+# The first of these marks that any part has is the stage's mark.
+WORST = (ASKS, RUNNING, STOPPED, FAILED, DONE)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Part:
 
     name: str
     mark: str
-    told: str
+    text: str
     at: datetime | None = None
 
 
@@ -52,49 +56,53 @@ def pipeline(
     """The whole of it, at most ``width`` cells wide; ``progress`` and what it ``waits`` for by stage and capability."""
     parts: dict[str, list[Part]] = {name: [] for name in _before_the_end(cycle, waits)}
     for stage in cycle.stages:
-        if stage.stage not in UNTOLD:
+        if stage.stage not in HIDDEN_STAGES:
             name, part = _place(stage)
             parts.setdefault(name, []).append(_part(cycle, stage, part, progress))
-    for key, why in waits.items():
-        _wait(parts, key, why)
-    parts["approve"] += [_decision(one) for one in adapters if one.cycle_id == cycle.id and one.gate == "pass"]
+    for key, event in waits.items():
+        _wait(parts, key, event)
+    parts["approve"] += [
+        _decision(adapter) for adapter in adapters if adapter.cycle_id == cycle.id and adapter.gate == "pass"
+    ]
     parts[ORDER[-1]] = parts.pop(ORDER[-1], [])
     names = list(dict.fromkeys(stage.capability for stage in cycle.stages if stage.capability))
-    room = width - NAME - TIME - 3
-    each = room // len(names) if len(names) > 1 else 0
-    columns = names if each >= LEAST else []
-    told = Text(no_wrap=True, overflow="ellipsis")
+    parts_width = width - NAME - TIME - 3
+    column_width = parts_width // len(names) if len(names) > 1 else 0
+    columns = names if column_width >= MIN_COLUMN else []
+    text = Text(no_wrap=True, overflow="ellipsis")
     if columns:
-        told.append(
-            " " * (NAME + 3) + "".join(_fixed(sanitize_line(name, 60), each - 1) + " " for name in columns) + "\n",
+        text.append(
+            " " * (NAME + 3)
+            + "".join(_fixed(sanitize_line(name, 60), column_width - 1) + " " for name in columns)
+            + "\n",
             "dim",
         )
-    for name, found in parts.items():
-        _stage(told, name, found, columns, room)
+    for name, stage_parts in parts.items():
+        _stage(text, name, stage_parts, columns, parts_width)
     if cycle.costs:
-        told.append(" " * 2).append(_fixed("model", NAME + 1), "bold").append(f"{_paid(cycle.costs)}\n")
-    told.right_crop(1)
-    return told
+        text.append(" " * 2).append(_fixed("model", NAME + 1), "bold").append(f"{_costs_text(cycle.costs)}\n")
+    text.right_crop(1)
+    return text
 
 
-def _wait(parts: dict[str, list[Part]], key: str, told: EventView) -> None:
-    """What a stage waits for, until it begins or goes on."""
+def _wait(parts: dict[str, list[Part]], key: str, event: EventView) -> None:
+    """Add what a stage waits for, until it begins or continues."""
     stage, _, name = key.partition(" ")
     stage = PARTS.get(stage, stage)
-    there = next((part for part in parts.get(stage, []) if part.name == name), None)
-    if stage not in parts or (there is not None and there.mark != RUNNING):
+    current = next((part for part in parts.get(stage, []) if part.name == name), None)
+    if stage not in parts or (current is not None and current.mark != RUNNING):
         return
-    if there is not None and there.at is not None and there.at > told.at:
+    if current is not None and current.at is not None and current.at > event.at:
         return
-    waiting = Part(name, STOPPED, f"waits for {sanitize_line(told.detail.get('for', '?'), 120)}", told.at)
-    parts[stage] = [part for part in parts[stage] if part is not there] + [waiting]
+    waiting = Part(name, STOPPED, f"waits for {sanitize_line(event.detail.get('for', '?'), 120)}", event.at)
+    parts[stage] = [part for part in parts[stage] if part is not current] + [waiting]
 
 
 def _before_the_end(cycle: CycleView, waits: Mapping[str, EventView]) -> list[str]:
     """The lines but the last; prompts have one before the training, where any was tried."""
     names = list(ORDER[:-1])
-    tried = [stage.stage for stage in cycle.stages] + [key.partition(" ")[0] for key in waits]
-    if PROMPT in tried:
+    stages = [stage.stage for stage in cycle.stages] + [key.partition(" ")[0] for key in waits]
+    if PROMPT in stages:
         names.insert(names.index("train"), PARTS[PROMPT])
     return names
 
@@ -106,14 +114,15 @@ def _place(stage: StageView) -> tuple[str, str]:
         return PARTS[PROMPT], stage.capability or ""
     if stage.stage in PARTS:
         return PARTS[stage.stage], stage.stage
-    if first in ORDER and rest:  # "evaluate base"
+    # For example "evaluate base".
+    if first in ORDER and rest:
         return first, rest
     return stage.stage, stage.capability or ""
 
 
 def _part(cycle: CycleView, stage: StageView, name: str, progress: Mapping[str, EventView]) -> Part:
-    if stage.stage == PROMPT and str(stage.detail.get("reason")).startswith(ENOUGH):
-        return Part(name, DONE, ENOUGH, stage.at)
+    if stage.stage == PROMPT and str(stage.detail.get("reason")).startswith(PROMPT_SUFFICES):
+        return Part(name, DONE, PROMPT_SUFFICES, stage.at)
     if stage.state == "failed":
         return Part(name, FAILED, sanitize_line(stage.detail.get("reason") or "failed", 120), stage.at)
     if stage.state != "started":
@@ -121,12 +130,14 @@ def _part(cycle: CycleView, stage: StageView, name: str, progress: Mapping[str, 
     if cycle.state != "running":
         return Part(name, STOPPED, cycle.state, stage.at)
     now = progress.get(f"{stage.stage} {stage.capability or ''}".strip()) or progress.get(stage.stage.partition(" ")[0])
-    same = now is not None and now.detail.get("phase") in (
+    is_same_phase = now is not None and now.detail.get("phase") in (
         stage.stage,
         f"{stage.stage} {stage.capability}",
         "iteration",
     )
-    return Part(name, RUNNING, how_far(now) if now is not None and same else f"since {stage.at:%H:%M}", stage.at)
+    return Part(
+        name, RUNNING, how_far(now) if now is not None and is_same_phase else f"since {stage.at:%H:%M}", stage.at
+    )
 
 
 def _decision(adapter: AdapterView) -> Part:
@@ -143,8 +154,8 @@ def _figure(stage: StageView) -> str:
     detail = stage.detail
     if stage.stage == "collect" and isinstance(detail.get("success"), int | float):
         share, episodes = f"{100 * detail['success']:.0f} %", sanitize_line(detail.get("episodes", "?"), 12)
-        broken = f", {sanitize_line(detail['infrastructure'], 12)} broke" if detail.get("infrastructure") else ""
-        return f"{share} of {episodes} episodes succeed{broken}"
+        failures = f", {sanitize_line(detail['infrastructure'], 12)} broke" if detail.get("infrastructure") else ""
+        return f"{share} of {episodes} episodes succeed{failures}"
     if stage.stage == "admit" and detail.get("refused_by"):
         return sanitize_line(f"refused by {', '.join(map(str, detail['refused_by']))}", 60)
     if stage.stage == "gate" and detail.get("answer"):
@@ -156,64 +167,66 @@ def _figure(stage: StageView) -> str:
     return ""
 
 
-def _paid(costs: Sequence[CostView]) -> str:
-    """What a cycle's stages have asked of language models, all together, and each stage's share of it."""
-    calls, cost = sum(one.calls for one in costs), sum(one.cost for one in costs)
-    about = "~" if any(one.estimated for one in costs) else ""
-    tokens = sum(one.prompt_tokens + one.completion_tokens for one in costs)
-    money = f", cost {about}{cost:.4g}" if cost else ""
-    of_each = ", ".join(f"{sanitize_line(one.stage, 20)} {f'{one.cost:.4g}' if cost else one.calls}" for one in costs)
-    return f"{calls} calls, {about}{tokens:,} tokens{money} ({of_each})"
+def _costs_text(costs: Sequence[CostView]) -> str:
+    """The language model calls, tokens and cost of a cycle, in total and by stage."""
+    calls, cost = sum(entry.calls for entry in costs), sum(entry.cost for entry in costs)
+    approximately = "~" if any(entry.estimated for entry in costs) else ""
+    tokens = sum(entry.prompt_tokens + entry.completion_tokens for entry in costs)
+    money = f", cost {approximately}{cost:.4g}" if cost else ""
+    of_each = ", ".join(
+        f"{sanitize_line(entry.stage, 20)} {f'{entry.cost:.4g}' if cost else entry.calls}" for entry in costs
+    )
+    return f"{calls} calls, {approximately}{tokens:,} tokens{money} ({of_each})"
 
 
-def _stage(told: Text, name: str, parts: Sequence[Part], columns: Sequence[str], room: int) -> None:
-    """Add a stage's line, or lines."""
+def _stage(text: Text, name: str, parts: Sequence[Part], columns: Sequence[str], width: int) -> None:
+    """Append a stage's line or lines to the text."""
     marks = {part.mark for part in parts}
-    mark = next((mark for mark in WORST if mark in marks), COMING)
-    told.append(f"{mark} ", STYLES[mark])
-    told.append(_fixed(sanitize_line(name, NAME), NAME + 1), STYLES[mark] if mark in (COMING, RUNNING) else "bold")
-    named = {_capability(part): part for part in parts}
-    if columns and parts and set(named) <= set(columns):
-        lines = [_beneath(named, columns, room)]
+    mark = next((mark for mark in WORST if mark in marks), PENDING)
+    text.append(f"{mark} ", STYLES[mark])
+    text.append(_fixed(sanitize_line(name, NAME), NAME + 1), STYLES[mark] if mark in (PENDING, RUNNING) else "bold")
+    parts_by_name = {_capability(part): part for part in parts}
+    if columns and parts and set(parts_by_name) <= set(columns):
+        lines = [_in_columns(parts_by_name, columns, width)]
     else:
-        lines = _beside(parts, room)
-    ended = [part.at for part in parts if part.at is not None]
-    end = f"{max(ended):%H:%M}" if ended and mark not in (RUNNING, ASKS) else ""
+        lines = _flowed(parts, width)
+    end_times = [part.at for part in parts if part.at is not None]
+    end = f"{max(end_times):%H:%M}" if end_times and mark not in (RUNNING, ASKS) else ""
     for place, row in enumerate(lines):
         if place:
-            told.append(" " * (NAME + 3))
-        row.append(" " * max(room - row.cell_len, 0))
-        told.append_text(row).append(f"{end if not place else '':>{TIME}}\n", "dim")
+            text.append(" " * (NAME + 3))
+        row.append(" " * max(width - row.cell_len, 0))
+        text.append_text(row).append(f"{end if not place else '':>{TIME}}\n", "dim")
 
 
-def _beneath(named: Mapping[str, Part], columns: Sequence[str], room: int) -> Text:
+def _in_columns(parts_by_name: Mapping[str, Part], columns: Sequence[str], width: int) -> Text:
     """Each capability in its column."""
-    told, each = Text(), room // len(columns)
+    text, column_width = Text(), width // len(columns)
     for name in columns:
-        if (part := named.get(name)) is None:
-            told.append(" " * each)
+        if (part := parts_by_name.get(name)) is None:
+            text.append(" " * column_width)
         else:
-            told.append(f"{part.mark} ", STYLES[part.mark])
-            told.append(_fixed(part.told, each - 3) + " ", "red" if part.mark == FAILED else "")
-    return told
+            text.append(f"{part.mark} ", STYLES[part.mark])
+            text.append(_fixed(part.text, column_width - 3) + " ", "red" if part.mark == FAILED else "")
+    return text
 
 
-def _beside(parts: Sequence[Part], room: int) -> list[Text]:
-    """One behind the other, on as many lines as that takes."""
+def _flowed(parts: Sequence[Part], width: int) -> list[Text]:
+    """The parts one after the other, wrapped to as many lines as needed."""
     lines = [Text()]
     for part in parts:
-        text = f"{sanitize_line(part.name, 40)} {part.told}".strip()
-        alone = len(parts) == 1
-        if not alone and part.mark == DONE:
+        text = f"{sanitize_line(part.name, 40)} {part.text}".strip()
+        is_single = len(parts) == 1
+        if not is_single and part.mark == DONE:
             text = sanitize_line(part.name, 40)
-        length = min(cell_len(text) + 2 * (not alone), room)
-        if lines[-1].cell_len and lines[-1].cell_len + 3 + length > room:
+        length = min(cell_len(text) + 2 * (not is_single), width)
+        if lines[-1].cell_len and lines[-1].cell_len + 3 + length > width:
             lines.append(Text())
         elif lines[-1].cell_len:
             lines[-1].append("   ")
-        if not alone:
+        if not is_single:
             lines[-1].append(f"{part.mark} ", STYLES[part.mark])
-        lines[-1].append(_fixed(text, length - 2 * (not alone)), "red" if part.mark == FAILED else "")
+        lines[-1].append(_fixed(text, length - 2 * (not is_single)), "red" if part.mark == FAILED else "")
     return lines
 
 
@@ -222,13 +235,13 @@ def _capability(part: Part) -> str:
     return part.name.partition("@")[0]
 
 
-def how_far(told: EventView) -> str:
-    """What a stage's newest progress says: how much is done, how long the rest takes at this pace, its figure."""
-    done, total = _number(told.detail.get("done")), _number(told.detail.get("total"))
-    figure = sanitize_line(told.detail.get("figure") or "", 60)
+def how_far(event: EventView) -> str:
+    """A stage's newest progress: done and total, the estimated time left, and its figure."""
+    done, total = _number(event.detail.get("done")), _number(event.detail.get("total"))
+    figure = sanitize_line(event.detail.get("figure") or "", 60)
     if not total:
         return figure
-    left = time_left(told.detail, told.at, done, total)
+    left = time_left(event.detail, event.at, done, total)
     return ", ".join(part for part in (f"{done}/{total}", left, figure) if part)
 
 
@@ -236,20 +249,20 @@ def time_left(detail: Mapping[str, Any], at: datetime, done: int, total: int) ->
     """ "" while nothing can be said: nothing done since it was first heard of, or everything."""
     new = done - _number(detail.get("done_then"))
     try:
-        spent = at - datetime.fromisoformat(detail["since"])
+        elapsed = at - datetime.fromisoformat(detail["since"])
     except (KeyError, TypeError, ValueError):
         return ""
-    if new <= 0 or total <= done or spent <= timedelta():
+    if new <= 0 or total <= done or elapsed <= timedelta():
         return ""
-    return f"≈{duration(spent * ((total - done) / new))} left"
+    return f"≈{duration(elapsed * ((total - done) / new))} left"
 
 
 def duration(span: timedelta) -> str:
     """Rounded to what is of interest: "40 s", "12 min", "3.5 h", "2.1 d"."""
     seconds = span.total_seconds()
-    for limit, unit, shown in ((90, 1, "{:.0f} s"), (5400, 60, "{:.0f} min"), (48 * 3600, 3600, "{:.1f} h")):
+    for limit, unit, template in ((90, 1, "{:.0f} s"), (5400, 60, "{:.0f} min"), (48 * 3600, 3600, "{:.1f} h")):
         if seconds < limit:
-            return shown.format(seconds / unit)
+            return template.format(seconds / unit)
     return f"{seconds / 86400:.1f} d"
 
 

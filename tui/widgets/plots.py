@@ -2,7 +2,8 @@
 
 Success rates are three series on one scale, widened to whole tens of per cent, each with a mark of its own, so that no
 colour is needed. Where two series meet, the later one in the order of drawing is visible. Too few points for a plot are
-a line of bars each, as they are in fewer than ``LEAST`` lines; without any point a text says what brings the first.
+a line of bars each, as they are in fewer than ``MIN_PLOT_LINES`` lines. Without any point a text says what brings the
+first.
 
 A curve is one figure in Braille dots: its name and last value on top, its range beside. A missing value is a gap, never
 a zero. Not covered: several lines in one curve, zooming.
@@ -20,10 +21,12 @@ from textual.widget import Widget
 from traced.client.serving import DayRate, Rates
 
 AXIS = 6  # columns of the numbers beside a plot, and its edge
-LEAST = 7  # lines that a plot of rates with axes needs
+MIN_PLOT_LINES = 7  # lines that a plot of rates with axes needs
 BARS = "▁▂▃▄▅▆▇█"
-WEEK = timedelta(days=7)  # production's rate is that of so many days, because single days have few conversations
-ENOUGH = 5  # judged conversations that make a rate
+# Single days have few conversations, so production's rate covers a week.
+WEEK = timedelta(days=7)
+# Fewer judged conversations than this make no meaningful rate.
+MIN_JUDGED = 5
 LEFT = (0x01, 0x02, 0x04, 0x40)  # Braille's dots from the top, in the left and the right column of a character
 RIGHT = (0x08, 0x10, 0x20, 0x80)
 Point = tuple[float, float | None]  # of a curve: iteration and value
@@ -31,13 +34,13 @@ Point = tuple[float, float | None]  # of a curve: iteration and value
 
 @dataclass(frozen=True)
 class Series:
-    """Rates in 0-1 at moments, oldest first; ``of``: what the newest is the rate of."""
+    """Rates in 0-1 over time, oldest first; ``basis`` describes the newest one's sample."""
 
     name: str
     mark: str
     style: str
     points: Sequence[tuple[datetime, float]]
-    of: str = ""
+    basis: str = ""
 
 
 class Curve(Widget):
@@ -52,37 +55,37 @@ class Curve(Widget):
         super().__init__(id=id)
         self._title, self._low, self._step = name, low, step
         self._points: list[Point] = []
-        self._why_empty = ""
+        self._empty_text = ""
 
-    def put(self, points: Sequence[Point], why_empty: str) -> None:
-        """Show these (iteration, value), in order; ``why_empty`` where none has a value."""
-        if (list(points), why_empty) != (self._points, self._why_empty):
-            self._points, self._why_empty = list(points), why_empty
+    def put(self, points: Sequence[Point], empty_text: str) -> None:
+        """Show these (iteration, value) points; ``empty_text`` where none has a value."""
+        if (list(points), empty_text) != (self._points, self._empty_text):
+            self._points, self._empty_text = list(points), empty_text
             self.refresh()
 
     def render(self) -> Text:
         """The name, the last value, and the plot."""
         width, height = self.content_size
-        known = [value for _, value in self._points if value is not None]
-        shown = Text(no_wrap=True, overflow="crop", end="")
-        shown.append(self._title, "bold")
-        if not known:
-            shown.append(f"\n{self._why_empty}", "dim")
-            return shown
-        shown.append(f"  {short(known[-1])}", "bold")
+        values = [value for _, value in self._points if value is not None]
+        text = Text(no_wrap=True, overflow="crop", end="")
+        text.append(self._title, "bold")
+        if not values:
+            text.append(f"\n{self._empty_text}", "dim")
+            return text
+        text.append(f"  {short(values[-1])}", "bold")
         rows, columns = height - 1, width - AXIS
         if rows < 1 or columns < 1:
-            return shown
-        low, high = self._range(known)
-        for place, drawn in enumerate(braille(self._points, columns, rows, low, high)):
+            return text
+        low, high = self._range(values)
+        for place, dots in enumerate(braille(self._points, columns, rows, low, high)):
             number = short(high) if place == 0 else short(low) if place == rows - 1 else ""
-            shown.append(f"\n{number:>{AXIS - 1}}", "dim")
-            shown.append("┤" if number else "│", "dim")
-            shown.append(drawn)
-        return shown
+            text.append(f"\n{number:>{AXIS - 1}}", "dim")
+            text.append("┤" if number else "│", "dim")
+            text.append(dots)
+        return text
 
-    def _range(self, known: Sequence[float]) -> tuple[float, float]:
-        low, high = min(known), max(known)
+    def _range(self, values: Sequence[float]) -> tuple[float, float]:
+        low, high = min(values), max(values)
         if self._step:
             low, high = math.floor(low / self._step) * self._step, math.ceil(high / self._step) * self._step
         if self._low is not None:
@@ -92,8 +95,8 @@ class Curve(Widget):
 
 def plotted(rates: Rates, width: int, height: int) -> Text:
     """The success rates over time, in so many cells."""
-    found = series(rates)
-    points = [point for one in found for point in one.points]
+    entries = series(rates)
+    points = [point for entry in entries for point in entry.points]
     if not points:
         return Text(
             "Nothing measured yet. A cycle's evaluation gives the first point of the target, and judged\n"
@@ -102,19 +105,21 @@ def plotted(rates: Rates, width: int, height: int) -> Text:
             else "Nothing measured yet: the first cycle's evaluation,\nand judged conversations, will show here.",
             "dim",
         )
-    few = len({at for at, _ in points}) < 2
-    told = _bars(found, width) if height < LEAST or width < 40 or few else _plot(found, width, height)
-    if rates.partial and height >= LEAST:
-        told.append("\nof production only the newest conversations", "dim")
-    return told
+    is_sparse = len({at for at, _ in points}) < 2
+    text = (
+        _bars(entries, width) if height < MIN_PLOT_LINES or width < 40 or is_sparse else _plot(entries, width, height)
+    )
+    if rates.partial and height >= MIN_PLOT_LINES:
+        text.append("\nof production only the newest conversations", "dim")
+    return text
 
 
 def series(rates: Rates) -> list[Series]:
     """Production over the last week, the target's cycles without and with the router; in the order of drawing."""
     days = list(_weeks(rates.days))
     last = f"{days[-1][2]} judged in {WEEK.days} days" if days else ""
-    base = [(one.at, one.base) for one in rates.cycles if one.base is not None]
-    routed = [(one.at, one.routed) for one in rates.cycles if one.routed is not None]
+    base = [(cycle.at, cycle.base) for cycle in rates.cycles if cycle.base is not None]
+    routed = [(cycle.at, cycle.routed) for cycle in rates.cycles if cycle.routed is not None]
     tasks = f"{rates.cycles[-1].tasks} tasks" if rates.cycles and rates.cycles[-1].tasks else ""
     return [
         Series("production", "▪", "cyan", [(at, rate) for at, rate, _ in days], last),
@@ -124,57 +129,57 @@ def series(rates: Rates) -> list[Series]:
 
 
 def _weeks(days: Sequence[DayRate]) -> Iterator[tuple[datetime, float, int]]:
-    """The rate of the days up to each, and how many were judged in them; not where those are too few to be a rate."""
+    """The rate of the week up to each day and its sample size, without weeks of too few conversations."""
     for end in days:
-        week = [one for one in days if end.day - WEEK < one.day <= end.day]
-        judged = sum(one.judged for one in week)
-        if judged >= ENOUGH:
+        week = [day for day in days if end.day - WEEK < day.day <= end.day]
+        judged_count = sum(day.judged for day in week)
+        if judged_count >= MIN_JUDGED:
             at = datetime.combine(end.day, time(12, tzinfo=UTC))
-            yield at, sum(one.successes for one in week) / judged, judged
+            yield at, sum(day.successes for day in week) / judged_count, judged_count
 
 
-def _bars(found: Sequence[Series], width: int) -> Text:
-    """A line for each."""
-    room = max(width - 44, 4)
-    told = Text(no_wrap=True, overflow="ellipsis")
-    for one in found:
-        told.append(f"{one.mark} {one.name:<15}", one.style)
-        if not one.points:
-            told.append("not measured yet\n", "dim")
+def _bars(entries: Sequence[Series], width: int) -> Text:
+    """One line of bars for each series."""
+    bar_count = max(width - 44, 4)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for entry in entries:
+        text.append(f"{entry.mark} {entry.name:<15}", entry.style)
+        if not entry.points:
+            text.append("not measured yet\n", "dim")
             continue
-        bars = "".join(BARS[min(int(rate * len(BARS)), len(BARS) - 1)] for _, rate in one.points[-room:])
-        told.append(f"{100 * one.points[-1][1]:3.0f} % ", "bold")
-        told.append(f"{bars} ", one.style)
-        told.append(f"{one.of}\n", "dim")
-    told.right_crop(1)
-    return told
+        bars = "".join(BARS[min(int(rate * len(BARS)), len(BARS) - 1)] for _, rate in entry.points[-bar_count:])
+        text.append(f"{100 * entry.points[-1][1]:3.0f} % ", "bold")
+        text.append(f"{bars} ", entry.style)
+        text.append(f"{entry.basis}\n", "dim")
+    text.right_crop(1)
+    return text
 
 
-def _plot(found: Sequence[Series], width: int, height: int) -> Text:
-    shown = [one for one in found if one.points]
-    rates = [rate for one in shown for _, rate in one.points]
+def _plot(entries: Sequence[Series], width: int, height: int) -> Text:
+    nonempty = [entry for entry in entries if entry.points]
+    rates = [rate for entry in nonempty for _, rate in entry.points]
     low, high = _tens(min(rates), max(rates))
-    times = [at for one in shown for at, _ in one.points]
+    times = [at for entry in nonempty for at, _ in entry.points]
     first, last = min(times), max(times)
-    across, up = width - AXIS - 1, height - 3 - len(found) // 4
+    across, up = width - AXIS - 1, height - 3 - len(entries) // 4
     grid = [[(" ", "")] * across for _ in range(up)]
-    for one in shown:
-        _draw(grid, one, (first, last), (low, high))
-    told = Text(no_wrap=True, overflow="ellipsis")
-    labelled = {0: high, up - 1: low, (up - 1) // 2: high - (high - low) * ((up - 1) // 2) / (up - 1)}
+    for entry in nonempty:
+        _draw(grid, entry, (first, last), (low, high))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    labels = {0: high, up - 1: low, (up - 1) // 2: high - (high - low) * ((up - 1) // 2) / (up - 1)}
     for row, cells in enumerate(grid):
-        told.append(f"{100 * labelled[row]:3.0f} % ┤" if row in labelled else f"{'│':>{AXIS + 1}}", "dim")
+        text.append(f"{100 * labels[row]:3.0f} % ┤" if row in labels else f"{'│':>{AXIS + 1}}", "dim")
         for sign, style in cells:
-            told.append(sign, style)
-        told.append("\n")
-    told.append(f"{'└':>{AXIS + 1}}{'─' * across}\n", "dim")
-    begin, end = f"{first:%d %b}", f"{last:%d %b}"
-    told.append(f"{'':{AXIS + 1}}{begin}{end:>{across - len(begin)}}\n", "dim")
-    return told.append_text(_legend(found, width))
+            text.append(sign, style)
+        text.append("\n")
+    text.append(f"{'└':>{AXIS + 1}}{'─' * across}\n", "dim")
+    start, end = f"{first:%d %b}", f"{last:%d %b}"
+    text.append(f"{'':{AXIS + 1}}{start}{end:>{across - len(start)}}\n", "dim")
+    return text.append_text(_legend(entries, width))
 
 
 def _draw(
-    grid: list[list[tuple[str, str]]], one: Series, times: tuple[datetime, datetime], rates: tuple[float, float]
+    grid: list[list[tuple[str, str]]], entry: Series, times: tuple[datetime, datetime], rates: tuple[float, float]
 ) -> None:
     up, across = len(grid), len(grid[0])
     span = max(times[1] - times[0], timedelta(seconds=1))
@@ -183,35 +188,35 @@ def _draw(
             round((at - times[0]) / span * (across - 1)),
             round((rates[1] - rate) / (rates[1] - rates[0]) * (up - 1)),
         )
-        for at, rate in one.points
+        for at, rate in entry.points
     ]
-    for (left, here), (right, there) in pairwise(places):
+    for (left, start_row), (right, end_row) in pairwise(places):
         for column in range(left + 1, right):
-            row = round(here + (there - here) * (column - left) / (right - left))
+            row = round(start_row + (end_row - start_row) * (column - left) / (right - left))
             if grid[row][column][0] == " ":
-                grid[row][column] = ("·", one.style)
+                grid[row][column] = ("·", entry.style)
     for column, row in places:
-        grid[row][column] = (one.mark, f"bold {one.style}")
+        grid[row][column] = (entry.mark, f"bold {entry.style}")
 
 
-def _legend(found: Sequence[Series], width: int) -> Text:
+def _legend(entries: Sequence[Series], width: int) -> Text:
     for with_of in (True, False):
-        told = Text(no_wrap=True, overflow="ellipsis")
-        for one in found:
-            newest = f"{100 * one.points[-1][1]:.0f} %" if one.points else "not measured yet"
-            told.append(f"{one.mark} {one.name} ", one.style).append(newest, "bold" if one.points else "dim")
-            told.append(f" ({one.of})   " if with_of and one.of and one.points else "   ", "dim")
-        if told.cell_len <= width:
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for entry in entries:
+            latest = f"{100 * entry.points[-1][1]:.0f} %" if entry.points else "not measured yet"
+            text.append(f"{entry.mark} {entry.name} ", entry.style).append(latest, "bold" if entry.points else "dim")
+            text.append(f" ({entry.basis})   " if with_of and entry.basis and entry.points else "   ", "dim")
+        if text.cell_len <= width:
             break
-    return told
+    return text
 
 
 def _tens(low: float, high: float) -> tuple[float, float]:
     """Whole tens of per cent around both, at least two tens apart."""
-    least, most = int(low * 10), -int(-high * 10 // 1)
-    while most - least < 2:
-        least, most = max(least - 1, 0), min(most + 1, 10)
-    return least / 10, most / 10
+    lower, upper = int(low * 10), -int(-high * 10 // 1)
+    while upper - lower < 2:
+        lower, upper = max(lower - 1, 0), min(upper + 1, 10)
+    return lower / 10, upper / 10
 
 
 def short(value: float) -> str:
@@ -245,12 +250,12 @@ def braille(points: Sequence[Point], columns: int, rows: int, low: float, high: 
         grid[y // 4][x // 2] |= (LEFT, RIGHT)[x % 2][y % 4]
 
     places = [place(point) for point in points]
-    for before, after in pairwise(places):
-        if before is not None and after is not None:
-            _line(before, after, dot)
-    for alone in places:
-        if alone is not None:
-            dot(*alone)
+    for start, end in pairwise(places):
+        if start is not None and end is not None:
+            _line(start, end, dot)
+    for dot_place in places:
+        if dot_place is not None:
+            dot(*dot_place)
     return ["".join(chr(0x2800 + dots) for dots in row) for row in grid]
 
 

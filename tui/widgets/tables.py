@@ -21,7 +21,8 @@ from textual.widgets.data_table import RowKey
 
 from traced.client.trajectories import TrajectoryPage, TrajectorySummary
 
-FEW = 50  # rows that are taken out one by one; where more go, the table is made anew
+# Removing rows one by one is quadratic, so the table is rebuilt when more than this many go.
+MAX_SINGLE_REMOVALS = 50
 KEPT = 500  # rows that a window holds, about
 
 
@@ -45,13 +46,13 @@ class KeyedTable(DataTable[Text]):
     def __init__(self, *columns: str, id: str | None = None, show_header: bool = True) -> None:
         super().__init__(id=id, cursor_type="row", zebra_stripes=True, show_header=show_header)
         self._names = columns
-        self._shown: dict[str, Row] = {}
+        self._rows_by_key: dict[str, Row] = {}
         self._first: dict[str, _First] = {}
         self._order: list[str] = []
-        self._due: tuple[int, int] | None = None  # where to scroll to once it has grown
+        self._pending_scroll: tuple[int, int] | None = None  # where to scroll to once it has grown
 
     def on_mount(self) -> None:
-        """Make the columns."""
+        """Add the columns."""
         for name in self._names:
             self.add_column(name, key=name)
 
@@ -66,20 +67,21 @@ class KeyedTable(DataTable[Text]):
         """Show exactly these rows, in this order; the last of several with one key counts."""
         if not self.columns:
             self.on_mount()
-        wanted = {row.key: row for row in rows}
-        before, chosen, at = self._order, self.cursor_row, self.selected
+        by_key = {row.key: row for row in rows}
+        order, cursor, at = self._order, self.cursor_row, self.selected
         across, top = self.scroll_offset
-        self.set_reactive(DataTable.cursor_coordinate, Coordinate(0, 0))  # so that rows that go do not push it
-        self._take_out([key for key in before if key not in wanted])
-        for row in wanted.values():
+        # Removed rows would move the cursor otherwise.
+        self.set_reactive(DataTable.cursor_coordinate, Coordinate(0, 0))
+        self._take_out([key for key in order if key not in by_key])
+        for row in by_key.values():
             self._put(row)
-        self._arrange(list(wanted))
-        if wanted:
-            kept = self._order.index(_stays(before, chosen, wanted) or self._order[0])
-            self.set_reactive(DataTable.cursor_coordinate, Coordinate(kept, 0))
-            self._scroll(across, self._top_after(top, chosen, kept))
+        self._arrange(list(by_key))
+        if by_key:
+            row_index = self._order.index(_surviving_key(order, cursor, by_key) or self._order[0])
+            self.set_reactive(DataTable.cursor_coordinate, Coordinate(row_index, 0))
+            self._scroll(across, self._top_after(top, cursor, row_index))
         if self.selected != at:
-            self._tell()
+            self._post_highlighted()
         self.refresh()
 
     def on_resize(self) -> None:
@@ -88,37 +90,37 @@ class KeyedTable(DataTable[Text]):
 
     def point_at(self, key: str) -> bool:
         """Put the cursor on a row; False where it is not shown."""
-        if key not in self._shown:
+        if key not in self._rows_by_key:
             return False
         self.move_cursor(row=self.get_row_index(key), animate=False)
         return True
 
     def _take_out(self, keys: Sequence[str]) -> None:
-        gone = set(keys)
-        if len(gone) > FEW:
+        removed = set(keys)
+        if len(removed) > MAX_SINGLE_REMOVALS:
             self.clear()
-            self._shown, self._first, self._order = {}, {}, []
+            self._rows_by_key, self._first, self._order = {}, {}, []
             return
         for key in keys:
             self.remove_row(key)
-            del self._shown[key], self._first[key]
-        self._order = [key for key in self._order if key not in gone]
+            del self._rows_by_key[key], self._first[key]
+        self._order = [key for key in self._order if key not in removed]
 
     def _put(self, row: Row) -> None:
-        before = self._shown.get(row.key)
-        if before is row:
+        previous = self._rows_by_key.get(row.key)
+        if previous is row:
             return
-        if before is None:
+        if previous is None:
             self._first[row.key] = _First.of(row.cells[0])
             self.add_row(self._first[row.key], *row.cells[1:], key=row.key)
             self._order.append(row.key)
         else:
-            for index, (old, new) in enumerate(zip(before.cells, row.cells, strict=True)):
+            for index, (old, new) in enumerate(zip(previous.cells, row.cells, strict=True)):
                 if (old.plain, old.style, old.spans) != (new.plain, new.style, new.spans):
                     if index == 0:
                         new = self._first[row.key] = _First.of(new)
                     self.update_cell(row.key, self._names[index], new, update_width=old.plain != new.plain)
-        self._shown[row.key] = row
+        self._rows_by_key[row.key] = row
 
     def _arrange(self, order: list[str]) -> None:
         if order != self._order:
@@ -127,28 +129,31 @@ class KeyedTable(DataTable[Text]):
             self.sort(self._names[0], key=lambda first: first.place)
             self._order = order
 
-    def _top_after(self, top: int, was: int, now: int) -> int:
-        """The row to show at the top, when the cursor's row ``was`` there and is here ``now``."""
+    def _top_after(self, top: int, old_row: int, new_row: int) -> int:
+        """The row to show at the top after the cursor's row moved from ``old_row`` to ``new_row``."""
         height = max(self.scrollable_content_region.height - self._get_fixed_offset().top, 1)
-        if not top <= was < top + height:
-            return top  # somebody looks elsewhere
-        return max(now - (was - top), 0) if top else max(now - height + 1, 0)
+        if not top <= old_row < top + height:
+            # The user has scrolled away from the cursor: leave the view where it is.
+            return top
+        return max(new_row - (old_row - top), 0) if top else max(new_row - height + 1, 0)
 
     def _scroll(self, across: int, top: int) -> None:
-        self._due = (across, top) if top > self.max_scroll_y else None  # it has yet to grow
+        # The table has not grown to its new size yet, so the scrolling waits for that.
+        self._pending_scroll = (across, top) if top > self.max_scroll_y else None
         self.scroll_to(across, top, animate=False, immediate=True)
 
     def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
-        """Textual keeps lines that it has drawn before it has measured new rows: they are drawn again."""
+        """Clear Textual's line cache: it holds lines that were drawn before new rows were measured."""
         super()._update_dimensions(new_rows)
-        if self._due is not None:
-            due, self._due = self._due, None
-            self.scroll_to(*due, animate=False, immediate=True, force=True)  # it may have had no scroll bar
+        if self._pending_scroll is not None:
+            position, self._pending_scroll = self._pending_scroll, None
+            # The table may have had no scroll bar, and would ignore the request without `force`.
+            self.scroll_to(*position, animate=False, immediate=True, force=True)
         self._clear_caches()
         self.refresh()
 
-    def _tell(self) -> None:
-        """The cursor is on another row than before."""
+    def _post_highlighted(self) -> None:
+        """Post that another row is highlighted: ``put`` moves the cursor without Textual's message."""
         key = self.coordinate_to_cell_key(self.cursor_coordinate).row_key if self.row_count else None
         if key is not None:
             self.post_message(self.RowHighlighted(self, self.cursor_row, key))
@@ -171,7 +176,7 @@ class Opening(KeyedTable):
 
 @dataclass
 class Window:
-    """The part of a long list that is held: consecutive pages; it begins before the first one."""
+    """The loaded part of a long list, as consecutive pages."""
 
     starts: list[str | None] = field(default_factory=lambda: [None])  # cursors, by the number of the page
     pages: list[TrajectoryPage] = field(default_factory=list)
@@ -179,17 +184,17 @@ class Window:
 
     @property
     def rows(self) -> list[TrajectorySummary]:
-        """What is held, once each."""
+        """The rows of all loaded pages, without duplicates."""
         return list({row.id: row for page in self.pages for row in page.rows}.values())
 
     @property
     def looked_at(self) -> int:
-        """How many trajectories the held pages took."""
+        """How many trajectories the daemon searched for the loaded pages."""
         return sum(page.looked_at for page in self.pages)
 
     @property
     def below(self) -> str | None:
-        """Where the page behind the last begins; None at the end."""
+        """The cursor of the next page; None at the end."""
         return self.pages[-1].next if self.pages else None
 
     @property
@@ -198,12 +203,12 @@ class Window:
         return bool(self.pages) and self.pages[-1].gave_up
 
     def put_below(self, page: TrajectoryPage) -> None:
-        """The next page."""
+        """Append the next page, and drop pages above once the window is full."""
         number = self.first + len(self.pages) + 1
         self.pages.append(page)
         del self.starts[number:]
         self.starts.append(page.next)
-        while len(self.pages) > 1 and self._held() - len(self.pages[0].rows) >= KEPT:
+        while len(self.pages) > 1 and self._row_count() - len(self.pages[0].rows) >= KEPT:
             del self.pages[0]
             self.first += 1
 
@@ -211,10 +216,10 @@ class Window:
         """The page before the first, asked for from ``starts[first - 1]``."""
         self.pages.insert(0, page)
         self.first -= 1
-        while len(self.pages) > 1 and self._held() - len(self.pages[-1].rows) >= KEPT:
+        while len(self.pages) > 1 and self._row_count() - len(self.pages[-1].rows) >= KEPT:
             del self.pages[-1]
 
-    def _held(self) -> int:
+    def _row_count(self) -> int:
         return sum(len(page.rows) for page in self.pages)
 
 
@@ -225,12 +230,12 @@ class _First(Text):
 
     @classmethod
     def of(cls, text: Text) -> "_First":
-        made = cls()
-        made.append_text(text)
-        return made
+        first = cls()
+        first.append_text(text)
+        return first
 
 
-def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:
+def _surviving_key(order: Sequence[str], cursor: int, rows: dict[str, Row]) -> str | None:
     """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
-    after = (key for key in before[cursor:] if key in wanted)
-    return next(after, None) or next((key for key in reversed(before[:cursor]) if key in wanted), None)
+    next_keys = (key for key in order[cursor:] if key in rows)
+    return next(next_keys, None) or next((key for key in reversed(order[:cursor]) if key in rows), None)

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 from textual.widgets import Static
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Cycle, CycleState, Event, Finding
 from store.repositories import capabilities, cycles
 from store.repositories.events import save_event
@@ -203,13 +203,13 @@ def test_a_refusal_is_told_and_not_asked_for_again_at_once(opened: Opened, store
     async def break_it() -> None:
         async with opened() as on:
             screen = await shown(on)
-            with session(store) as broken:
+            with write_session(store) as broken:
                 broken.execute(text("ALTER TABLE findings RENAME TO elsewhere"))
             screen.changed()
             await until(on.pilot, lambda: "no such table" in text_of(on.app))
-            assert not screen._due
+            assert not screen._load_scheduled
             assert "payment-methods" in text_of(on.app)
-            with session(store) as broken:
+            with write_session(store) as broken:
                 broken.execute(text("ALTER TABLE elsewhere RENAME TO findings"))
             screen.changed()
             await until(on.pilot, lambda: "no such table" not in text_of(on.app))
@@ -266,7 +266,7 @@ def next_cycle(store: Engine, capability: Capability, messages: list[dict[str, A
     """A cycle that has just been analysed: one trajectory, labelled twice."""
     finding = Finding("c-0004", capability.name, 0.9, 0.8, 0.05, 0.95, 2, 2, True, {})
     key = f"t{HOSTILE}"
-    with session(store) as opened:
+    with write_session(store) as opened:
         at = AT + timedelta(hours=1)
         cycles.save_cycle(opened, Cycle("c-0004", "desk", "bundled", 7, {}, CycleState.RUNNING, at))
         save_trajectories(opened, [trajectory(key, Outcome.FAILURE, cycle_id="c-0004", messages=messages)])
