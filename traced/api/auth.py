@@ -1,15 +1,8 @@
-"""Who may ask: the peer's user id on the Unix socket, a bearer token on TCP.
+"""Authentication and sockets of the control API: peer user id on the Unix socket, bearer token on TCP.
 
-Invariants: the socket file is 0600 and belongs to the daemon's user; a peer with another user id (root apart) is cut
-off before a byte of its request is read (SO_PEERCRED, unix(7)); tokens are compared in constant time, all of them every
-time; a token shorter than ``LEAST_TOKEN`` characters is refused at start, and TCP is not opened without one. Whoever
-was let in can be asked for again later (``Caller.still_let_in``), for answers that last.
-How it fails: ``DoorError`` when a door cannot be opened, ``NotKnown`` for a caller without a valid token.
-Not covered: TLS (put a proxy in front), and rate limits.
-
-The control API's sockets, served inside the daemon's own event loop.
-
-Invariants: signals stay the daemon's; open event streams do not hold up the end for longer than ``GRACE_S``.
+Invariants: the socket file has mode 0600; peers other than the own user and root are disconnected before their request
+is read. How it fails: ``DoorError`` for a socket that cannot be opened, ``NotKnown`` for an unauthenticated caller.
+Not covered: TLS (use a proxy) and rate limits.
 """
 
 import asyncio
@@ -40,7 +33,7 @@ PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who asks; ``who`` is what the audit says, ``still_let_in`` whether the door would open once more."""
+    """An authenticated caller; ``who`` goes into the audit, ``still_let_in`` checks the credentials again."""
 
     who: str
     role: Role
@@ -51,8 +44,9 @@ class PeerChecked(H11Protocol):
     """HTTP on a Unix socket, for the daemon's own user and root only."""
 
     def connection_made(self, transport: Any) -> None:
-        """Cut off anybody else; the peer's user id becomes the request's client."""
+        """Disconnect other users; the peer's user id becomes the request's client."""
         super().connection_made(transport)
+        # SO_PEERCRED (unix(7)) is set by the kernel: the peer cannot forge it.
         pid, uid, _ = PEER.unpack(
             transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         )
@@ -61,7 +55,8 @@ class PeerChecked(H11Protocol):
         self.client = (f"uid {uid}", pid)
 
 
-Door = Callable[..., Caller]  # a FastAPI dependency: its parameters say what it looks at
+# A FastAPI dependency: its parameters declare what it reads of the request.
+Door = Callable[..., Caller]
 
 
 def local(request: Request) -> Caller:
@@ -73,45 +68,49 @@ def local(request: Request) -> Caller:
 
 
 def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
-    """A door for those who bring one of ``tokens``, as they are at the time; the caller is named by its role.
+    """Authenticate by bearer token; the caller is named by its role.
 
-    It raises ``NotKnown``.
+    ``tokens`` is called for every request, so that a reload takes effect at once. The door raises ``NotKnown``.
     """
 
-    def role_of(given: HTTPAuthorizationCredentials | None) -> Role | None:
-        found: Role | None = None
+    def role_of(credentials: HTTPAuthorizationCredentials | None) -> Role | None:
+        matched: Role | None = None
+        # No early exit and a constant-time comparison: the time taken tells nothing of the tokens.
         for token, role in tokens().items():
-            if given is not None and hmac.compare_digest(given.credentials.strip().encode(), token.encode()):
-                found = role
-        return found
+            if credentials is not None and hmac.compare_digest(
+                credentials.credentials.strip().encode(), token.encode()
+            ):
+                matched = role
+        return matched
 
-    def door(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Caller:
-        found = role_of(given)
-        if found is None:
+    def door(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Caller:
+        role = role_of(credentials)
+        if role is None:
             raise NotKnown(
                 "this address wants a bearer token", hint="send 'Authorization: Bearer TOKEN', or use the Unix socket"
             )
-        return Caller(f"{found} token", found, lambda: role_of(given) is not None)
+        return Caller(f"{role} token", role, lambda: role_of(credentials) is not None)
 
     return door
 
 
 def checked_tokens(tokens: Mapping[str, Role]) -> dict[str, Role]:
-    """The tokens, when each is long enough; raises ``DoorError`` (which never shows one)."""
-    short = next((role for token, role in tokens.items() if len(token) < LEAST_TOKEN), None)
-    if short is not None:
+    """Return the tokens; raises ``DoorError`` for one that is too short (without showing it)."""
+    weak_role = next((role for token, role in tokens.items() if len(token) < LEAST_TOKEN), None)
+    if weak_role is not None:
         raise DoorError(
-            f"the {short} token is shorter than {LEAST_TOKEN} characters",
+            f"the {weak_role} token is shorter than {LEAST_TOKEN} characters",
             hint='python3 -c "import secrets; print(secrets.token_urlsafe())"',
         )
     return dict(tokens)
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening socket at ``path``, 0600. Takes over a path that nobody listens on. Raises ``DoorError``."""
-    _make_way(path)
+    """Open a listening socket at ``path``, mode 0600, and replace a stale one. Raises ``DoorError``."""
+    _remove_stale_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    # The umask applies at bind: with a chmod afterwards the socket would be open to others for a moment.
+    previous_umask = os.umask(0o177)
     try:
         listener.bind(str(path))
         listener.listen(128)
@@ -119,21 +118,21 @@ def unix_socket(path: Path) -> socket.socket:
         listener.close()
         raise DoorError(f"cannot listen at {path}: {error}", hint=f"ls -l {path.parent}") from error
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     listener.setblocking(False)
     return listener
 
 
-def _make_way(path: Path) -> None:
+def _remove_stale_socket(path: Path) -> None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise DoorError(
-            f"{path} belongs to user id {found.st_uid}", hint="--data-dir of your own: the socket lies in it"
+            f"{path} belongs to user id {status.st_uid}", hint="--data-dir of your own: the socket lies in it"
         )
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         raise DoorError(f"{path} is there and is no socket", hint=f"mv {path} {path}.old")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
@@ -156,6 +155,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
+# Open event streams would otherwise hold up the shutdown.
 GRACE_S = 2
 
 
@@ -169,10 +169,10 @@ class _Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def listening(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
     """Serve ``app`` on a bound socket while the block runs; a Unix socket's peers are checked."""
-    local = listener.family == socket.AF_UNIX
+    is_unix = listener.family == socket.AF_UNIX
     config = uvicorn.Config(
         app,
-        http=PeerChecked if local else "h11",
+        http=PeerChecked if is_unix else "h11",
         loop="none",
         lifespan="off",
         access_log=False,
@@ -180,10 +180,10 @@ async def listening(app: FastAPI, listener: socket.socket) -> AsyncIterator[None
         timeout_graceful_shutdown=GRACE_S,
     )
     server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="control API")
+    server_task = asyncio.create_task(server.serve(sockets=[listener]), name="control API")
     try:
         yield
     finally:
         server.should_exit = True
-        await serving
+        await server_task
         listener.close()

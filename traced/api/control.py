@@ -1,10 +1,9 @@
-"""What people ask of the service: look, start, pause, resume, cancel, and the decisions of
-``traced.registry.decisions``.
+"""The operations of the control API on the service: queries, start, pause, resume, cancel, decisions, played episodes.
 
-Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
-read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
-the loop, and not the act, does the work. Any thread may call one, but for those that are awaited.
-How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
+Invariants: every action is one transaction with its audit entry and its event, and is idempotent; read-only callers
+cannot act. Actions only change the store and wake the loop, which does the work. Methods that are not coroutines may
+be called on any thread. How it fails: ``ServiceError``, PromotionError and the store's errors, which the API maps to
+HTTP statuses.
 """
 
 import asyncio
@@ -21,23 +20,23 @@ import sqlalchemy
 from sqlmodel import Session
 
 from sandbox.policy import SandboxLimits
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import NotFound
 from store.records import CycleState, RunState, TrainingRun
 from store.repositories.adapters import get_training_run
 from store.repositories.cycles import (
-    ENDED,
-    UNFINISHED,
-    ask_for_cycle,
+    ENDED_STATES,
+    UNFINISHED_STATES,
     get_cycle,
+    get_target_state,
     list_cycles,
     pause_target,
+    record_cycle_request,
     resume_target,
     set_cycle_state,
-    target_standing,
 )
 from store.repositories.environments import get_environment
-from store.repositories.events import list_audit, list_events, newest_events, span
+from store.repositories.events import event_range, list_audit, list_events, newest_events
 from store.repositories.leases import Lease, list_leases
 from traced.api import queries
 from traced.api.auth import Caller
@@ -68,20 +67,20 @@ from traced.core.ownership import sandbox_owner
 from traced.daemon.live_state import Present, Sample, Watch
 from traced.daemon.loop import CycleLoop
 from traced.daemon.settings_changes import change
-from traced.jobs.idleness import look
+from traced.jobs.idleness import survey_devices
 from traced.llm.connection import check_model
-from traced.pipeline.train import Stopped, stop, stopped
+from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
 from traced.registry.decisions import Act
 
-DEVICES_S, HEALTH_S = 2.0, 10.0  # between two looks, while somebody watches
+DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Control:
-    """The acts, on one store and one loop."""
+    """Queries and actions on one store and one cycle loop."""
 
     settings: Settings
     store: sqlalchemy.Engine
@@ -97,7 +96,7 @@ class Control:
     playing: Playing = field(default_factory=Playing)
     readings: Turns = field(default_factory=partial(Turns, READINGS))
     streams: Turns = field(default_factory=partial(Turns, STREAMS))
-    look: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=look)
+    survey_devices: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=survey_devices)
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,10 +109,10 @@ class Control:
         return self.settings.target.name
 
     def status(self, role: Role = "local") -> Status:
-        """The service at a glance, for somebody of this role."""
-        with reading(self.store) as opened:
-            shown = queries.adapters(opened)
-            standing = target_standing(opened, self.target)
+        """Return the overview of the service; ``role`` is the caller's."""
+        with read_session(self.store) as session:
+            adapters = queries.adapters(session)
+            target_state = get_target_state(session, self.target)
             return Status(
                 version=version("traced"),
                 pid=os.getpid(),
@@ -121,252 +120,260 @@ class Control:
                 data_dir=str(self.settings.data_dir),
                 state=self.state,
                 role=role,
-                target=TargetView(**vars(standing), next_at=self.next_at()),
+                target=TargetView(**vars(target_state), next_at=self.next_at()),
                 running=self.loop.running,
                 doing=self.loop.doing,
-                cycles=queries.cycles(opened),
-                adapters=shown,
-                waiting=queries.waiting(shown),
-                parked=queries.parked(opened),
-                held_up=queries.held_up(opened),
+                cycles=queries.cycles(session),
+                adapters=adapters,
+                waiting=queries.waiting(adapters),
+                parked=queries.parked(session),
+                held_up=queries.held_up(session),
             )
 
     def cycles(self, limit: int) -> list[CycleView]:
         """The newest cycles."""
-        with reading(self.store) as opened:
-            return queries.cycles(opened, limit=limit)
+        with read_session(self.store) as session:
+            return queries.cycles(session, limit=limit)
 
     def cycle(self, cycle_id: str) -> CycleView:
         """One cycle, however old. Raises NotFound."""
-        with reading(self.store) as opened:
-            return queries.cycle_view(opened, get_cycle(opened, cycle_id))
+        with read_session(self.store) as session:
+            return queries.cycle_view(session, get_cycle(session, cycle_id))
 
     def adapters(self) -> list[AdapterView]:
         """All adapter versions."""
-        with reading(self.store) as opened:
-            return queries.adapters(opened)
+        with read_session(self.store) as session:
+            return queries.adapters(session)
 
     def parked(self) -> list[ParkedView]:
-        """Inputs that are left aside, with the attempts that led to it."""
-        with reading(self.store) as opened:
-            return queries.parked(opened, with_evidence=True)
+        """Quarantined inputs with the attempts that led there."""
+        with read_session(self.store) as session:
+            return queries.parked(session, with_evidence=True)
 
     def devices(self) -> Devices:
-        """The machine's devices; takes half a second."""
-        with reading(self.store) as opened:
-            leases = list_leases(opened)
-        return self.look(leases, self.settings.devices, self.now())
+        """Survey the machine's devices; takes half a second."""
+        with read_session(self.store) as session:
+            leases = list_leases(session)
+        return self.survey_devices(leases, self.settings.devices, self.now())
 
     def health(self) -> Health:
-        """The router and its traffic; waits for the router's own answer."""
+        """The router's state and traffic; waits for the router's response."""
         return health(self.settings.serving, self.store, self.now())
 
     def audit(self, limit: int) -> list[AuditView]:
-        """What was decided, newest first."""
-        with reading(self.store) as opened:
-            return [AuditView(**vars(entry)) for entry in list_audit(opened, limit=limit)]
+        """Audit entries, newest first."""
+        with read_session(self.store) as session:
+            return [AuditView(**vars(entry)) for entry in list_audit(session, limit=limit)]
 
     def events(self, after: int, limit: int) -> list[EventView]:
         """Events with a number above ``after``."""
-        with reading(self.store) as opened:
-            return [EventView(**vars(event)) for event in list_events(opened, after=after, limit=limit)]
+        with read_session(self.store) as session:
+            return [EventView(**vars(event)) for event in list_events(session, after_seq=after, limit=limit)]
 
     def last_events(self, limit: int, before: int | None, kind: str, text: str) -> list[EventView]:
-        """The newest events before a number whose kind begins so and that hold the text, newest first."""
-        with reading(self.store) as opened:
-            found = newest_events(opened, limit=limit, before=before, kind=kind, text=text)
-            return [EventView(**vars(event)) for event in found]
+        """The newest events before a sequence number, filtered by prefix of the kind and by text, newest first."""
+        with read_session(self.store) as session:
+            rows = newest_events(session, limit=limit, before_seq=before, kind=kind, text=text)
+            return [EventView(**vars(event)) for event in rows]
 
     def missed(self, after: int) -> EventView | None:
-        """What tells who resumes after ``after`` that some events behind it are kept no more; None when all are."""
-        with reading(self.store) as opened:
-            oldest, newest = span(opened)
-        if after > newest:  # of a store that was restored since, or that keeps none: from 0 again
-            seen, detail = 0, {"unknown": after}
-        elif 0 < after < oldest - 1:
-            seen, detail = oldest - 1, {"from": after + 1, "to": oldest - 1}
+        """The event that reports a gap to a listener that resumes after ``after``; None where nothing is missing."""
+        with read_session(self.store) as session:
+            first, last = event_range(session)
+        # A number from the future comes from a store that was restored since, or is empty: start over at 0.
+        if after > last:
+            resume_seq, detail = 0, {"unknown": after}
+        elif 0 < after < first - 1:
+            resume_seq, detail = first - 1, {"from": after + 1, "to": first - 1}
         else:
             return None
-        return EventView(seq=seen, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
+        return EventView(seq=resume_seq, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
 
-    def start(self, caller: Caller, asked: Reason) -> Done:
-        """Ask for a cycle; one that waits for people comes first. Raises ``Busy`` while one is at work, or paused,
-        and ``LlmError`` where it would have no language model to ask."""
-        act = self._act(caller, asked)
+    def start(self, caller: Caller, request: Reason) -> Done:
+        """Request a cycle; an unfinished one is completed first.
+
+        Raises ``Busy`` while a cycle runs or the target is paused, ``LlmError`` where no language model is configured.
+        """
+        action = self._authorize(caller, request)
         check_model(self.settings)
-        with session(self.store) as opened:
+        with write_session(self.store) as session:
             if self.loop.running:
                 raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")
-            if target_standing(opened, self.target).paused_at is not None:
+            if get_target_state(session, self.target).paused_at is not None:
                 raise Busy(f"{self.target} is paused", hint="traced resume")
-            ask_for_cycle(opened, self.target, f"asked for by {act.who}")
-            decisions.note(opened, act, "start", self.target)
-            before = list_cycles(opened, target=self.target, states=UNFINISHED, limit=1)
+            record_cycle_request(session, self.target, f"asked for by {action.who}")
+            decisions.note(session, action, "start", self.target)
+            unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         self.loop.wake()
-        when = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in before)
-        return Done(said=f"a cycle of {self.target} begins{when}", subject=self.target)
+        condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
+        return Done(said=f"a cycle of {self.target} begins{condition}", subject=self.target)
 
-    async def pause(self, caller: Caller, asked: Reason) -> Done:
-        """Stop the cycle at work at its next safe point, and begin none until ``resume``."""
-        await asyncio.to_thread(self._pause, self._act(caller, asked))
+    async def pause(self, caller: Caller, request: Reason) -> Done:
+        """Stop the running cycle at its next safe point; none begins until ``resume``."""
+        await asyncio.to_thread(self._pause, self._authorize(caller, request))
         if self.loop.running:
             await self.loop.stop_cycle(self.loop.running)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
-    def _pause(self, act: Act) -> None:
-        with session(self.store) as opened:
-            if target_standing(opened, self.target).paused_at is None:
-                pause_target(opened, self.target, who=act.who, at=act.at)
-                decisions.note(opened, act, "pause", self.target)
+    def _pause(self, action: Act) -> None:
+        with write_session(self.store) as session:
+            if get_target_state(session, self.target).paused_at is None:
+                pause_target(session, self.target, actor=action.who, at=action.at)
+                decisions.note(session, action, "pause", self.target)
 
-    def resume(self, caller: Caller, asked: Reason) -> Done:
-        """Go on after a pause; an unfinished cycle is carried on."""
-        act = self._act(caller, asked)
-        with session(self.store) as opened:
-            if target_standing(opened, self.target).paused_at is not None:
-                resume_target(opened, self.target)
-                decisions.note(opened, act, "resume", self.target)
+    def resume(self, caller: Caller, request: Reason) -> Done:
+        """End a pause; an unfinished cycle continues."""
+        action = self._authorize(caller, request)
+        with write_session(self.store) as session:
+            if get_target_state(session, self.target).paused_at is not None:
+                resume_target(session, self.target)
+                decisions.note(session, action, "resume", self.target)
         self.loop.wake()
         return Done(said=f"{self.target} goes on", subject=self.target)
 
-    async def cancel(self, caller: Caller, cycle_id: str, asked: Reason) -> Done:
+    async def cancel(self, caller: Caller, cycle_id: str, request: Reason) -> Done:
         """End an unfinished cycle for good. Raises ``NoSuchThing``, or ``Busy`` when it has ended."""
-        await asyncio.to_thread(self._cancel, self._act(caller, asked), cycle_id)
+        await asyncio.to_thread(self._cancel, self._authorize(caller, request), cycle_id)
         await self.loop.stop_cycle(cycle_id)
         return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
 
-    def _cancel(self, act: Act, cycle_id: str) -> None:
-        with session(self.store) as opened:
-            state = self._cycle_state(opened, cycle_id)
-            if state in ENDED:
+    def _cancel(self, action: Act, cycle_id: str) -> None:
+        with write_session(self.store) as session:
+            state = self._cycle_state(session, cycle_id)
+            if state in ENDED_STATES:
                 raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
-            set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=act.at)
-            decisions.note(opened, act, "cancel", cycle_id, cycle_id=cycle_id)
+            set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
+            decisions.note(session, action, "cancel", cycle_id, cycle_id=cycle_id)
 
     def training_at_work(self, run: TrainingRun) -> bool:
-        """Whether this service has the run's process at work."""
-        here = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
-        return here and run.state is RunState.RUNNING
+        """Whether this service runs the training now."""
+        is_ours = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
+        return is_ours and run.state is RunState.RUNNING
 
-    async def stop_training(self, caller: Caller, run_id: str, asked: Reason) -> Done:
-        """End a training for good at its next safe point; its cycle goes on without its capability.
+    async def stop_training(self, caller: Caller, run_id: str, request: Reason) -> Done:
+        """End a training for good at its next safe point; its cycle continues without the capability.
 
-        Decided before it is done: whatever ends the cycle or the service meanwhile, the training is not taken up again.
-        Raises NotFound, and ``Busy`` if it is not at work.
+        Raises NotFound, and ``Busy`` if it does not run.
         """
-        act = self._act(caller, asked)
+        # The decision is stored before the process is stopped: if the service ends in between, it is not resumed.
+        action = self._authorize(caller, request)
         run = await asyncio.to_thread(self._training_run, run_id)
-        decide = partial(self._stop_training, act, run_id)
-        decided = await self.loop.stop_training(run.cycle_id, run.capability, decide)
-        first = decided == Stopped(act.who, act.at, act.reason)
-        stands = "is stopped" if first else f"was stopped before: {decided.why}"
-        became = await asyncio.to_thread(self._became_of, run_id)
-        return Done(said=f"the training of {run.capability} {stands}; {became}", subject=run_id)
+        decide = partial(self._stop_training, action, run_id)
+        decision = await self.loop.stop_training(run.cycle_id, run.capability, decide)
+        is_first = decision == TrainingStop(action.who, action.at, action.reason)
+        status = "is stopped" if is_first else f"was stopped before: {decision.message}"
+        outcome = await asyncio.to_thread(self._describe_outcome, run_id)
+        return Done(said=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
 
     def _training_run(self, run_id: str) -> TrainingRun:
-        with reading(self.store) as opened:
-            return get_training_run(opened, run_id)
+        with read_session(self.store) as session:
+            return get_training_run(session, run_id)
 
-    def _stop_training(self, act: Act, run_id: str) -> Stopped:
-        with session(self.store) as opened:
-            run = get_training_run(opened, run_id)
-            before = stopped(opened, run.cycle_id, run.capability)
-            if before is not None:
-                return before
+    def _stop_training(self, action: Act, run_id: str) -> TrainingStop:
+        with write_session(self.store) as session:
+            run = get_training_run(session, run_id)
+            existing = find_stop(session, run.cycle_id, run.capability)
+            if existing is not None:
+                return existing
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
-            decisions.note(opened, act, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return stop(opened, run, **act.signed)
+            decisions.note(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
+            return stop(session, run, **action.signed)
 
-    def _became_of(self, run_id: str) -> str:
-        """What a training that was stopped has come to, and its cycle."""
-        with reading(self.store) as opened:
-            run = get_training_run(opened, run_id)
-            cycle = get_cycle(opened, run.cycle_id)
-            held = self.state == "draining" or target_standing(opened, cycle.target).paused_at is not None
+    def _describe_outcome(self, run_id: str) -> str:
+        """State of a stopped training and of its cycle, for the answer to the caller."""
+        with read_session(self.store) as session:
+            run = get_training_run(session, run_id)
+            cycle = get_cycle(session, run.cycle_id)
+            on_hold = self.state == "draining" or get_target_state(session, cycle.target).paused_at is not None
         unused = "it had come to its end by then, which nothing is made of; " if run.state is RunState.FINISHED else ""
-        if cycle.state in ENDED:
+        if cycle.state in ENDED_STATES:
             return f"{unused}{cycle.id} is {cycle.state.value}"
-        return f"{unused}{cycle.id} goes on without it" + (" once it is carried on" if held else "")
+        return f"{unused}{cycle.id} goes on without it" + (" once it is carried on" if on_hold else "")
 
-    def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
-        """Make one of ``traced.registry.decisions``' decisions; the cycle that waited for it goes on."""
-        act = self._act(caller, asked)
-        with session(self.store) as opened:
-            done = decision(opened, act)
+    def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Act], Done]) -> Done:
+        """Make a decision of ``traced.registry.decisions`` and wake the loop, since a cycle may wait for it."""
+        action = self._authorize(caller, request)
+        with write_session(self.store) as session:
+            done = decision(session, action)
         self.loop.wake()
         return done
 
-    async def play(self, caller: Caller, environment: str, asked: Begin, gone: Callable[[], Awaitable[bool]]) -> Played:
-        """Begin an episode by hand; one whose caller is ``gone`` by then ends, for nobody else has its id.
+    async def play(
+        self, caller: Caller, environment: str, request: Begin, disconnected: Callable[[], Awaitable[bool]]
+    ) -> Played:
+        """Begin an episode that a person plays.
 
         Raises NotFound, ``CallerGone``, and as ``Playing.begin`` does.
         """
-        act = self._act(caller, asked)
+        action = self._authorize(caller, request)
         source = await asyncio.to_thread(self._source, environment)
         limits = SandboxLimits(**self.settings.sandbox.model_dump())
         owner = sandbox_owner(self.settings.data_dir)
-        played = await self.playing.begin(Asked(caller.who, act.at, environment, source, asked.seed), limits, owner)
+        episode = await self.playing.begin(
+            Asked(caller.who, action.at, environment, source, request.seed), limits, owner
+        )
         try:
-            await asyncio.to_thread(self._note_play, act, played)
-            if await gone():
-                raise CallerGone(f"whoever began episode {played.id} has gone, so it is ended")
+            await asyncio.to_thread(self._audit_play, action, episode)
+            # Nobody else has the id of the episode, so it could only be ended by its idle timer.
+            if await disconnected():
+                raise CallerGone(f"whoever began episode {episode.id} has gone, so it is ended")
         except BaseException:
-            await self.playing.end(caller.who, played.id)
+            await self.playing.end(caller.who, episode.id)
             raise
-        return played
+        return episode
 
     def _source(self, environment: str) -> str:
-        with reading(self.store) as opened:
-            return get_environment(opened, environment).source_code
+        with read_session(self.store) as session:
+            return get_environment(session, environment).source_code
 
-    def _note_play(self, act: Act, played: Played) -> None:
-        with session(self.store) as opened:
-            decisions.note(opened, act, "play", played.environment, seed=played.seed, episode=played.id)
+    def _audit_play(self, action: Act, episode: Played) -> None:
+        with write_session(self.store) as session:
+            decisions.note(session, action, "play", episode.environment, seed=episode.seed, episode=episode.id)
 
-    async def say(self, caller: Caller, episode: str, said: Said) -> Answer:
-        """Go on with an episode. Raises as ``Playing.say`` does."""
-        self._act(caller, Reason())
-        return await self.playing.say(caller.who, episode, said)
+    async def say(self, caller: Caller, episode: str, message: Said) -> Answer:
+        """Send a message of the player. Raises as ``Playing.say`` does."""
+        self._authorize(caller, Reason())
+        return await self.playing.say(caller.who, episode, message)
 
-    async def end_play(self, caller: Caller, episode: str, asked: Reason) -> Done:
-        """End an episode, with the score as it stood. Raises ``NoSuchThing``."""
-        self._act(caller, asked)
+    async def end_play(self, caller: Caller, episode: str, request: Reason) -> Done:
+        """End an episode and report its score. Raises ``NoSuchThing``."""
+        self._authorize(caller, request)
         score = await self.playing.end(caller.who, episode)
-        stood = f"; reward {score.reward:g}, {'success' if score.success else 'no success'}" if score else ""
+        score_text = f"; reward {score.reward:g}, {'success' if score.success else 'no success'}" if score else ""
         detail = {"score": score.model_dump()} if score else {}
-        return Done(said=f"the episode is over{stood}", subject=episode, detail=detail)
+        return Done(said=f"the episode is over{score_text}", subject=episode, detail=detail)
 
-    def reload(self, caller: Caller, asked: Reason) -> Done:
-        """Read the settings again. Raises what reading them raises; the old ones stay in force then."""
-        act = self._act(caller, asked)
-        found = change(self.settings, self.reread() if self.reread else self.settings)
-        with session(self.store) as opened:
-            again = self.apply(found.settings)
-            if found.changed or again:
-                decisions.note(opened, act, "reload", "settings", changed=found.changed, read_again=again)
-        self.settings = self.loop.settings = found.settings
-        self.tell(found.settings)
-        for key in found.refused:
+    def reload(self, caller: Caller, request: Reason) -> Done:
+        """Reload the settings. Raises what reading them raises; the old ones stay in force then."""
+        action = self._authorize(caller, request)
+        changes = change(self.settings, self.reread() if self.reread else self.settings)
+        with write_session(self.store) as session:
+            also_read = self.apply(changes.settings)
+            if changes.changed or also_read:
+                decisions.note(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
+        self.settings = self.loop.settings = changes.settings
+        self.tell(changes.settings)
+        for key in changes.refused:
             log.warning("%s was changed and needs a restart; the old value stays in force", key)
-        log.info("settings read again", extra={"changed": found.changed, "read_again": again})
+        log.info("settings read again", extra={"changed": changes.changed, "read_again": also_read})
         self.loop.wake()
-        changed = f"changed: {', '.join([*found.changed, *again]) or 'nothing'}"
-        waiting = f"; after a restart: {', '.join(found.refused)}" if found.refused else ""
+        changed = f"changed: {', '.join([*changes.changed, *also_read]) or 'nothing'}"
+        waiting = f"; after a restart: {', '.join(changes.refused)}" if changes.refused else ""
         return Done(
             said=f"the settings were read again; {changed}{waiting}",
             subject="settings",
-            detail={"changed": found.changed, "read_again": again, "refused": found.refused},
+            detail={"changed": changes.changed, "read_again": also_read, "refused": changes.refused},
         )
 
-    def _act(self, caller: Caller, asked: Reason) -> Act:
+    def _authorize(self, caller: Caller, request: Reason) -> Act:
         if caller.role == "read-only":
             raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
-        who = asked.who or caller.who
-        return Act(who, caller.role, self.now(), asked.reason, by="" if who == caller.who else caller.who)
+        actor = request.who or caller.who
+        return Act(actor, caller.role, self.now(), request.reason, by="" if actor == caller.who else caller.who)
 
-    def _cycle_state(self, opened: Session, cycle_id: str) -> CycleState:
+    def _cycle_state(self, session: Session, cycle_id: str) -> CycleState:
         try:
-            return get_cycle(opened, cycle_id).state
+            return get_cycle(session, cycle_id).state
         except NotFound as error:
             raise NoSuchThing(f"there is no cycle {cycle_id!r}", hint="traced status") from error

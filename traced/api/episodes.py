@@ -1,14 +1,9 @@
 """Episodes that people play by hand, each in a hardened container of its own.
 
-Invariants: environment code runs in containers alone; at most ``AT_ONCE`` episodes are open, and who began one is the
-only one who goes on with it. No container is left behind by an episode that is ended, that nobody has spoken to for
-``idle_s``, whose environment broke, or that is open when the service stops. Messages pass one after the other. What is
-told is what an agent would see, and the environment's own score at the end.
-Whose terminal was lost has no id to end an episode by, so where all places are taken one of the caller's own gives way
-to the next: one that is done, or else the one that waits longest, for ``away_s`` at least. Nobody's gives way to
-another caller, and none that is played now: several people may come with one token.
-How it fails, by whose fault: ``BadMessage`` (who plays), ``EnvironmentBroke``, ``SandboxOut`` (Docker, or the machine).
-Used in one event loop. Not covered: who may play, and the audit (``Control``).
+Invariants: at most ``AT_ONCE`` episodes are open, each usable by its creator alone; messages of an episode are handled
+one after the other; no container outlives its episode (ended, idle for ``idle_s``, environment failed, service stops).
+How it fails, by fault: ``BadMessage`` (player), ``EnvironmentBroke``, ``SandboxOut`` (Docker or the machine).
+It belongs to one event loop. Not covered: authorization and audit (``traced.api.control``).
 """
 
 import asyncio
@@ -30,8 +25,8 @@ from traced.client.environments import Answer, CallSaid, Played, Said, ScoreView
 
 AT_ONCE = 4
 IDLE_S = 600.0
-AWAY_S = 60.0  # that who plays may think about a move while others of the same caller want a place
-CLOSING_S = 15.0  # that the engine has for its answers when the service stops; what is left is the next start's
+AWAY_S = 60.0  # idle time after which an episode may be evicted by a new one of the same caller
+CLOSING_S = 15.0  # time limit for removing containers at shutdown; the next start removes the rest
 ENVELOPE = 256  # bytes around a message on its way into the container
 
 log = logging.getLogger(__name__)
@@ -39,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Asked:
-    """Who wants to play what."""
+    """A request to play an environment."""
 
     who: str
     at: datetime
@@ -49,15 +44,15 @@ class Asked:
 
 
 @dataclass
-class _Open:
-    asked: Asked
+class _OpenEpisode:
+    request: Asked
     source: SandboxSource
     episode: SandboxEpisode
-    spoken_at: float = 0.0  # seconds of the event loop
+    last_message_at: float = 0.0  # seconds of the event loop
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     calls: int = 0
     done: bool = False
-    alarm: asyncio.TimerHandle | None = None
+    idle_timer: asyncio.TimerHandle | None = None
 
 
 @dataclass
@@ -66,139 +61,148 @@ class Playing:
 
     idle_s: float = IDLE_S
     away_s: float = AWAY_S
-    _open: dict[str, _Open] = field(default_factory=dict)
+    _open: dict[str, _OpenEpisode] = field(default_factory=dict)
     _starting: int = 0
     _closed: bool = False
-    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+    _closing_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self._open) + self._starting
 
-    async def begin(self, asked: Asked, limits: SandboxLimits, owner: str) -> Played:
+    async def begin(self, request: Asked, limits: SandboxLimits, owner: str) -> Played:
         """Start a container and the task instance. Raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
-        gives_way = self._room(asked.who)
+        evicted = self._episode_to_evict(request.who)
         self._starting += 1
-        source = SandboxSource(asked.source_code, limits=limits, owner=owner)
+        source = SandboxSource(request.source_code, limits=limits, owner=owner)
         try:
-            if gives_way:
-                await self._close(gives_way)
-            with _blame():
+            if evicted:
+                await self._close(evicted)
+            with _attribute_faults():
                 await source.__aenter__()
                 episode = source.episode()
-                task = await episode.reset(asked.seed)
+                task = await episode.reset(request.seed)
             if self._closed:
                 raise Busy("the service is stopping")
         except BaseException:
-            await _let_go(source)
+            await _remove_container(source)
             raise
         finally:
             self._starting -= 1
-        name = secrets.token_hex(8)
-        self._open[name] = _Open(asked, source, episode)
-        self._watch(name)
+        episode_id = secrets.token_hex(8)
+        self._open[episode_id] = _OpenEpisode(request, source, episode)
+        self._restart_idle_timer(episode_id)
         return Played(
-            id=name,
-            environment=asked.environment,
-            seed=asked.seed,
+            id=episode_id,
+            environment=request.environment,
+            seed=request.seed,
             system=task.system,
             messages=task.messages,
             tools=task.tools,
         )
 
-    def _room(self, who: str) -> str:
-        """The caller's own episode that gives way to another, "" where there is room. Raises ``Busy``."""
+    def _episode_to_evict(self, actor: str) -> str:
+        """The id of the caller's episode to end first, "" where there is a free place. Raises ``Busy``."""
         if self._closed:
             raise Busy("the service is stopping")
         if len(self) < AT_ONCE:
             return ""
         now = asyncio.get_running_loop().time()
-        own = {name: one for name, one in self._open.items() if one.asked.who == who and not one.turn.locked()}
-        away = [name for name, one in own.items() if one.done or now - one.spoken_at >= self.away_s]
-        if away:
-            return min(away, key=lambda name: (not own[name].done, own[name].spoken_at))
-        whose = ", ".join(
-            f"{one.asked.who} since {one.asked.at:%H:%M} UTC, {now - one.spoken_at:.0f} s without a word"
-            for one in self._open.values()
+        # Only the caller's own: a lost terminal leaves an episode whose id nobody has. Several people may share a
+        # token, so an episode that is being played (locked, or not idle for away_s) stays.
+        candidates = {
+            name: entry for name, entry in self._open.items() if entry.request.who == actor and not entry.turn.locked()
+        }
+        idle = [name for name, entry in candidates.items() if entry.done or now - entry.last_message_at >= self.away_s]
+        if idle:
+            return min(idle, key=lambda name: (not candidates[name].done, candidates[name].last_message_at))
+        players = ", ".join(
+            f"{entry.request.who} since {entry.request.at:%H:%M} UTC, "
+            f"{now - entry.last_message_at:.0f} s without a word"
+            for entry in self._open.values()
         )
         raise Busy(
-            f"{AT_ONCE} episodes are played already ({whose})",
+            f"{AT_ONCE} episodes are played already ({players})",
             hint=f"end one, or wait: one of yours gives its place to your next after {self.away_s:g} s without a word, "
             f"anybody's ends by itself after {self.idle_s / 60:g} minutes",
         )
 
-    async def say(self, who: str, name: str, said: Said) -> Answer:
-        """Pass an assistant message on. Raises as ``begin`` does, and ``BadMessage`` or ``NoSuchThing``."""
-        one = self._of(who, name)
-        async with one.turn:
-            if self._open.get(name) is not one:
-                raise _gone(name)
-            if one.done:
+    async def say(self, actor: str, episode_id: str, move: Said) -> Answer:
+        """Send an assistant message. Raises as ``begin`` does, and ``BadMessage`` or ``NoSuchThing``."""
+        entry = self._get(actor, episode_id)
+        async with entry.turn:
+            # It may have been ended while this call waited for the lock.
+            if self._open.get(episode_id) is not entry:
+                raise _not_open(episode_id)
+            if entry.done:
                 raise Busy("the episode has ended", hint="end it, and begin another")
-            message = _message(said, one.calls)
-            _make_sure_it_fits(message, one.source.limits.message_kb * 1024)
-            self._watch(name)
+            message = _message(move, entry.calls)
+            _check_size(message, entry.source.limits.message_kb * 1024)
+            self._restart_idle_timer(episode_id)
             try:
-                with _blame():
-                    step = await one.episode.step(message)
-                    score = await one.episode.score() if step.done else None
+                with _attribute_faults():
+                    step = await entry.episode.step(message)
+                    score = await entry.episode.score() if step.done else None
             except (EnvironmentBroke, SandboxOut):
-                await self._close(name)
+                await self._close(episode_id)
                 raise
-            one.calls += len(said.calls)
-            one.done = step.done
-            self._watch(name)
-        return Answer(sent=message, messages=step.messages, done=step.done, score=_shown(score) if score else None)
+            entry.calls += len(move.calls)
+            entry.done = step.done
+            self._restart_idle_timer(episode_id)
+        return Answer(sent=message, messages=step.messages, done=step.done, score=_score_view(score) if score else None)
 
-    async def end(self, who: str, name: str) -> ScoreView | None:
-        """End an episode; the score as it stood, None where the environment could not say. Raises ``NoSuchThing``."""
-        one = self._of(who, name)
+    async def end(self, actor: str, episode_id: str) -> ScoreView | None:
+        """End an episode and return its score, None where the environment fails to score. Raises ``NoSuchThing``."""
+        entry = self._get(actor, episode_id)
         score = None
         with suppress(SandboxError):
-            score = await one.episode.score()
-        await self._close(name)
-        return _shown(score) if score else None
+            score = await entry.episode.score()
+        await self._close(episode_id)
+        return _score_view(score) if score else None
 
     async def close(self, within_s: float = CLOSING_S) -> None:
-        """End all, and begin no more; where the engine has not answered by then, it is not waited for any longer."""
+        """End all episodes within ``within_s`` and refuse new ones."""
         self._closed = True
-        ends = {asyncio.create_task(self._close(name, within_s)) for name in list(self._open)} | self._ending
-        if ends:
-            _, late = await asyncio.wait(ends, timeout=within_s)
-            if late:
-                log.warning("the engine is silent: %d containers of played episodes wait for the next start", len(late))
+        tasks = {asyncio.create_task(self._close(name, within_s)) for name in list(self._open)} | self._closing_tasks
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=within_s)
+            if pending:
+                log.warning(
+                    "the engine is silent: %d containers of played episodes wait for the next start", len(pending)
+                )
 
-    def _of(self, who: str, name: str) -> _Open:
-        one = self._open.get(name)
-        if one is None or one.asked.who != who:
-            raise _gone(name)
-        return one
+    def _get(self, actor: str, episode_id: str) -> _OpenEpisode:
+        entry = self._open.get(episode_id)
+        if entry is None or entry.request.who != actor:
+            raise _not_open(episode_id)
+        return entry
 
-    def _watch(self, name: str) -> None:
-        """Count the idle time from now."""
-        one = self._open.get(name)
-        if one is None:  # it was ended while it answered
-            raise _gone(name)
-        if one.alarm is not None:
-            one.alarm.cancel()
+    def _restart_idle_timer(self, episode_id: str) -> None:
+        """Restart the idle timer. Raises ``NoSuchThing`` if the episode was ended meanwhile."""
+        entry = self._open.get(episode_id)
+        if entry is None:  # it was ended while it answered
+            raise _not_open(episode_id)
+        if entry.idle_timer is not None:
+            entry.idle_timer.cancel()
         loop = asyncio.get_running_loop()
-        one.spoken_at, one.alarm = loop.time(), loop.call_later(self.idle_s, self._end_idle, name)
+        entry.last_message_at, entry.idle_timer = loop.time(), loop.call_later(self.idle_s, self._end_idle, episode_id)
 
-    def _end_idle(self, name: str) -> None:
-        ending = asyncio.create_task(self._close(name), name=f"end of episode {name}")
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+    def _end_idle(self, episode_id: str) -> None:
+        task = asyncio.create_task(self._close(episode_id), name=f"end of episode {episode_id}")
+        self._closing_tasks.add(task)
+        task.add_done_callback(self._closing_tasks.discard)
 
-    async def _close(self, name: str, within_s: float | None = None) -> None:
-        one = self._open.pop(name, None)
-        if one is None:
+    async def _close(self, episode_id: str, within_s: float | None = None) -> None:
+        entry = self._open.pop(episode_id, None)
+        if entry is None:
             return
-        if one.alarm is not None:
-            one.alarm.cancel()
-        await _let_go(one.source, within_s)
+        if entry.idle_timer is not None:
+            entry.idle_timer.cancel()
+        await _remove_container(entry.source, within_s)
 
 
-async def _let_go(source: SandboxSource, within_s: float | None = None) -> None:
-    """Remove its container; where the engine is gone, the service's next sweep removes it."""
+async def _remove_container(source: SandboxSource, within_s: float | None = None) -> None:
+    """Remove the container; where Docker does not answer, the service's next sweep removes it."""
+    # Shielded: a cancelled request must not leave a container behind.
     try:
         await asyncio.shield(source.close(within_s))
     except SandboxError as error:
@@ -206,13 +210,14 @@ async def _let_go(source: SandboxSource, within_s: float | None = None) -> None:
 
 
 @contextmanager
-def _blame() -> Iterator[None]:
-    """Whose failure a failure of the sandbox is: told once, here."""
+def _attribute_faults() -> Iterator[None]:
+    """Attribute a sandbox failure to the environment or to the sandbox."""
     try:
         yield
     except (EngineDown, ImageMissing) as error:
         raise SandboxOut(f"the sandbox cannot be used: {error}", hint="traced doctor") from error
     except WorkerDied as error:
+        # Out of memory is the environment's fault, any other death of the worker is not.
         if error.oom:
             raise EnvironmentBroke(f"the environment failed, the episode is over: {error}") from error
         raise SandboxOut(f"the container ended, the episode is over: {error}", hint="play again") from error
@@ -221,37 +226,37 @@ def _blame() -> Iterator[None]:
         raise EnvironmentBroke(f"the environment failed, the episode is over: {error}{trace}") from error
 
 
-def _message(said: Said, calls: int) -> Message:
-    """As OpenAI's form has it; raises ``BadMessage``."""
-    if not said.calls:
-        if not said.content:
+def _message(move: Said, calls: int) -> Message:
+    """Convert to an assistant message in OpenAI's format; raises ``BadMessage``."""
+    if not move.calls:
+        if not move.content:
             raise BadMessage("the message is empty: it needs a text or a tool call")
-        return {"role": "assistant", "content": said.content}
-    made = [_call(call, f"call_{number}") for number, call in enumerate(said.calls, calls)]
-    return {"role": "assistant", "content": said.content or None, "tool_calls": made}
+        return {"role": "assistant", "content": move.content}
+    tool_calls = [_tool_call(call, f"call_{number}") for number, call in enumerate(move.calls, calls)]
+    return {"role": "assistant", "content": move.content or None, "tool_calls": tool_calls}
 
 
-def _make_sure_it_fits(message: Message, most: int) -> None:
+def _check_size(message: Message, limit: int) -> None:
     size = len(json.dumps(message)) + ENVELOPE
-    if size > most:
+    if size > limit:
         raise BadMessage(f"the message has {size:,} bytes, more than the sandbox takes", hint="sandbox.message_kb")
 
 
-def _call(call: CallSaid, key: str) -> dict[str, Any]:
+def _tool_call(call: CallSaid, call_id: str) -> dict[str, Any]:
     try:
-        given = json.loads(call.arguments)
+        arguments = json.loads(call.arguments)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"the arguments of {call.name} are no JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise BadMessage(f"the arguments of {call.name} are a JSON {type(given).__name__}, not an object")
-    return {"id": key, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    if not isinstance(arguments, dict):
+        raise BadMessage(f"the arguments of {call.name} are a JSON {type(arguments).__name__}, not an object")
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _shown(score: Score) -> ScoreView:
+def _score_view(score: Score) -> ScoreView:
     return ScoreView(**asdict(score))
 
 
-def _gone(name: str) -> NoSuchThing:
+def _not_open(name: str) -> NoSuchThing:
     return NoSuchThing(
         f"no episode {name!r} of yours is open",
         hint="it was ended, was idle for too long, or gave its place to another of yours: play again",

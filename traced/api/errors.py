@@ -1,17 +1,17 @@
-"""What the service itself refuses or cannot do.
+"""Errors of the control API, each with its HTTP status.
 
 ServiceError (a TracedError)
-├── NotAllowed     the caller's role does not reach that far (403)
-├── NotKnown       the caller is not who may ask at all (401)
-├── Busy           what is asked for is at odds with what runs now (409)
-├── NoSuchThing    nothing has that name (404)
-├── CallerGone     whoever asked has hung up, and the answer is of use to nobody else (499)
-├── BadRequest     what was sent is nothing that can be asked for (422)
-├── BadMessage     what somebody who plays an episode sent is no message (422)
-├── EnvironmentBroke  the environment that is played raised, or broke the contract (502)
-├── Crowded        too many look at once for another to have its turn (503, with Retry-After)
-├── SandboxOut     no container to play in, or it was ended from outside (503)
-└── DoorError      the socket or port cannot be opened
+├── NotAllowed        the role does not permit the action (403)
+├── NotKnown          the caller is not authenticated (401)
+├── Busy              conflict with what runs now (409)
+├── NoSuchThing       unknown name (404)
+├── CallerGone        the caller disconnected before the response (499)
+├── BadRequest        malformed request (422)
+├── BadMessage        malformed message in a played episode (422)
+├── EnvironmentBroke  the played environment raised or broke its contract (502)
+├── Crowded           too many concurrent readers (503, with Retry-After)
+├── SandboxOut        no container, or it ended unexpectedly (503)
+└── DoorError         the socket or port cannot be opened
 """
 
 from traced.core.errors import TracedError

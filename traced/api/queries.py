@@ -1,22 +1,8 @@
-"""What the store knows, as the control API shows it.
+"""Read-only queries of the control API, the router's health, and the limit on concurrent readers.
 
-Invariants: nothing here writes; every function takes one session, so that what it shows is of one moment.
-
-How the router is: asked of itself where its address is known, and of the store.
-
-Invariants: nothing is changed by asking; the router's answer is waited for ``PATIENCE_S`` at most. How it fails: a
-router that does not answer is a state of it, with the reason; the store's errors are the caller's. It blocks: call it
-from a thread. Not covered: a router elsewhere, whose address the settings do not tell.
-
-Turns at reading the store: however many look, and however slowly the store answers them, the work goes on.
-
-Invariants: at most ``at_once`` have a turn at a time, each with one thread and one connection at most; who waits has
-neither. Turns come in the order of asking. The control API's readings (``READINGS``) and its event streams
-(``STREAMS``) together take fewer connections than the store's pool gives (15): the rest is the cycle's and the acts'.
-How it fails: ``Crowded`` for who has waited ``PATIENCE_S`` for a turn; who is patient waits as long as it takes.
-It belongs to one event loop. Not covered: how long a turn lasts.
-
-How much is asked for at once.
+Invariants: nothing is written; a query takes one session, so that its result is consistent. At most ``at_once`` readers
+hold a slot (one thread, one connection each); a waiting one holds neither. How it fails: ``Crowded`` after
+``TURN_TIMEOUT_S`` without a slot; a router that does not respond is reported as a state, not as an error.
 """
 
 import asyncio
@@ -32,15 +18,15 @@ from fastapi import Query
 from pydantic import BaseModel
 from sqlmodel import Session
 
-from store.database import reading
+from store.database import read_session
 from store.records import Cycle
 from store.repositories.adapters import list_adapters
-from store.repositories.attempts import attempts_at_parked, blocked_attempts, list_parked
+from store.repositories.attempts import blocked_attempts, count_attempts_on_quarantined, list_quarantined
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.llm_replies import StageCost, stage_costs
 from store.repositories.promotions import latest_answers, latest_decisions, live_adapters, trials
-from store.repositories.serving import traffic
-from store.status import RouterStanding, router_standing
+from store.repositories.serving import count_routed
+from store.status import RouterStatus, router_status
 from traced.api.errors import Crowded
 from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, ParkedView, StageView
 from traced.client.serving import Health, RouterHealth, Traffic
@@ -55,10 +41,10 @@ def cycles(session: Session, *, limit: int = CYCLES_SHOWN) -> list[CycleView]:
 
 
 def cycle_view(session: Session, cycle: Cycle) -> CycleView:
-    """One cycle with the newest event of each of its stages, in the order of their beginning."""
-    newest: dict[tuple[str, str | None], StageView] = {}
+    """A cycle with the newest event of each stage, in the order in which the stages began."""
+    stages: dict[tuple[str, str | None], StageView] = {}
     for event in list_stage_events(session, cycle.id):
-        newest[event.stage, event.capability] = StageView(
+        stages[event.stage, event.capability] = StageView(
             stage=event.stage, capability=event.capability, state=event.state.value, at=event.at, detail=event.detail
         )
     return CycleView(
@@ -69,35 +55,35 @@ def cycle_view(session: Session, cycle: Cycle) -> CycleView:
         state=cycle.state.value,
         created_at=cycle.created_at,
         finished_at=cycle.finished_at,
-        stages=list(newest.values()),
+        stages=list(stages.values()),
         costs=_costs(session, cycle.id),
     )
 
 
 def _costs(session: Session, cycle_id: str) -> list[CostView]:
-    """What a cycle's stages paid for, all capabilities together."""
-    found: dict[str, list[StageCost]] = {}
-    for one in stage_costs(session, cycle_id):
-        found.setdefault(one.stage, []).append(one)
+    """Language model costs by stage, summed over capabilities."""
+    by_stage: dict[str, list[StageCost]] = {}
+    for entry in stage_costs(session, cycle_id):
+        by_stage.setdefault(entry.stage, []).append(entry)
     return [
         CostView(
             stage=stage,
-            calls=sum(one.calls for one in costs),
-            prompt_tokens=sum(one.prompt_tokens for one in costs),
-            completion_tokens=sum(one.completion_tokens for one in costs),
-            cost=sum(one.cost for one in costs),
-            seconds=sum(one.seconds for one in costs),
-            estimated=sum(one.estimated for one in costs),
+            calls=sum(entry.calls for entry in costs),
+            prompt_tokens=sum(entry.prompt_tokens for entry in costs),
+            completion_tokens=sum(entry.completion_tokens for entry in costs),
+            cost=sum(entry.cost for entry in costs),
+            seconds=sum(entry.seconds for entry in costs),
+            estimated=sum(entry.estimated for entry in costs),
         )
-        for stage, costs in found.items()
+        for stage, costs in by_stage.items()
     ]
 
 
 def adapters(session: Session) -> list[AdapterView]:
     """All adapter versions, oldest first."""
     live = {promotion.adapter for promotion in live_adapters(session)}
-    on_trial = {one.promotion.adapter: one.promotion for one in trials(session)}
-    conversations, answers, decisions = traffic(session), latest_answers(session), latest_decisions(session)
+    on_trial = {trial.promotion.adapter: trial.promotion for trial in trials(session)}
+    conversations, answers, decisions = count_routed(session), latest_answers(session), latest_decisions(session)
     return [
         AdapterView(
             name=version.name,
@@ -115,46 +101,46 @@ def adapters(session: Session) -> list[AdapterView]:
 
 
 def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]:
-    """Inputs that are left aside now, newest first."""
-    found = list_parked(session)
-    tried = attempts_at_parked(session) if found else Counter()
+    """Quarantined inputs, newest first."""
+    quarantined = list_quarantined(session)
+    attempts = count_attempts_on_quarantined(session) if quarantined else Counter()
     return [
         ParkedView(
-            id=one.id,
-            cycle_id=one.cycle_id,
-            stage=one.key.stage,
-            capability=one.key.capability,
-            reason=one.reason,
-            at=one.at,
-            tried=tried[one.key],
-            evidence=one.evidence if with_evidence else {},
+            id=entry.id,
+            cycle_id=entry.cycle_id,
+            stage=entry.key.stage,
+            capability=entry.key.capability,
+            reason=entry.reason,
+            at=entry.at,
+            tried=attempts[entry.key],
+            evidence=entry.evidence if with_evidence else {},
         )
-        for one in found
+        for entry in quarantined
     ]
 
 
 def held_up(session: Session) -> list[HeldUpView]:
-    """Stages of unfinished cycles that wait for something outside."""
+    """Stages of unfinished cycles that are blocked by infrastructure."""
     return [
         HeldUpView(
-            cycle_id=one.cycle_id,
-            stage=one.key.stage,
-            capability=one.key.capability,
-            reason=str(one.evidence.get("detail", "")),
-            at=one.started_at,
+            cycle_id=attempt.cycle_id,
+            stage=attempt.key.stage,
+            capability=attempt.key.capability,
+            reason=str(attempt.evidence.get("detail", "")),
+            at=attempt.started_at,
         )
-        for one in blocked_attempts(session)
+        for attempt in blocked_attempts(session)
     ]
 
 
-def waiting(shown: Sequence[AdapterView]) -> list[str]:
-    """Those whose gate passed and about which nobody has decided."""
-    return [one.name for one in shown if one.gate == "pass" and one.decision == "none"]
+def waiting(views: Sequence[AdapterView]) -> list[str]:
+    """Names of adapter versions that passed the gate and await a decision."""
+    return [view.name for view in views if view.gate == "pass" and view.decision == "none"]
 
 
 ROUTER_TIMEOUT_S = 1.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-TOLD = 50  # models, statuses and engines; the rest is left out
+TOLD = 50  # the most models, statuses and engines in a response
 
 
 class _Ready(BaseModel):
@@ -166,55 +152,57 @@ class _Ready(BaseModel):
 
 
 def health(section: ServingSection, store: sqlalchemy.Engine, now: datetime) -> Health:
-    """The router and its traffic at this moment."""
-    with reading(store) as opened:
-        if opened.get_bind().dialect.name == "postgresql":
-            opened.execute(sqlalchemy.text("SET LOCAL TIME ZONE 'UTC'"))
-        standing = router_standing(opened.connection().connection.driver_connection, now)
-    return Health(router=router_health(section), traffic=_traffic(standing))
+    """The router's state and its traffic."""
+    with read_session(store) as session:
+        # Hours and days are cut in the session's time zone, which PostgreSQL takes from its settings.
+        if session.get_bind().dialect.name == "postgresql":
+            session.execute(sqlalchemy.text("SET LOCAL TIME ZONE 'UTC'"))
+        status = router_status(session.connection().connection.driver_connection, now)
+    return Health(router=router_health(section), traffic=_traffic(status))
 
 
 def router_health(section: ServingSection) -> RouterHealth:
-    """What the router says of itself and its engines."""
+    """Ask the router for its readiness; blocks for at most ``ROUTER_TIMEOUT_S`` per network step."""
     expected = section.with_service
     if not section.port:
         return RouterHealth(state="unknown", address="", expected=expected)
     host = ANYWHERE.get(section.host, section.host)
     address = f"http://[{host}]:{section.port}" if ":" in host else f"http://{host}:{section.port}"
     try:
-        answer = httpx.get(f"{address}/ready", timeout=ROUTER_TIMEOUT_S, trust_env=False)
-        told = _Ready.model_validate_json(answer.content)
+        response = httpx.get(f"{address}/ready", timeout=ROUTER_TIMEOUT_S, trust_env=False)
+        report = _Ready.model_validate_json(response.content)
     except httpx.HTTPError as error:
         return RouterHealth(state="away", address=address, expected=expected, trouble=str(error) or "no answer in time")
     except ValueError:
         return RouterHealth(state="away", address=address, expected=expected, trouble="what answers there is no router")
     return RouterHealth(
-        state="ready" if told.ready else "not ready",
+        state="ready" if report.ready else "not ready",
         address=address,
         expected=expected,
-        engines=dict(list(told.engines.items())[:TOLD]),
-        trouble="" if told.recording == "ok" else f"recording: {told.recording}",
+        engines=dict(list(report.engines.items())[:TOLD]),
+        trouble="" if report.recording == "ok" else f"recording: {report.recording}",
     )
 
 
-def _traffic(standing: RouterStanding) -> Traffic:
+def _traffic(status: RouterStatus) -> Traffic:
     return Traffic(
-        hour=dict(list(standing.hour.items())[:TOLD]),
-        day=dict(list(standing.day.items())[:TOLD]),
-        failures=dict(list(standing.failures.items())[:TOLD]),
-        by_default=standing.by_default,
-        unsettled=standing.unsettled,
-        outcomes=standing.outcomes,
-        partial=standing.partial,
+        hour=dict(list(status.hour.items())[:TOLD]),
+        day=dict(list(status.day.items())[:TOLD]),
+        failures=dict(list(status.failures.items())[:TOLD]),
+        by_default=status.by_default,
+        unsettled=status.unsettled,
+        outcomes=status.outcomes,
+        partial=status.partial,
     )
 
 
+# Together fewer than the 15 connections of the store's pool: the rest is for the cycle and for actions.
 READINGS, STREAMS = 6, 2
 TURN_TIMEOUT_S = 5.0
 
 
 class Turns:
-    """So many at once."""
+    """A limit on concurrent readers, granted in the order of asking; belongs to one event loop."""
 
     def __init__(self, at_once: int, patience_s: float = TURN_TIMEOUT_S) -> None:
         self.at_once = at_once
@@ -223,7 +211,7 @@ class Turns:
 
     @asynccontextmanager
     async def one(self, *, patient: bool = False) -> AsyncIterator[None]:
-        """A turn while the body runs. Raises ``Crowded``, unless ``patient``."""
+        """Hold a slot while the body runs. Raises ``Crowded`` after ``patience_s``, unless ``patient``."""
         try:
             async with asyncio.timeout(None if patient else self.patience_s):
                 await self._free.acquire()

@@ -1,13 +1,8 @@
-"""What holds at this moment and is kept nowhere: how far a stage is, what the devices do.
+"""Live state that is not stored: progress of stages, and samples of devices and router health for listeners.
 
-Invariants: per subject only the newest counts, so a listener that is slow gets fewer and never older ones; telling
-never waits. Any thread may tell and ask. Not covered: what has happened (``store.repositories.events``).
-
-What is sampled while somebody listens for it, and told as what holds at this moment (``traced.daemon.live_state``).
-
-Invariants: without a listener nothing is sampled; the first brings it on at once, and the last ends it and has it
-forgotten. How it fails: a sample that cannot be taken is left out and the next one is tried. It belongs to the event
-loop of its listeners; the samples are taken on threads.
+Invariants: only the newest event per subject is kept, so a slow listener gets fewer events, never older ones; samples
+are taken only while somebody listens, on threads. Any thread may use ``Present``; ``Watch`` belongs to one event loop.
+How it fails: a sample that cannot be taken is logged and skipped.
 """
 
 import asyncio
@@ -21,66 +16,67 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from store.text import in_unicode
+from store.text import replace_surrogates
 from traced.client.models import EventView
 
-SUBJECTS = 200  # the most that are remembered; the oldest is forgotten
+SUBJECTS = 200  # the most subjects that are kept; the oldest is dropped
 
 
 @dataclass
 class Present:
-    """The newest of every subject, numbered in the order of telling."""
+    """The newest event of every subject, numbered in the order of publication."""
 
-    _told: dict[tuple[str, str], tuple[int, EventView]] = field(default_factory=dict)
+    _entries: dict[tuple[str, str], tuple[int, EventView]] = field(default_factory=dict)
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, kind: str, subject: str, at: datetime, detail: dict[str, Any], cycle_id: str | None = None) -> None:
-        """``subject`` stands so now."""
-        told = in_unicode({"kind": kind, "subject": subject, "detail": detail})
-        made = EventView(seq=0, at=at, cycle_id=cycle_id, **told)
+        """Publish the current state of ``subject``; never blocks on listeners."""
+        fields = replace_surrogates({"kind": kind, "subject": subject, "detail": detail})
+        view = EventView(seq=0, at=at, cycle_id=cycle_id, **fields)
         with self._lock:
             self._count += 1
-            self._told.pop((kind, subject), None)
-            self._told[kind, subject] = (self._count, made)
-            if len(self._told) > SUBJECTS:
-                del self._told[next(iter(self._told))]
+            # Popped first: a dict keeps the place of an existing key, and the oldest is dropped below.
+            self._entries.pop((kind, subject), None)
+            self._entries[kind, subject] = (self._count, view)
+            if len(self._entries) > SUBJECTS:
+                del self._entries[next(iter(self._entries))]
 
     def since(self, count: int) -> tuple[int, list[EventView]]:
-        """What was told after the ``count``-th, oldest first, and the number to go on from."""
+        """Events published after number ``count``, oldest first, and the newest number."""
         with self._lock:
-            return self._count, [event for number, event in self._told.values() if number > count]
+            return self._count, [event for number, event in self._entries.values() if number > count]
 
     def of(self, kind: str) -> list[EventView]:
-        """What holds of a kind."""
+        """The current events of a kind."""
         with self._lock:
-            return [event for (known, _), (_, event) in self._told.items() if known == kind]
+            return [event for (entry_kind, _), (_, event) in self._entries.items() if entry_kind == kind]
 
     def clear(self, kind: str, subject: str | None = None) -> None:
-        """Nothing of a kind (and of this subject) holds any more; listeners are not told."""
+        """Drop the events of a kind, or of one of its subjects; listeners are not notified."""
         with self._lock:
-            gone = [key for key in self._told if key[0] == kind and subject in (None, key[1])]
-            for key in gone:
-                del self._told[key]
+            keys = [key for key in self._entries if key[0] == kind and subject in (None, key[1])]
+            for key in keys:
+                del self._entries[key]
 
 
 @dataclass
 class Beginnings:
-    """When each phase of a stage was first heard of, and how much of it was done then: what is left follows from it."""
+    """Start time and initial progress of each phase of a stage, from which clients estimate the remaining time."""
 
-    _known: dict[tuple[str, str], tuple[datetime, int]] = field(default_factory=dict)
+    _starts: dict[tuple[str, str], tuple[datetime, int]] = field(default_factory=dict)
 
     def told(self, stage: str, at: datetime, data: dict[str, Any]) -> dict[str, Any]:
-        """A stage's progress, with ``since`` (ISO) and ``done_then``; a phase that falls back begins anew."""
+        """A stage's progress with ``since`` (ISO) and ``done_then``; a phase whose progress falls starts anew."""
         key, done = (stage, str(data.get("phase", ""))), int(data.get("done", 0))
-        if key not in self._known or done < self._known[key][1]:
-            self._known[key] = (at, done)
-        since, done_then = self._known[key]
+        if key not in self._starts or done < self._starts[key][1]:
+            self._starts[key] = (at, done)
+        since, done_then = self._starts[key]
         return {**data, "since": since.isoformat(), "done_then": done_then}
 
     def forget(self, stage: str | None = None) -> None:
-        """The stage is tried once more, or all have ended."""
-        self._known = {key: known for key, known in self._known.items() if stage is not None and key[0] != stage}
+        """Forget the phases of a stage that is retried, or of all stages."""
+        self._starts = {key: start for key, start in self._starts.items() if stage is not None and key[0] != stage}
 
 
 log = logging.getLogger(__name__)
@@ -88,7 +84,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sample:
-    """What is looked at, and how long after one look the next comes."""
+    """A function to sample and the interval between samples."""
 
     take: Callable[[], BaseModel]
     every_s: float
@@ -96,47 +92,49 @@ class Sample:
 
 @dataclass
 class Watch:
-    """The samples by their kind."""
+    """Samplers by event kind, which run while there are listeners."""
 
     samples: Mapping[str, Sample]
     present: Present
     now: Callable[[], datetime]
     _listeners: int = 0
-    _at_work: "list[asyncio.Task[None]]" = field(default_factory=list)
+    _tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     @property
     def at_work(self) -> bool:
         """Whether anything is sampled now."""
-        return bool(self._at_work)
+        return bool(self._tasks)
 
     @contextmanager
     def wanted(self) -> Iterator[None]:
         """Sample at least as long as the body runs."""
         self._listeners += 1
-        if not self._at_work:
-            self._at_work = [
-                asyncio.create_task(self._keep(kind, sample), name=kind) for kind, sample in self.samples.items()
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._sample_forever(kind, sample), name=kind)
+                for kind, sample in self.samples.items()
             ]
         try:
             yield
         finally:
             self._listeners -= 1
             if not self._listeners:
-                for task in self._at_work:
+                for task in self._tasks:
                     task.cancel()
-                self._at_work = []
+                self._tasks = []
                 for kind in self.samples:
                     self.present.clear(kind)
 
-    async def _keep(self, kind: str, sample: Sample) -> None:
-        before: BaseModel | None = None
+    async def _sample_forever(self, kind: str, sample: Sample) -> None:
+        previous: BaseModel | None = None
         while True:
             try:
-                found = await asyncio.to_thread(sample.take)
-            except Exception as error:  # whatever it is: who listens hears of the next sample
+                value = await asyncio.to_thread(sample.take)
+            # A failed sample must not end the sampling.
+            except Exception as error:
                 log.warning("%s: not seen this time: %s", kind, error)
             else:
-                if found != before:
-                    self.present.tell(kind, kind, self.now(), found.model_dump(mode="json"))
-                before = found
+                if value != previous:
+                    self.present.tell(kind, kind, self.now(), value.model_dump(mode="json"))
+                previous = value
             await asyncio.sleep(sample.every_s)

@@ -1,12 +1,10 @@
-"""The loop that does the work: which cycle is due, and one cycle at a time carried on to its next stop.
+"""The cycle loop: picks the cycle that is due and runs one at a time until it ends, waits for people, or is stopped.
 
-Invariants: the store says what is due, so a restart goes on where the last process stopped; a cycle that waits for a
-person is carried on once nobody has to be waited for any more, or somebody asks for more episodes; a paused target
-begins and carries on nothing; the settings of a cycle are those it began with, whatever was changed since.
-How it fails: a cycle whose common stage is parked is failed with the reason and told; a defect fails the cycle, not the
-service. A store or disk that fails is waited for: what could not be done is done at the next look. Cancelling ends the
-running stage at its next safe point and leaves the cycle interrupted; what a killed stage left behind is cleared away.
-Not covered: when a new cycle begins (``traced.daemon.triggers``), and who asks (``traced.api.control``).
+Invariants: the store decides what is due, so a restart continues; a cycle keeps the settings that it began with; a
+waiting cycle continues once no decision is outstanding or more episodes were requested; a paused target runs nothing.
+How it fails: a defect or a quarantined common stage fails the cycle, not the service; store and disk errors are retried
+after ``LOOK_S``. Cancellation stops the stage at its next safe point and marks the cycle interrupted.
+Not covered: triggers of new cycles (``traced.daemon.triggers``), requests of people (``traced.api.control``).
 """
 
 import asyncio
@@ -21,28 +19,28 @@ import sqlalchemy
 from rich.console import Console
 from sqlmodel import Session
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import StoreError
 from store.records import Cycle, CycleState, Event
 from store.repositories.adapters import list_adapters
-from store.repositories.attempts import AttemptState, ParkedInput
+from store.repositories.attempts import AttemptState, QuarantinedInput
 from store.repositories.cycles import (
-    ENDED,
-    UNFINISHED,
+    ENDED_STATES,
+    UNFINISHED_STATES,
     count_cycles,
     get_cycle,
+    get_target_state,
     list_cycles,
-    note_cannot_begin,
-    note_start,
+    record_start,
+    record_start_blocker,
     save_cycle,
     set_cycle_state,
-    target_standing,
 )
 from store.repositories.events import save_event
 from store.repositories.promotions import latest_gate
 from traced.client.models import DOING, PROGRESS, WAITS
-from traced.config.logs import working_on
-from traced.config.settings import APART, Settings, configuration, filled, load_settings
+from traced.config.logs import bind_ids
+from traced.config.settings import EXCLUDED_SECTIONS, Settings, configuration, load_settings, with_defaults
 from traced.core.errors import ConfigError, CycleChanged, TracedError
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -50,128 +48,137 @@ from traced.core.signals import cancel_once
 from traced.core.telemetry import span
 from traced.daemon.live_state import Beginnings, Present
 from traced.inference.model_files import resolve_model
-from traced.jobs.retry import Ledger
+from traced.jobs.retry import AttemptLedger
 from traced.llm.connection import check_model
-from traced.notifications.messages import Troubles, announce, approval_needed, cycle_failed, parked, trouble
+from traced.notifications.messages import (
+    OutageTracker,
+    announce,
+    approval_needed,
+    cycle_failed,
+    daemon_held_up,
+    input_quarantined,
+)
 from traced.pipeline.context import Context
-from traced.processes.job import Blame, Ended, Executor, Report, ReportKind, blame, describe
+from traced.processes.job import Executor, FaultAttribution, JobOutcome, Report, ReportKind, attribute_fault, describe
 from traced.registry.promotion import outstanding, undecided
 from traced.targets.registry import check_seeds, target
 
 if TYPE_CHECKING:  # its imports are large, and wait for the first cycle
-    from traced.pipeline.child_runner import Stations
+    from traced.pipeline.child_runner import ChildStageRunner
 
 T = TypeVar("T")
 BEGINNING = "the beginning of a cycle"
-LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
+LOOK_S = 5.0  # polling interval of the store when nobody wakes the loop
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class CycleLoop:
-    """Works through cycles; people's acts reach into it through ``traced.api.control``."""
+    """Runs the cycles of a target; ``traced.api.control`` calls it for people's actions."""
 
     settings: Settings
     store: sqlalchemy.Engine
     executor: Executor
-    ledger: Ledger
+    ledger: AttemptLedger
     now: Callable[[], datetime]
-    beat: Callable[[], object] = lambda: None  # called once per turn
-    tidy: Callable[[], object] = lambda: None  # called when a cycle's stages have ended, however they did
+    beat: Callable[[], object] = lambda: None  # watchdog ping, called once per iteration
+    tidy: Callable[[], object] = lambda: None  # removes what the cycle's stages left behind
     running: str | None = None
     doing: list[str] = field(default_factory=list)
-    present: Present = field(default_factory=Present)  # how far the stages at work are
+    present: Present = field(default_factory=Present)  # progress of the running stages
     _beginnings: Beginnings = field(default_factory=Beginnings)
-    _asked: str = ""
+    _requested_cause: str = ""
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
-    _home: asyncio.AbstractEventLoop | None = None
-    _work: "asyncio.Task[None] | None" = None
-    _stations: "Stations | None" = None
-    _troubles: Troubles = field(default_factory=Troubles)
-    _telling: set["asyncio.Future[None]"] = field(default_factory=set)
+    _event_loop: asyncio.AbstractEventLoop | None = None
+    _cycle_task: "asyncio.Task[None] | None" = None
+    _stage_runner: "ChildStageRunner | None" = None
+    _outages: OutageTracker = field(default_factory=OutageTracker)
+    _pending_notices: set["asyncio.Future[None]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.ledger = replace(self.ledger, on_parked=self._tell_parked)
+        self.ledger = replace(self.ledger, on_quarantined=self._announce_quarantined)
 
     def request_cycle(self, cause: str) -> None:
-        """Begin a cycle as soon as nothing stands in the way; who asks has to ask again after a restart."""
-        self._asked = cause
+        """Begin a cycle as soon as possible; the request is not stored and is lost by a restart."""
+        self._requested_cause = cause
         self.wake()
 
     def wake(self) -> None:
-        """Look again at what there is to do; may be called on any thread."""
-        if self._home is None:
+        """Make the loop check the store now; may be called on any thread."""
+        if self._event_loop is None:
             self._awake.set()
         else:
-            self._home.call_soon_threadsafe(self._awake.set)
+            self._event_loop.call_soon_threadsafe(self._awake.set)
 
     async def stop_cycle(self, cycle_id: str) -> None:
-        """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
-        if self.running == cycle_id and self._work is not None:
-            cancel_once(self._work)
-            await asyncio.wait({self._work})
+        """Stop the cycle's stages at their next safe point; returns when they have ended."""
+        if self.running == cycle_id and self._cycle_task is not None:
+            cancel_once(self._cycle_task)
+            await asyncio.wait({self._cycle_task})
 
     async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], T]) -> T:
-        """What ``decide`` answers; a training at work has ended then, at its next safe point."""
-        if self.running != cycle_id or self._stations is None:
+        """Call ``decide`` and return its result, after a running training has ended at its next safe point."""
+        if self.running != cycle_id or self._stage_runner is None:
             return await asyncio.to_thread(decide)
-        return await self._stations.stop_training(capability, decide)
+        return await self._stage_runner.stop_training(capability, decide)
 
     async def run(self, draining: asyncio.Event) -> None:
-        """Work until ``draining`` is set; the cycle at work is then left interrupted at its next safe point."""
-        self._home = asyncio.get_running_loop()
-        over = asyncio.ensure_future(draining.wait())
+        """Run until ``draining`` is set; a running cycle is then interrupted at its next safe point."""
+        self._event_loop = asyncio.get_running_loop()
+        drained = asyncio.ensure_future(draining.wait())
         try:
             while not draining.is_set():
                 self.beat()
-                if not await self._turn(over):
-                    await self._rest(over)
+                if not await self._run_due_cycle(drained):
+                    await self._wait_for_work(drained)
         finally:
-            self._home = None
-            over.cancel()
-            while self._telling:
-                await asyncio.wait(self._telling)
+            self._event_loop = None
+            drained.cancel()
+            while self._pending_notices:
+                await asyncio.wait(self._pending_notices)
 
-    async def _turn(self, over: "asyncio.Future[Any]") -> bool:
-        """Carry the cycle on that is due; False when there was nothing to do, or what surrounds the loop is broken."""
+    async def _run_due_cycle(self, drained: "asyncio.Future[Any]") -> bool:
+        """Run the cycle that is due; False if there is none, or the infrastructure failed."""
         try:
-            cycle = await asyncio.to_thread(self._due)
-            return cycle is not None and await self._carry_on(cycle, over)
+            cycle = await asyncio.to_thread(self._next_cycle)
+            return cycle is not None and await self._run_cycle(cycle, drained)
         except Exception as error:
-            if not _is_outside(error):
+            if not _is_infrastructure_error(error):
                 raise
             log.warning("waits %.0f s for: %s", LOOK_S, error)
             return False
 
-    async def _rest(self, over: "asyncio.Future[Any]") -> None:
+    async def _wait_for_work(self, drained: "asyncio.Future[Any]") -> None:
         woken = asyncio.ensure_future(self._awake.wait())
-        await asyncio.wait({woken, over}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({woken, drained}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         woken.cancel()
         self._awake.clear()
 
-    async def _carry_on(self, cycle: Cycle, over: "asyncio.Future[Any]") -> bool:
+    async def _run_cycle(self, cycle: Cycle, drained: "asyncio.Future[Any]") -> bool:
         self.running = cycle.id
-        self._work = asyncio.ensure_future(self._cycle(cycle))
+        self._cycle_task = asyncio.ensure_future(self._execute(cycle))
         try:
-            while not self._work.done() and not over.done():
-                await asyncio.wait({self._work, over}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            while not self._cycle_task.done() and not drained.done():
+                await asyncio.wait({self._cycle_task, drained}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 self.beat()
-            cancel_once(self._work)
-            await asyncio.wait({self._work})
-            await self._tidied()
-            if not self._work.cancelled():
-                self._work.result()  # the store failed: what it could not note is noted at the next turn
+            cancel_once(self._cycle_task)
+            await asyncio.wait({self._cycle_task})
+            await self._tidy_up()
+            if not self._cycle_task.cancelled():
+                # Raises if the store failed; the next iteration writes what could not be written.
+                self._cycle_task.result()
             return True
         finally:
-            self.running, self._work, self._stations, self.doing = None, None, None, []
+            self.running, self._cycle_task, self._stage_runner, self.doing = None, None, None, []
             self.present.clear(PROGRESS)
             self.present.clear(WAITS)
-            self._tell_doing()
+            self._publish_doing()
             self._beginnings.forget()
 
-    async def _tidied(self) -> None:
-        """``tidy``, with the loop alive meanwhile: a Docker engine that hangs makes it wait."""
+    async def _tidy_up(self) -> None:
+        """Call ``tidy`` on a thread and keep the watchdog alive."""
+        # A Docker engine that hangs would otherwise get the service restarted.
         tidying = asyncio.ensure_future(asyncio.to_thread(self.tidy))
         while not tidying.done():
             await asyncio.wait({tidying}, timeout=LOOK_S)
@@ -179,206 +186,224 @@ class CycleLoop:
         if (error := tidying.exception()) is not None:
             log.warning("what the cycle left behind is cleared away at the next start: %s", error)
 
-    def _due(self) -> Cycle | None:
-        """The cycle to work on now; a new one is stored when one was asked for."""
+    def _next_cycle(self) -> Cycle | None:
+        """The cycle to run now, None if there is none; creates one if it was requested."""
         name = self.settings.target.name
-        with reading(self.store) as opened:
-            standing = target_standing(opened, name)
-            if standing.paused_at is not None:
+        with read_session(self.store) as session:
+            target_state = get_target_state(session, name)
+            if target_state.paused_at is not None:
                 return None
-            unfinished = list_cycles(opened, target=name, states=UNFINISHED)
+            unfinished = list_cycles(session, target=name, states=UNFINISHED_STATES)
             for cycle in unfinished:
-                if cycle.state is not CycleState.WAITING or not _rests(opened, cycle):
+                if cycle.state is not CycleState.WAITING or not _awaits_people(session, cycle):
                     return cycle
-        cause = standing.asked_for or self._asked
+        cause = target_state.asked_for or self._requested_cause
         if not cause or unfinished:
             return None
         try:
-            with session(self.store) as opened:
-                begun = self._begun(opened, count_cycles(opened, target=name), cause)
+            with write_session(self.store) as session:
+                cycle_created = self._create_cycle(session, count_cycles(session, target=name), cause)
         except TracedError as error:
-            self._cannot_begin(error, standing.cannot_begin)
+            self._record_start_blocker(error, target_state.cannot_begin)
             return None
-        self._asked = ""  # not before it is in the store
-        return begun
+        # Cleared only now: a failed transaction must not lose the request.
+        self._requested_cause = ""
+        return cycle_created
 
-    def _cannot_begin(self, error: TracedError, known: str) -> None:
-        """A cycle is due and something that a person can mend keeps it from beginning: shown, told after a while."""
+    def _record_start_blocker(self, error: TracedError, stored_reason: str) -> None:
+        """Store why a due cycle cannot begin, and announce it if that lasts."""
         name, at, reason = self.settings.target.name, self.now(), str(error)
-        since = self._troubles.held_up(BEGINNING, at)
-        if reason != known:
+        since = self._outages.outage_to_report(BEGINNING, at)
+        if reason != stored_reason:
             log.warning("a cycle of %s cannot begin: %s", name, reason)
-        if reason != known or since is not None:
-            with session(self.store) as opened:
-                note_cannot_begin(opened, name, reason)
+        if reason != stored_reason or since is not None:
+            with write_session(self.store) as session:
+                record_start_blocker(session, name, reason)
                 if since is not None:
-                    message = trouble(BEGINNING, reason, error.hint or "traced doctor", since)
-                    announce(opened, message, self.settings.notify.names, at=at)
+                    message = daemon_held_up(BEGINNING, reason, error.hint or "traced doctor", since)
+                    announce(session, message, self.settings.notify.names, at=at)
 
-    def _begun(self, opened: Session, before: int, cause: str) -> Cycle:
-        """A new cycle: each has a seed of its own, so that it meets tasks which the one before has not."""
+    def _create_cycle(self, session: Session, previous_cycles: int, cause: str) -> Cycle:
+        """Store a new cycle. Raises TracedError if the settings do not permit one."""
+        # A seed of its own per cycle, so that it draws other tasks than the cycles before.
         check_seeds(target(self.settings.target.name), self.settings)
         check_model(self.settings)
-        name, seed, at = self.settings.target.name, self.settings.seed + before, self.now()
+        name, seed, at = self.settings.target.name, self.settings.seed + previous_cycles, self.now()
         model = resolve_model(self.settings.model.spec, self.settings.data_dir).name
-        cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{before + 1}"
+        cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{previous_cycles + 1}"
         cycle = Cycle(cycle_id, name, model, seed, configuration(self.settings), CycleState.RUNNING, at)
-        save_cycle(opened, cycle)
-        note_start(opened, name, cause=cause, at=at)
-        save_event(opened, Event(at, "cycle begun", cycle_id, cycle_id, {"cause": cause}))
+        save_cycle(session, cycle)
+        record_start(session, name, cause=cause, at=at)
+        save_event(session, Event(at, "cycle begun", cycle_id, cycle_id, {"cause": cause}))
         return cycle
 
-    async def _cycle(self, cycle: Cycle) -> None:
-        """Carry one cycle on until it ends, waits for a person, or is stopped."""
-        with working_on(cycle.id):
+    async def _execute(self, cycle: Cycle) -> None:
+        """Run one cycle until it ends, waits for people, or is stopped."""
+        with bind_ids(cycle.id):
             try:
-                if not await self.ledger.once(partial(self._take_up, cycle)):
+                if not await self.ledger.transaction(partial(self._mark_running, cycle)):
                     return
                 ids = {"traced.cycle.id": cycle.id, "traced.target": cycle.target, "gen_ai.request.model": cycle.model}
                 with span("traced.cycle", {**ids, "traced.cycle.seed": cycle.seed}):
-                    await self._graph(cycle)
+                    await self._run_graph(cycle)
             except asyncio.CancelledError:
                 await self._mark(cycle, CycleState.INTERRUPTED)
                 raise
             except TracedError as error:
-                if _is_outside(error):
+                if _is_infrastructure_error(error):
                     raise
                 await self._fail(cycle, str(error))
-            except Exception as error:  # a defect ends this cycle and not the service; the log has its traceback
-                if _is_outside(error):
+            # A defect fails this cycle and not the service.
+            except Exception as error:
+                if _is_infrastructure_error(error):
                     raise
                 log.exception("cycle %s failed", cycle.id)
                 await self._fail(cycle, f"a defect of traced: {type(error).__name__}")
 
-    async def _graph(self, cycle: Cycle) -> None:
-        from traced.pipeline.child_runner import Stations
+    async def _run_graph(self, cycle: Cycle) -> None:
+        # langgraph is heavy: the service starts without it.
+        from traced.pipeline.child_runner import ChildStageRunner
         from traced.pipeline.graph import advance, build_graph, checkpoints
 
         settings = as_begun(self.settings, cycle)
         model = resolve_model(settings.model.spec, settings.data_dir)
         progress = Progress(Console(quiet=True))
         context = Context(settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now)
-        self._stations = stations = Stations(
+        self._stage_runner = runner = ChildStageRunner(
             context,
             cycle,
             overrides_of(cycle),
             self.executor,
             self.ledger,
-            self._hear,
+            self._on_report,
             lambda: self.settings.devices,
             self.doing,
-            on_change=self._tell_doing,
+            on_change=self._publish_doing,
         )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
-            attempts = settings.synthesis.most
+            attempts = settings.synthesis.max_environments
             graph = build_graph(
-                stations.stages(),
+                runner.stages(),
                 saver,
                 attempts=attempts,
                 trainings=0,  # each leases its device
                 prompt_first=settings.training.prompt_first,
             )
-            standing = await advance(graph, cycle.id)
-        if standing.finished:
+            progress_state = await advance(graph, cycle.id)
+        if progress_state.finished:
             await self._mark(cycle, CycleState.FINISHED)
         else:
-            await self.ledger.once(partial(self._wait_for_people, cycle, standing.waiting))
+            await self.ledger.transaction(partial(self._await_decisions, cycle, progress_state.waiting))
 
-    def _hear(self, stage: str, told: Report) -> None:
-        if told.kind is ReportKind.WAITING:
-            log.warning("%s waits %.0f s for: %s", stage, told.data["seconds"], told.data["for"])
-            self.present.tell(WAITS, stage, self.now(), {"for": str(told.data["for"])}, self.running)
-            since = self._troubles.held_up(stage, self.now()) if told.data["after"] == AttemptState.BLOCKED else None
+    def _on_report(self, stage: str, report: Report) -> None:
+        if report.kind is ReportKind.WAITING:
+            log.warning("%s waits %.0f s for: %s", stage, report.data["seconds"], report.data["for"])
+            self.present.tell(WAITS, stage, self.now(), {"for": str(report.data["for"])}, self.running)
+            since = (
+                self._outages.outage_to_report(stage, self.now())
+                if report.data["after"] == AttemptState.BLOCKED
+                else None
+            )
             if since is not None:
-                telling = asyncio.ensure_future(self._tell_trouble(stage, str(told.data["for"]), since))
-                self._telling.add(telling)
-                telling.add_done_callback(self._telling.discard)
-        elif told.kind is ReportKind.STARTED:
-            log.info("%s begins", stage, extra={"pid": told.data.get("pid")})
+                notice = asyncio.ensure_future(self._announce_outage(stage, str(report.data["for"]), since))
+                self._pending_notices.add(notice)
+                notice.add_done_callback(self._pending_notices.discard)
+        elif report.kind is ReportKind.STARTED:
+            log.info("%s begins", stage, extra={"pid": report.data.get("pid")})
             self._beginnings.forget(stage)
             self.present.clear(WAITS, stage)
-        elif told.kind is ReportKind.PROGRESS:
+        elif report.kind is ReportKind.PROGRESS:
             at = self.now()
-            self.present.tell(PROGRESS, stage, at, self._beginnings.told(stage, at, told.data), self.running)
+            self.present.tell(PROGRESS, stage, at, self._beginnings.told(stage, at, report.data), self.running)
 
-    def _tell_doing(self) -> None:
+    def _publish_doing(self) -> None:
         self.present.tell(DOING, DOING, self.now(), {"stages": list(self.doing)}, self.running)
 
-    async def _tell_trouble(self, stage: str, reason: str, since: datetime) -> None:
-        message = trouble(stage, reason, "traced doctor", since)
+    async def _announce_outage(self, stage: str, reason: str, since: datetime) -> None:
+        message = daemon_held_up(stage, reason, "traced doctor", since)
         try:
-            await self.ledger.once(lambda opened: announce(opened, message, self.settings.notify.names, at=self.now()))
+            await self.ledger.transaction(
+                lambda session: announce(session, message, self.settings.notify.names, at=self.now())
+            )
         except StoreError as error:
             log.warning("nobody can be told of it: %s", error)
 
-    def _wait_for_people(self, cycle: Cycle, adapters: list[str], opened: Session) -> None:
-        self._set(opened, cycle, CycleState.WAITING, {"adapters": adapters})
+    def _await_decisions(self, cycle: Cycle, adapters: list[str], session: Session) -> None:
+        self._set_state(session, cycle, CycleState.WAITING, {"adapters": adapters})
         for name in adapters:
-            gate = latest_gate(opened, name)  # one that looked again is told again
+            gate = latest_gate(session, name)  # one that looked again is told again
             message = approval_needed(name, gate.id if gate else cycle.id)
-            announce(opened, message, self.settings.notify.names, at=self.now())
+            announce(session, message, self.settings.notify.names, at=self.now())
 
-    def _tell_parked(self, opened: Session, left: ParkedInput) -> None:
-        message = parked(left.id, left.key.stage, left.key.capability, left.reason)
-        announce(opened, message, self.settings.notify.names, at=self.now())
+    def _announce_quarantined(self, session: Session, quarantined: QuarantinedInput) -> None:
+        message = input_quarantined(
+            quarantined.id, quarantined.key.stage, quarantined.key.capability, quarantined.reason
+        )
+        announce(session, message, self.settings.notify.names, at=self.now())
 
     async def _fail(self, cycle: Cycle, reason: str) -> None:
-        def failed(opened: Session) -> None:
+        def write_failure(session: Session) -> None:
             at = self.now()
-            self._set(opened, cycle, CycleState.FAILED, {"reason": reason})
-            announce(opened, cycle_failed(cycle.id, reason, at), self.settings.notify.names, at=at)
+            self._set_state(session, cycle, CycleState.FAILED, {"reason": reason})
+            announce(session, cycle_failed(cycle.id, reason, at), self.settings.notify.names, at=at)
 
-        await self.ledger.once(failed)
+        await self.ledger.transaction(write_failure)
 
     async def _mark(self, cycle: Cycle, state: CycleState) -> None:
-        await self.ledger.once(lambda opened: self._set(opened, cycle, state, {}))
+        await self.ledger.transaction(lambda session: self._set_state(session, cycle, state, {}))
 
-    def _take_up(self, cycle: Cycle, opened: Session) -> bool:
-        """Whether it is still to be worked on: a person may have ended it, or paused its target, a moment ago."""
-        paused = target_standing(opened, cycle.target).paused_at is not None
-        if paused or get_cycle(opened, cycle.id).state in ENDED:
+    def _mark_running(self, cycle: Cycle, session: Session) -> bool:
+        """Mark the cycle as running; False if it may not run any more."""
+        # A person may have ended it, or paused the target, since it was picked.
+        paused = get_target_state(session, cycle.target).paused_at is not None
+        if paused or get_cycle(session, cycle.id).state in ENDED_STATES:
             return False
-        self._set(opened, cycle, CycleState.RUNNING, {})
+        self._set_state(session, cycle, CycleState.RUNNING, {})
         return True
 
-    def _set(self, opened: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
-        """Note the state, unless a person has ended the cycle meanwhile."""
-        if get_cycle(opened, cycle.id).state in ENDED:
+    def _set_state(self, session: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
+        """Store the state, unless the cycle was ended by a person meanwhile."""
+        if get_cycle(session, cycle.id).state in ENDED_STATES:
             return
-        set_cycle_state(opened, cycle.id, state, at=self.now())
-        save_event(opened, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
+        set_cycle_state(session, cycle.id, state, at=self.now())
+        save_event(session, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
 
 
 def overrides_of(cycle: Cycle) -> dict[str, Any]:
-    """The settings that the cycle began with, dotted, and its seed."""
+    """The settings that the cycle began with, as dotted keys, and its seed."""
     flat: dict[str, Any] = {"seed": cycle.seed}
-    for section, values in filled(cycle.config).items():
+    for section, values in with_defaults(cycle.config).items():
         if isinstance(values, dict):
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         else:
             flat[section] = values
-    return flat | {"training.at_once": 1}  # each training has the device that it leases to itself
+    # Each training leases a device of its own.
+    return flat | {"training.at_once": 1}
 
 
 def as_begun(running: Settings, cycle: Cycle) -> Settings:
-    """The settings that the cycle began with, and what is no cycle's own as it is now. Raises ``CycleChanged``."""
+    """Combine the settings that the cycle began with and today's service settings. Raises ``CycleChanged``."""
     try:
-        found = load_settings(running.data_dir, overrides_of(cycle))
+        settings = load_settings(running.data_dir, overrides_of(cycle))
     except ConfigError as error:
         raise CycleChanged(
             f"{cycle.id} began with settings that this version does not take ({error}), so it ends here",
             hint="traced cycle start; what it has recorded stays",
         ) from error
-    own = {name: getattr(found, name) for name in Settings.model_fields if name not in APART or name == "seed"}
-    return running.model_copy(update=own)
+    overrides = {
+        name: getattr(settings, name)
+        for name in Settings.model_fields
+        if name not in EXCLUDED_SECTIONS or name == "seed"
+    }
+    return running.model_copy(update=overrides)
 
 
-def _is_outside(error: Exception) -> bool:
-    """Whether what surrounds the service is broken (database gone, disk full), which a person mends."""
-    return blame(Ended.FAILED, describe(error), None) is Blame.SURROUNDINGS
+def _is_infrastructure_error(error: Exception) -> bool:
+    """Whether the infrastructure failed (database unreachable, disk full) and not the cycle."""
+    return attribute_fault(JobOutcome.FAILED, describe(error), None) is FaultAttribution.INFRASTRUCTURE
 
 
-def _rests(opened: Session, cycle: Cycle) -> bool:
-    """Whether it waits for people and for nothing else: nobody has asked for more episodes."""
-    names = [version.name for version in list_adapters(opened, cycle_id=cycle.id)]
-    return bool(undecided(opened, names)) and not outstanding(opened, cycle.id)
+def _awaits_people(session: Session, cycle: Cycle) -> bool:
+    """Whether the cycle waits for decisions only: no more episodes were requested."""
+    names = [version.name for version in list_adapters(session, cycle_id=cycle.id)]
+    return bool(undecided(session, names)) and not outstanding(session, cycle.id)

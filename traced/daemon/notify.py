@@ -1,12 +1,8 @@
-"""Telling the service manager how the daemon is: sd_notify(3) and its watchdog.
+"""sd_notify(3) messages and watchdog pings to the service manager.
 
-Invariants: a ping is sent only from ``beat``, which the loop that does the work calls once per turn: a loop that is
-stuck stops pinging, and the service manager restarts it. ``beat`` may be called as often as one likes; it sends at most
-four pings per watchdog interval. The variables are taken out of the environment, so that children do not speak for the
-daemon. Without a service manager every call does nothing.
-
-Fails: never. A message that cannot be delivered (socket gone, queue full) is dropped and the call returns False; a
-daemon must not end, or wait, because nobody listens. Not covered: vsock addresses, file descriptor store, barriers.
+Invariants: pings are sent only by ``beat``, which the cycle loop calls once per iteration, so a stuck loop is
+restarted; at most four pings per watchdog interval. Without a service manager every call does nothing.
+How it fails: never; an undeliverable message is dropped and the call returns False.
 """
 
 import os
@@ -18,7 +14,7 @@ PINGS_PER_INTERVAL = 4
 
 
 class ServiceManager:
-    """Whoever set NOTIFY_SOCKET; ``watchdog_s`` is the interval it expects pings in, None where it expects none."""
+    """The service manager behind NOTIFY_SOCKET; ``watchdog_s`` is the watchdog interval, None without a watchdog."""
 
     def __init__(
         self, address: str, watchdog_s: float | None = None, *, monotonic: Callable[[], float] = time.monotonic
@@ -45,7 +41,7 @@ class ServiceManager:
         return self._send("", text)
 
     def beat(self) -> bool:
-        """Say that the working loop is alive; call it once per turn of that loop. True if a ping was sent."""
+        """Send a watchdog ping if one is due; call it once per iteration of the loop. True if a ping was sent."""
         if self.watchdog_s is None or self._monotonic() < self._next_ping:
             return False
         self._next_ping = self._monotonic() + self.watchdog_s / PINGS_PER_INTERVAL
@@ -68,6 +64,7 @@ def service_manager(
     As sd_watchdog_enabled(3) has it: pings are expected where WATCHDOG_USEC is a positive number and WATCHDOG_PID is
     absent or this process.
     """
+    # Removed from the environment, so that children do not notify in the name of the daemon.
     address = environment.pop("NOTIFY_SOCKET", "")
     interval, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
     mine = pid in ("", str(os.getpid()))
@@ -78,6 +75,7 @@ def service_manager(
 def _send(address: str, message: str) -> bool:
     name = f"\0{address[1:]}" if address.startswith("@") else address
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        # The daemon must not wait because the receiver's queue is full.
         channel.setblocking(False)
         try:
             channel.sendto(message.encode(), name)

@@ -1,18 +1,12 @@
-"""Reading the settings again while the service runs: what takes effect, and what waits for a restart.
+"""Which changed settings take effect without a restart, and the audit of changes by reload and restart.
 
-    LIVE      at once: log, notices, idleness and hours, retention, triggers, promotion, prompting, the tokens' files
-    a cycle's with the next cycle: one that has begun keeps the settings that it began with
-    the rest  not before a restart; the old value stays in force and the log says so
+    LIVE      at once
+    cycle     with the next cycle; a running cycle keeps its own
+    the rest  after a restart
 
-Invariants: a section that is in neither list waits for a restart, so that a new one is never half in force. What is
-told of a change holds no secret: hooks are told by their names alone, texts pass the log's redaction.
-How it fails: whatever reading raises, before anything is changed.
-
-The settings that were in force last, so that what a restart changes is in the audit as what a reload changes is.
-
-Invariants: kept as a reload would tell them (``reload.told``: no secrets) in ``DIR/settings-in-force.json``, readable
-by its owner alone, and written after the audit entry, so that no change goes without one.
-How it fails: a file that cannot be read or written is logged and costs at most an entry too many.
+Invariants: a section in neither list waits for a restart. ``DIR/settings-in-force.json`` (mode 0600) holds the settings
+without secrets and is written after the audit entry. How it fails: reading raises before anything is changed; a file
+that cannot be read or written is logged and costs at most a superfluous audit entry.
 """
 
 import json
@@ -24,9 +18,9 @@ from typing import Any
 
 import sqlalchemy
 
-from store.database import session
+from store.database import write_session
 from traced.config.section import Section
-from traced.config.settings import APART, Settings, valid_keys
+from traced.config.settings import EXCLUDED_SECTIONS, Settings, valid_keys
 from traced.core.errors import DiskError
 from traced.core.files import publish_file
 from traced.core.ownership import this_user
@@ -36,8 +30,9 @@ from traced.registry.decisions import Act
 
 TOKENS = ("api.operator_token_file", "api.read_token_file")
 LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", "prompting", *TOKENS)
-FIXED = ("target", *APART)  # but for what is live
-HOOKS = ("notify.webhooks", "notify.commands")  # their addresses and arguments are secrets themselves
+FIXED = ("target", *EXCLUDED_SECTIONS)  # sections that need a restart, except for LIVE keys
+# Addresses and arguments of hooks may hold secrets: only their names are logged and audited.
+HOOKS = ("notify.webhooks", "notify.commands")
 
 
 @dataclass(frozen=True)
@@ -49,34 +44,36 @@ class Change:
     refused: list[str] = field(default_factory=list)
 
 
-def change(running: Settings, found: Settings) -> Change:
+def change(running: Settings, updated: Settings) -> Change:
     """What ``found``, the settings as they are written now, changes of those that are in force."""
-    differing = [key for key in valid_keys() if _value(running, key) != _value(found, key)]
-    taken = [key for key in differing if takes_effect(key)]
-    told = {key: [_told(key, _value(running, key)), _told(key, _value(found, key))] for key in taken}
-    return Change(_with(running, found, taken), told, [key for key in differing if key not in taken])
+    differing = [key for key in valid_keys() if _value(running, key) != _value(updated, key)]
+    applied = [key for key in differing if takes_effect(key)]
+    changed = {
+        key: [_redacted_value(key, _value(running, key)), _redacted_value(key, _value(updated, key))] for key in applied
+    }
+    return Change(_merge(running, updated, applied), changed, [key for key in differing if key not in applied])
 
 
 def told(settings: Settings) -> dict[str, Any]:
-    """Every setting as it is told: JSON values without secrets."""
-    return {key: _told(key, _value(settings, key)) for key in valid_keys()}
+    """Every setting as a JSON value without secrets."""
+    return {key: _redacted_value(key, _value(settings, key)) for key in valid_keys()}
 
 
 def takes_effect(key: str) -> bool:
-    """Whether a change of this dotted key needs no restart."""
+    """Whether a change of this dotted key takes effect without a restart."""
     section = key.partition(".")[0]
     return key in LIVE or section in LIVE or section not in FIXED
 
 
-def _with(running: Settings, found: Settings, keys: list[str]) -> Settings:
+def _merge(running: Settings, updated: Settings, keys: list[str]) -> Settings:
     update: dict[str, Any] = {}
     for key in keys:
         section, _, name = key.rpartition(".")
         if not section:
-            update[name] = _value(found, key)
+            update[name] = _value(updated, key)
             continue
-        part: Section = update.get(section, getattr(running, section))
-        update[section] = part.model_copy(update={name: _value(found, key)})
+        section_values: Section = update.get(section, getattr(running, section))
+        update[section] = section_values.model_copy(update={name: _value(updated, key)})
     return running.model_copy(update=update)
 
 
@@ -87,11 +84,11 @@ def _value(settings: Settings, key: str) -> Any:
     return value
 
 
-def _told(key: str, value: Any) -> Any:
+def _redacted_value(key: str, value: Any) -> Any:
     if key in HOOKS:
         return [hook.name for hook in value]
-    told: Mapping[str, Any] = redacted({key: value})
-    return told[key]
+    masked: Mapping[str, Any] = redacted({key: value})
+    return masked[key]
 
 
 FILE = "settings-in-force.json"
@@ -100,20 +97,24 @@ log = logging.getLogger(__name__)
 
 
 def note_restart(settings: Settings, store: sqlalchemy.Engine, *, at: datetime) -> dict[str, list[Any]]:
-    """Audit what differs from the last time the service ran; {key: [from, to]}, which is empty the first time."""
-    before, now = _kept(settings), told(settings)
-    changed = {key: [before.get(key), now[key]] for key in now if before is not None and before.get(key) != now[key]}
+    """Audit the settings changed since the last run; returns {key: [from, to]}, empty at the first run."""
+    previous, current = _read_saved(settings), told(settings)
+    changed = {
+        key: [previous.get(key), current[key]]
+        for key in current
+        if previous is not None and previous.get(key) != current[key]
+    }
     if changed:
-        with session(store) as opened:
-            act = Act(this_user(), "local", at, "the service was started with other settings")
-            decisions.note(opened, act, "restart", "settings", changed=changed)
+        with write_session(store) as session:
+            action = Act(this_user(), "local", at, "the service was started with other settings")
+            decisions.note(session, action, "restart", "settings", changed=changed)
         log.info("started with other settings", extra={"changed": changed})
     keep(settings)
     return changed
 
 
 def keep(settings: Settings) -> None:
-    """Remember these as the ones in force."""
+    """Save the settings as the ones in force."""
     path = settings.data_dir / FILE
     try:
         publish_file(path, json.dumps(told(settings), indent=1, sort_keys=True) + "\n")
@@ -122,7 +123,7 @@ def keep(settings: Settings) -> None:
         log.warning("the settings in force could not be noted in %s: %s", path, error)
 
 
-def _kept(settings: Settings) -> dict[str, Any] | None:
+def _read_saved(settings: Settings) -> dict[str, Any] | None:
     path = settings.data_dir / FILE
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))

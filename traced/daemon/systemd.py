@@ -1,22 +1,9 @@
-"""The systemd unit that runs the daemon: what it may do, and what it is told.
+"""The systemd unit of the daemon: its text, and installing and removing it.
 
-Invariants: the text depends on nothing but its ``Unit``; words of the command line are quoted as systemd.syntax(7) and
-systemd.service(5) have it (``:`` before the program turns ``$`` expansion off, ``%`` is doubled). SIGTERM goes to the
-daemon alone (KillMode=mixed), which stops its children in order; a child that the kernel kills for memory does not
-take the daemon (OOMPolicy=continue); wrong settings (exit code 2) are not tried again.
-
-A system unit is confined by systemd.exec(5)'s options; memory stays executable, because PyTorch compiles at run time,
-and other processes stay visible, because orphans are looked for. A user's unit has no mounts of its own (that needs
-user namespaces, which not every kernel grants), so ProtectSystem and the like are left out there.
-
-Fails: ``UnitRefused`` for a path that no unit can hold. Not covered: the right to the Docker socket is as good as root
-on the machine, whatever the unit says; point DOCKER_HOST at a rootless engine where that matters.
-
-Installing the unit with systemd, and taking it out again.
-
-Invariants: a unit file that ``install`` did not write is neither replaced nor removed; the file is written beside its
-name and renamed; installing twice changes nothing. Data are never touched.
-Fails: ``NoServiceManager``, ``UnitRefused``, ``SystemctlFailed`` (with what systemctl said).
+Invariants: the text depends only on ``Unit``; a unit file that ``install`` did not write is neither replaced nor
+removed; installing twice changes nothing; data are never touched. System units are confined by systemd.exec(5) options.
+How it fails: ``UnitRefused``, ``NoServiceManager``, ``SystemctlFailed`` (with systemctl's output).
+Not covered: access to the Docker socket equals root on the machine; use a rootless engine where that matters.
 """
 
 import grp
@@ -31,10 +18,10 @@ from traced.core.errors import NoServiceManager, SystemctlFailed, UnitRefused
 
 MARK = "# Written by `traced service install`; `traced service uninstall` removes it. Change it with `systemctl edit`."
 STATE_ROOT = Path("/var/lib")
-NOTIFY_RELOAD = 253  # the first systemd that knows Type=notify-reload
+NOTIFY_RELOAD = 253  # first systemd version with Type=notify-reload
 STOP_MARGIN_S = 30
 
-_ANYWHERE = (
+_COMMON_OPTIONS = (
     "NoNewPrivileges=yes",
     "LockPersonality=yes",
     "RestrictRealtime=yes",
@@ -47,7 +34,9 @@ _ANYWHERE = (
     "UMask=0077",
 )
 
-_SYSTEM = (
+# Not in a user unit: these need mount namespaces of its own, which not every kernel grants to users. No
+# MemoryDenyWriteExecute: PyTorch compiles at run time. No ProtectProc: the sweep looks for orphaned processes.
+_SYSTEM_OPTIONS = (
     "ProtectSystem=strict",
     "PrivateTmp=yes",
     "ProtectKernelTunables=yes",
@@ -63,16 +52,16 @@ _SYSTEM = (
 
 @dataclass(frozen=True)
 class Machine:
-    """What of this machine the unit depends on."""
+    """Facts of the machine that the unit depends on."""
 
-    systemd: int = 0  # version; 0: not known, taken for a new one
+    systemd: int = 0  # version; 0 means unknown and is treated as new
     docker_group: str = ""  # that may open the Docker socket
     gpu: bool = False
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Everything that the text is made from; ``run_as`` "" means a user that systemd makes up (system units only)."""
+    """Parameters of the unit; ``run_as`` "" means a dynamic user (system units only)."""
 
     python: Path
     data_dir: Path
@@ -87,7 +76,7 @@ class Unit:
 
 def render(unit: Unit) -> str:
     """The unit file; raises ``UnitRefused``."""
-    _check(unit)
+    _validate(unit)
     program = [str(unit.python), "-P", "-m", "traced", "up", "--data-dir", str(unit.data_dir)]
     after = "network-online.target docker.service" if unit.system else "network.target"
     lines = [
@@ -96,21 +85,26 @@ def render(unit: Unit) -> str:
         f"Description=traced, a daemon that trains an agent's missing capabilities ({unit.name})",
         f"After={after}",
         *(["Wants=network-online.target"] if unit.system else []),
-        "StartLimitIntervalSec=0",  # a database that is away for an hour is waited for, by starting again and again
+        # No limit on restarts: the database may be unreachable for an hour.
+        "StartLimitIntervalSec=0",
         "",
         "[Service]",
-        *_kind(unit),
+        *_service_type(unit),
+        # ":" turns the expansion of "$" off.
         f"ExecStart=:{' '.join(quoted(word) for word in program)}",
         "Restart=on-failure",
         "RestartSec=5",
+        # Exit status 2 is invalid settings, which a restart does not mend.
         "RestartPreventExitStatus=2",
         f"WatchdogSec={unit.watchdog_s}",
         "TimeoutStartSec=300",
         f"TimeoutStopSec={int(unit.drain_s) + STOP_MARGIN_S}",
+        # SIGTERM goes to the daemon alone, which stops its children in order.
         "KillMode=mixed",
+        # A child killed for memory must not take the daemon along.
         "OOMPolicy=continue",
         *([f"MemoryMax={unit.memory_max}"] if unit.memory_max else []),
-        *_ANYWHERE,
+        *_COMMON_OPTIONS,
         *(_confinement(unit) if unit.system else []),
         "",
         "[Install]",
@@ -120,15 +114,16 @@ def render(unit: Unit) -> str:
 
 
 def quoted(word: str) -> str:
-    """``word`` as one word of a unit's setting that is split at blanks (not for ``$``, see above)."""
+    """Quote ``word`` for a unit setting as in systemd.syntax(7); ``$`` is not escaped."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
 
-def _check(unit: Unit) -> None:
+def _validate(unit: Unit) -> None:
     for path in (unit.python, unit.data_dir):
         if not path.is_absolute() or any(ord(letter) < 32 or letter in '"\\\x7f' for letter in str(path)):
-            raise UnitRefused(  # some settings of paths know no escapes: systemd 252 refuses these there
+            # Some path settings know no escapes: systemd 252 refuses these characters there.
+            raise UnitRefused(
                 f"{str(path)!r} cannot stand in a unit",
                 hint="use an absolute path without quotation marks, backslashes and control characters",
             )
@@ -145,7 +140,7 @@ def _check(unit: Unit) -> None:
         )
 
 
-def _kind(unit: Unit) -> list[str]:
+def _service_type(unit: Unit) -> list[str]:
     if unit.machine.systemd and unit.machine.systemd < NOTIFY_RELOAD:
         return ["Type=notify", "NotifyAccess=main", "ExecReload=/bin/kill -HUP $MAINPID"]
     return ["Type=notify-reload", "NotifyAccess=main"]
@@ -154,23 +149,23 @@ def _kind(unit: Unit) -> list[str]:
 def _confinement(unit: Unit) -> list[str]:
     group = unit.machine.docker_group
     return [
-        *_SYSTEM,
-        *_home(unit),
-        *_identity(unit),
+        *_SYSTEM_OPTIONS,
+        *_home_protection(unit),
+        *_user_options(unit),
         *([f"SupplementaryGroups={group}"] if group else []),
         *(["DevicePolicy=closed", "DeviceAllow=char-nvidia* rw"] if unit.machine.gpu else ["PrivateDevices=yes"]),
     ]
 
 
-def _home(unit: Unit) -> list[str]:
-    """Homes are hidden, unless the program or its data live in one: then they can be read."""
+def _home_protection(unit: Unit) -> list[str]:
+    """Hide home directories, or make them read-only if the program or its data lie in one."""
     homes = (Path("/home"), Path("/root"), Path("/run/user"))
-    places = (unit.python, unit.python.resolve(), unit.data_dir, Path(__file__))
-    inside = any(place.is_relative_to(home) for place in places for home in homes)
+    paths = (unit.python, unit.python.resolve(), unit.data_dir, Path(__file__))
+    inside = any(path.is_relative_to(home) for path in paths for home in homes)
     return ["ProtectHome=read-only" if inside else "ProtectHome=yes"]
 
 
-def _identity(unit: Unit) -> list[str]:
+def _user_options(unit: Unit) -> list[str]:
     cache = f"Environment={quoted(f'XDG_CACHE_HOME={unit.data_dir}/cache')}"
     if not unit.run_as:
         return ["DynamicUser=yes", cache, *_state_directory(unit)]
@@ -192,7 +187,7 @@ SYSTEMCTL_S = 120
 
 @dataclass(frozen=True)
 class Installed:
-    """A unit on this machine: its file, whether it is ours and up to date, and what systemd says of it."""
+    """State of a unit on this machine: its file, its owner, whether it is up to date, and systemd's state of it."""
 
     path: Path
     there: bool
@@ -202,7 +197,7 @@ class Installed:
 
 
 def unit_path(unit: Unit) -> Path:
-    """Where the unit's file belongs: systemd.unit(5), the administrator's directory or the user's own."""
+    """Path of the unit file: the administrator's or the user's directory of systemd.unit(5)."""
     if unit.system:
         return SYSTEM_UNITS / f"{unit.name}.service"
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -210,9 +205,9 @@ def unit_path(unit: Unit) -> Path:
 
 
 def look(unit: Unit) -> Installed:
-    """How the unit stands."""
+    """Inspect the unit on this machine."""
     path = unit_path(unit)
-    text = _text(path)
+    text = _read_text(path)
     state = ""
     if BOOTED.is_dir() and shutil.which("systemctl"):
         state = _call(unit, "is-active", path.name).stdout.strip()
@@ -220,11 +215,11 @@ def look(unit: Unit) -> Installed:
 
 
 def install(unit: Unit) -> Path:
-    """Write the unit and have systemd start it at boot; returns its path. Starting it now is left to the person."""
+    """Write the unit and enable it at boot, without starting it; returns its path."""
     text, path = render(unit), unit_path(unit)
     _require_systemd()
-    _require_reach(unit)
-    if path.exists() and not _text(path).startswith(MARK):
+    _require_readable(unit)
+    if path.exists() and not _read_text(path).startswith(MARK):
         raise UnitRefused(f"{path} was not written by traced", hint=f"move it away, or --name {unit.name}2")
     _write(path, text)
     _systemctl(unit, "daemon-reload")
@@ -233,11 +228,11 @@ def install(unit: Unit) -> Path:
 
 
 def uninstall(unit: Unit) -> Path:
-    """Stop the unit, take it out of the start-up and remove its file; returns the path that was."""
+    """Stop and disable the unit and remove its file; returns the path."""
     path = unit_path(unit)
     if not path.exists():
         raise UnitRefused(f"there is no {path}", hint="traced service show")
-    if not _text(path).startswith(MARK):
+    if not _read_text(path).startswith(MARK):
         raise UnitRefused(f"{path} was not written by traced", hint=f"systemctl disable --now {path.name}")
     _require_systemd()
     _systemctl(unit, "disable", "--now", path.name)
@@ -250,11 +245,11 @@ def uninstall(unit: Unit) -> Path:
 
 
 def machine() -> Machine:
-    """What of this machine a unit depends on."""
+    """Detect systemd's version, the Docker group and a GPU."""
     version = 0
     if systemctl := shutil.which("systemctl"):
-        said = subprocess.run([systemctl, "--version"], capture_output=True, text=True, check=False).stdout
-        version = int(found[1]) if (found := re.match(r"systemd (\d+)", said)) else 0
+        output = subprocess.run([systemctl, "--version"], capture_output=True, text=True, check=False).stdout
+        version = int(match[1]) if (match := re.match(r"systemd (\d+)", output)) else 0
     return Machine(version, _socket_group(), GPU.exists())
 
 
@@ -275,20 +270,20 @@ def _require_systemd() -> None:
         )
 
 
-def _require_reach(unit: Unit) -> None:
-    """A made-up user must be able to start this interpreter and to read this package."""
+def _require_readable(unit: Unit) -> None:
+    """Check that a dynamic user can reach this interpreter and this package."""
     if not unit.system or unit.run_as:
         return
-    for needed in (unit.python, unit.python.resolve(), Path(__file__).resolve()):
-        closed = next((place for place in needed.parents if not place.stat().st_mode & 0o001), None)
-        if closed is not None:
+    for path in (unit.python, unit.python.resolve(), Path(__file__).resolve()):
+        blocked = next((place for place in path.parents if not place.stat().st_mode & 0o001), None)
+        if blocked is not None:
             raise UnitRefused(
-                f"{needed} lies in {closed}, which other users cannot enter",
+                f"{path} lies in {blocked}, which other users cannot enter",
                 hint="--run-as USER, or install below /opt",
             )
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -307,11 +302,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _systemctl(unit: Unit, *words: str) -> None:
-    done = _call(unit, *words)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()
+    result = _call(unit, *words)
+    if result.returncode:
+        output = (result.stderr or result.stdout).strip()
         hint = "systemctl status" if unit.system else "log in as that user (or loginctl enable-linger USER)"
-        raise SystemctlFailed(f"systemctl {' '.join(words)}: {said or f'exit status {done.returncode}'}", hint=hint)
+        raise SystemctlFailed(f"systemctl {' '.join(words)}: {output or f'exit status {result.returncode}'}", hint=hint)
 
 
 def _call(unit: Unit, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -1,27 +1,10 @@
-"""What begins a cycle without a person: a clock (cron, interval), or what the target has reported.
+"""Triggers that request a cycle: by the clock (cron, interval), or by reported trajectories and their failure rate.
 
-Invariants: a trigger only asks for a cycle and says why; the loop begins it, one at a time. Everything counts from the
-beginning of the last cycle, whoever began it (``store.repositories.cycles``). A clock that was due while the service
-was down is due once, however often it was missed; one that is due during a cycle, a restart or while the store is gone
-waits, and any cycle that begins meanwhile serves it. A paused target forgets its clocks' causes and keeps its counts.
-
-What is kept lies in ``triggers.db`` of the data directory and not in the store: the schedule then needs no database
-that can be gone, its pickled jobs never travel in a backup, and the file can be made anew from the settings, which is
-what happens when it is damaged (a trigger may then come later, never twice). The job of a clock is named by its
-expression: a changed one replaces it, one that is off is removed.
-
-The clock on the wall: jobs are looked at every ``look_s`` of monotonic time, so that a step forward delays nothing for
-longer; after a step back of more than ``STEP_S`` they are planned anew from the new time.
-Settings that are read again (``take``) are followed from the next look on.
-How it fails: a store or a file that fails is asked again at the next look, and that is logged once.
-
-What a target has reported since its last cycle began, and whether that is enough to begin the next.
-
-Invariants: pure functions over frozen values. Trajectories carry no time, so "the newest" are told from totals: the
-newest look that lies at least a window back is kept, and the failures since then are divided by the trajectories since
-then. A window is therefore never smaller than asked for, and larger by what arrived between two looks. Totals that
-shrink (something was deleted) and a cycle that began count anew. Infrastructure failures are in neither total.
-Not covered: what a cycle itself records, which must not begin the next one (the totals leave it out).
+Invariants: a trigger only requests a cycle; counting starts at the beginning of the last cycle. Runs missed while the
+service was down are caught up once; a trigger that fires during a cycle is queued. A paused target drops its queued
+clock triggers and keeps its counts. Failure rates cover at least the configured window; infrastructure failures do not
+count. State lies in ``triggers.db`` of the data directory, which is recreated when damaged.
+How it fails: errors of store or file are logged once and retried at the next check.
 """
 
 import asyncio
@@ -43,10 +26,10 @@ from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
-from store.database import connect, reading, sqlite_url
+from store.database import connect, read_session, sqlite_url
 from store.errors import StoreError
-from store.records import TargetStanding
-from store.repositories.cycles import target_standing
+from store.records import TargetState
+from store.repositories.cycles import get_target_state
 from store.repositories.trajectories import count_reported
 from store.types import Outcome
 from traced.config.service_sections import TriggersSection
@@ -57,7 +40,7 @@ from traced.core.time_windows import parse_zone
 
 @dataclass(frozen=True)
 class Totals:
-    """Trajectories that a target has reported, and the failures among them."""
+    """Counts of a target's reported trajectories and of the failures among them."""
 
     trajectories: int = 0
     failures: int = 0
@@ -65,9 +48,9 @@ class Totals:
 
 @dataclass(frozen=True)
 class Counters:
-    """Since the last cycle began at ``started`` (ISO, "" for never): what was seen, and a clock's cause that waits.
+    """Samples of the totals since the last cycle began, and the cause of a queued clock trigger.
 
-    ``looks`` are oldest first; the first is from the beginning of that cycle.
+    ``started`` is ISO, "" for never. ``looks`` are oldest first, the first from the beginning of that cycle.
     """
 
     started: str
@@ -75,51 +58,54 @@ class Counters:
     due: str = ""
 
 
-def counted(before: Counters | None, started: str, now: Totals, window: int) -> Counters:
-    """The counters after one more look; without any ``before``, only a target that never began has all as new."""
-    if before is None:
-        before = Counters(started, (now if started else Totals(),))
-    if before.started != started:
-        return Counters(started, (now,))
-    if now.trajectories < before.looks[-1].trajectories:
-        return replace(before, looks=(now,))
-    if now == before.looks[-1]:
-        return before
-    old = [look for look in before.looks if look.trajectories <= now.trajectories - window]
-    recent = [look for look in before.looks if look.trajectories > now.trajectories - window]
-    kept = dict.fromkeys([before.looks[0], *old[-1:], *recent, now])
-    return replace(before, looks=tuple(kept))
+def counted(previous: Counters | None, started: str, totals: Totals, window: int) -> Counters:
+    """Add a sample to the counters; starts anew when a cycle began or the totals fell (deleted trajectories)."""
+    if previous is None:
+        previous = Counters(started, (totals if started else Totals(),))
+    if previous.started != started:
+        return Counters(started, (totals,))
+    if totals.trajectories < previous.looks[-1].trajectories:
+        return replace(previous, looks=(totals,))
+    if totals == previous.looks[-1]:
+        return previous
+    # Trajectories carry no time, so "recent" is told from totals: the newest sample that lies a whole window back
+    # stays as the reference, older ones are dropped.
+    older = [sample for sample in previous.looks if sample.trajectories <= totals.trajectories - window]
+    recent = [sample for sample in previous.looks if sample.trajectories > totals.trajectories - window]
+    samples = dict.fromkeys([previous.looks[0], *older[-1:], *recent, totals])
+    return replace(previous, looks=tuple(samples))
 
 
 def enough(counters: Counters, trajectories: int, failure_rate: float, window: int) -> str:
-    """Why a cycle is due by what was counted, in words, or ""; 0 turns a limit off."""
+    """The reason why the counts make a cycle due, or ""; a limit of 0 is off."""
     now = counters.looks[-1]
     new = now.trajectories - counters.looks[0].trajectories
     if trajectories and new >= trajectories:
         return f"{new} new trajectories"
-    old = [look for look in counters.looks if look.trajectories <= now.trajectories - window]
-    if not failure_rate or not old:
+    older = [sample for sample in counters.looks if sample.trajectories <= now.trajectories - window]
+    if not failure_rate or not older:
         return ""
-    over = now.trajectories - old[-1].trajectories
-    rate = (now.failures - old[-1].failures) / over
-    return f"failure rate {100 * rate:.0f} % over the last {over}" if rate >= failure_rate else ""
+    span = now.trajectories - older[-1].trajectories
+    rate = (now.failures - older[-1].failures) / span
+    return f"failure rate {100 * rate:.0f} % over the last {span}" if rate >= failure_rate else ""
 
 
 FILE = "triggers.db"
 LOOK_S = 30.0
-STEP_S = 60.0  # a clock that is corrected by less fires no job twice
+STEP_S = 60.0  # clock corrections below this are ignored, so that no job fires twice
 
 log = logging.getLogger(__name__)
 
 
-def cause(said: str) -> str:
-    """The work of a clock's job: its cause, which the scheduler's listener hears (a stored job can hold no loop)."""
-    return said
+def cause(reason: str) -> str:
+    """The scheduled job: returns its reason to the scheduler's listener."""
+    # The path of this function is pickled into stored jobs, and a stored job cannot hold the loop.
+    return reason
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A trigger by the clock; ``key`` changes with everything that decides when it is due."""
+    """A trigger by the clock; ``key`` changes with its schedule, so that a changed one is planned anew."""
 
     cause: str
     key: str
@@ -128,40 +114,40 @@ class Clock:
 
 @dataclass
 class Triggers:
-    """The triggers of the settings' target; ``request`` asks for a cycle (``CycleLoop.request_cycle``)."""
+    """The triggers of the target; ``request`` requests a cycle (``CycleLoop.request_cycle``)."""
 
     settings: Settings
     store: sqlalchemy.Engine
     request: Callable[[str], None]
     now: Callable[[], datetime]
     look_s: float = LOOK_S
-    _next: datetime | None = None
-    _heard: list[str] = field(default_factory=list)
+    _next_run: datetime | None = None
+    _fired_causes: list[str] = field(default_factory=list)
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
-    _home: asyncio.AbstractEventLoop | None = None
-    _asked_since: str | None = None
-    _complained: bool = False
+    _event_loop: asyncio.AbstractEventLoop | None = None
+    _requested_since: str | None = None
+    _outage_logged: bool = False
 
     def next_at(self) -> datetime | None:
-        """When a clock is due next, as of the last look; None where no clock is set."""
-        return self._next
+        """Time of the next clock trigger as of the last check; None if none is set."""
+        return self._next_run
 
     def take(self, settings: Settings) -> None:
-        """Follow other settings from now on; may be called on any thread."""
+        """Apply reloaded settings; may be called on any thread."""
         self.settings = settings
-        if self._home is not None:
-            self._home.call_soon_threadsafe(self._awake.set)
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._awake.set)
 
     async def run(self) -> None:
-        """Watch until cancelled; where everything is off and nothing is left to remove, wait for other settings."""
-        self._home, file = asyncio.get_running_loop(), self.settings.data_dir / FILE
+        """Run until cancelled; sleeps until a reload where every trigger is off."""
+        self._event_loop, file = asyncio.get_running_loop(), self.settings.data_dir / FILE
         while True:
             if self._is_off() and not file.exists():
                 await self._awake.wait()
                 self._awake.clear()
                 continue
             try:
-                await self._watch(file)
+                await self._supervise(file)
             except DBAPIError as error:
                 log.warning("%s fails, triggers begin again: %s", file, error.orig)
                 await asyncio.sleep(self.look_s)
@@ -170,113 +156,116 @@ class Triggers:
         section = self.settings.triggers
         return not (clocks(section) or section.trajectories or section.failure_rate)
 
-    async def _watch(self, file: Path) -> None:
+    async def _supervise(self, file: Path) -> None:
         section = self.settings.triggers
-        with _opened(file) as kept, self._scheduled(kept, clocks(section)) as scheduler:
-            ahead = self._ahead()
+        with _open_file(file) as engine, self._scheduled(engine, clocks(section)) as scheduler:
+            offset = self._clock_offset()
             while True:
-                stepped_back = ahead - self._ahead() > STEP_S
+                # After a step back the stored times lie too far ahead. A step forward needs nothing: jobs are checked
+                # every look_s of monotonic time.
+                stepped_back = offset - self._clock_offset() > STEP_S
                 if stepped_back or section != self.settings.triggers:
                     section = self.settings.triggers
                     _plan(scheduler, clocks(section), anew=stepped_back)
-                ahead = self._ahead()
+                offset = self._clock_offset()
                 scheduler.wakeup()
-                await asyncio.sleep(0)  # what wakeup has put on the loop
-                await self._look(kept)
-                self._next = _earliest(scheduler)
+                # Lets the callbacks run that wakeup has scheduled.
+                await asyncio.sleep(0)
+                await self._check(engine)
+                self._next_run = _earliest_run(scheduler)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._awake.wait(), self.look_s)
                 self._awake.clear()
 
     @contextmanager
-    def _scheduled(self, kept: sqlalchemy.Engine, wanted: dict[str, Clock]) -> Iterator[Any]:
+    def _scheduled(self, engine: sqlalchemy.Engine, configured: dict[str, Clock]) -> Iterator[Any]:
         scheduler = AsyncIOScheduler(
             event_loop=asyncio.get_running_loop(),
-            jobstores={"default": SQLAlchemyJobStore(engine=kept)},
+            jobstores={"default": SQLAlchemyJobStore(engine=engine)},
             job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
         )
-        heard: dict[str, datetime] = {}
+        fired_at: dict[str, datetime] = {}
 
-        def hear(event: Any) -> None:
-            if heard.get(event.job_id) != event.scheduled_run_time:  # again: its row could not be written
-                heard[event.job_id] = event.scheduled_run_time
-                self._heard.append(event.retval)
+        def on_executed(event: Any) -> None:
+            if fired_at.get(event.job_id) != event.scheduled_run_time:  # again: its row could not be written
+                fired_at[event.job_id] = event.scheduled_run_time
+                self._fired_causes.append(event.retval)
                 self._awake.set()
 
-        scheduler.add_listener(hear, EVENT_JOB_EXECUTED)
+        scheduler.add_listener(on_executed, EVENT_JOB_EXECUTED)
         scheduler.start(paused=True)
         try:
-            _plan(scheduler, wanted)
+            _plan(scheduler, configured)
             scheduler.resume()
             yield scheduler
         finally:
             scheduler.shutdown(wait=False)
 
-    async def _look(self, kept: sqlalchemy.Engine) -> None:
-        """Count, and ask for a cycle where one is due; a look that fails changes nothing."""
-        heard = list(self._heard)
+    async def _check(self, engine: sqlalchemy.Engine) -> None:
+        """Update the counters and request a cycle if one is due; errors change nothing."""
+        causes = list(self._fired_causes)
         try:
-            standing, counters = await asyncio.to_thread(self._count, kept, heard)
+            target_state, counters = await asyncio.to_thread(self._update_counters, engine, causes)
         except (StoreError, DBAPIError) as error:
-            if not self._complained:
+            if not self._outage_logged:
                 log.warning("triggers wait: %s", error)
-            self._complained = True
+            self._outage_logged = True
             return
-        self._complained = False
-        del self._heard[: len(heard)]
+        self._outage_logged = False
+        del self._fired_causes[: len(causes)]
         section = self.settings.triggers
-        why = counters.due or enough(counters, section.trajectories, section.failure_rate, section.window)
-        if standing.paused_at is None and why and self._asked_since != counters.started:
-            self._asked_since = counters.started  # the loop keeps what it was asked until a cycle begins
-            log.info("a cycle of %s is due: %s", standing.name, why)
-            self.request(why)
+        reason = counters.due or enough(counters, section.trajectories, section.failure_rate, section.window)
+        if target_state.paused_at is None and reason and self._requested_since != counters.started:
+            self._requested_since = counters.started  # the loop keeps what it was asked until a cycle begins
+            log.info("a cycle of %s is due: %s", target_state.name, reason)
+            self.request(reason)
 
-    def _count(self, kept: sqlalchemy.Engine, heard: list[str]) -> tuple[TargetStanding, Counters]:
-        """Where the target stands, and the counters after this look, which are kept."""
+    def _update_counters(self, engine: sqlalchemy.Engine, causes: list[str]) -> tuple[TargetState, Counters]:
+        """The target's state and the updated counters, which are saved."""
         name = self.settings.target.name
-        with reading(self.store) as opened:
-            standing = target_standing(opened, name)
-            outcomes = count_reported(opened, name)
+        with read_session(self.store) as session:
+            target_state = get_target_state(session, name)
+            outcomes = count_reported(session, name)
         totals = Totals(outcomes[Outcome.SUCCESS] + outcomes[Outcome.FAILURE], outcomes[Outcome.FAILURE])
-        started = standing.last_started_at.isoformat() if standing.last_started_at else ""
-        before = _load(kept)
-        counters = counted(before, started, totals, self.settings.triggers.window)
-        due = "" if standing.paused_at is not None else (counters.due or "".join(heard[:1]))
+        started = target_state.last_started_at.isoformat() if target_state.last_started_at else ""
+        previous = _load(engine)
+        counters = counted(previous, started, totals, self.settings.triggers.window)
+        due = "" if target_state.paused_at is not None else (counters.due or "".join(causes[:1]))
         counters = replace(counters, due=due)
-        if counters != before:
-            _save(kept, counters)
-        return standing, counters
+        if counters != previous:
+            _save(engine, counters)
+        return target_state, counters
 
-    def _ahead(self) -> float:
-        """Seconds by which the clock on the wall is ahead of the monotonic one."""
+    def _clock_offset(self) -> float:
+        """Seconds by which the wall clock is ahead of the monotonic clock."""
         return self.now().timestamp() - time.monotonic()
 
 
 def clocks(section: TriggersSection) -> dict[str, Clock]:
-    """The clocks that are on, by their jobs' names."""
-    found = {}
+    """The enabled clock triggers by job name."""
+    enabled = {}
     zone = parse_zone(section.time_zone)
     if section.cron:
         key = f"{section.cron} {section.time_zone}"
-        found["cron"] = Clock(f"cron {section.cron}", key, lambda: cron_trigger(section.cron, zone))
+        enabled["cron"] = Clock(f"cron {section.cron}", key, lambda: cron_trigger(section.cron, zone))
     if section.interval_h:
         hours = section.interval_h
-        found["interval"] = Clock(f"every {hours:g} h", str(hours), lambda: IntervalTrigger(seconds=hours * 3600))
-    return found
+        enabled["interval"] = Clock(f"every {hours:g} h", str(hours), lambda: IntervalTrigger(seconds=hours * 3600))
+    return enabled
 
 
-def _plan(scheduler: Any, wanted: dict[str, Clock], *, anew: bool = False) -> None:
-    """Make the stored jobs those that are wanted; one that is as it was keeps its time, unless ``anew``."""
-    stored = {job.id: job for job in scheduler.get_jobs()}
-    for name in stored.keys() - wanted.keys():
+def _plan(scheduler: Any, configured: dict[str, Clock], *, anew: bool = False) -> None:
+    """Make the stored jobs match the configured ones; unchanged jobs keep their time, unless ``anew``."""
+    jobs = {job.id: job for job in scheduler.get_jobs()}
+    for name in jobs.keys() - configured.keys():
         scheduler.remove_job(name)
-    for name, clock in wanted.items():
-        if anew or name not in stored or stored[name].name != clock.key:
+    for name, clock in configured.items():
+        if anew or name not in jobs or jobs[name].name != clock.key:
             trigger = clock.trigger()
             scheduler.add_job(cause, trigger, [clock.cause], id=name, name=clock.key, replace_existing=True)
 
 
-def _earliest(scheduler: Any) -> datetime | None:
+def _earliest_run(scheduler: Any) -> datetime | None:
     try:
         times = [job.next_run_time for job in scheduler.get_jobs() if job.next_run_time is not None]
     except DBAPIError:
@@ -285,44 +274,46 @@ def _earliest(scheduler: Any) -> datetime | None:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[sqlalchemy.Engine]:
-    """The file of the triggers; a damaged one is replaced."""
-    kept = connect(sqlite_url(file))
+def _open_file(file: Path) -> Iterator[sqlalchemy.Engine]:
+    """Open the triggers' file; a damaged one is replaced."""
+    # A file of its own and not the store: the schedule works without the database, its pickled jobs are in no backup.
+    engine = connect(sqlite_url(file))
     try:
-        if not _made(kept):
+        if not _create_table(engine):
             log.warning("%s is damaged and made anew", file)
-            kept.dispose()
-            for end in ("", "-wal", "-shm"):
-                file.with_name(file.name + end).unlink(missing_ok=True)
-            _made(kept)
-        yield kept
+            engine.dispose()
+            for suffix in ("", "-wal", "-shm"):
+                file.with_name(file.name + suffix).unlink(missing_ok=True)
+            _create_table(engine)
+        yield engine
     finally:
-        kept.dispose()
+        engine.dispose()
 
 
-def _made(kept: sqlalchemy.Engine) -> bool:
-    """Make the table that is missing; False where the file is damaged."""
+def _create_table(engine: sqlalchemy.Engine) -> bool:
+    """Create the table if it is missing; False if the file is damaged."""
     try:
-        with kept.begin() as connection:
-            sound = connection.execute(text("PRAGMA quick_check(1)")).scalar() == "ok"
+        with engine.begin() as connection:
+            intact = connection.execute(text("PRAGMA quick_check(1)")).scalar() == "ok"
             connection.execute(text("CREATE TABLE IF NOT EXISTS counters (id INTEGER PRIMARY KEY, value TEXT)"))
-            return sound
+            return intact
     except OperationalError:
-        raise  # no space, no rights: nothing that making it anew would mend
+        # No space or no rights: recreating the file would not help.
+        raise
     except DatabaseError:
         return False
 
 
-def _load(kept: sqlalchemy.Engine) -> Counters | None:
-    with kept.begin() as connection:
+def _load(engine: sqlalchemy.Engine) -> Counters | None:
+    with engine.begin() as connection:
         value = connection.execute(text("SELECT value FROM counters")).scalar()
     if value is None:
         return None
-    held = json.loads(value)
-    return Counters(held["started"], tuple(Totals(**look) for look in held["looks"]), held["due"])
+    record = json.loads(value)
+    return Counters(record["started"], tuple(Totals(**sample) for sample in record["looks"]), record["due"])
 
 
-def _save(kept: sqlalchemy.Engine, counters: Counters) -> None:
-    with kept.begin() as connection:
+def _save(engine: sqlalchemy.Engine, counters: Counters) -> None:
+    with engine.begin() as connection:
         row = {"value": json.dumps(asdict(counters))}
         connection.execute(text("INSERT OR REPLACE INTO counters (id, value) VALUES (1, :value)"), row)

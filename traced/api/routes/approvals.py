@@ -1,10 +1,6 @@
-"""What a decision on an adapter version stands on, and the episodes that its gate has compared.
+"""Routes for approvals: gated adapter versions, the evidence for a decision, and the gate's episodes.
 
-The case of an adapter version, put together from the store's rows.
-
-Invariants: nothing here writes; what is shown is of one moment; no messages are read but those of one episode that is
-asked for. Fails: ``NotFound`` for what is not stored, ``NoSuchThing`` for a version whose gate has not answered.
-Not covered: which target tasks the capability does not touch (the gate's own analysis says it and keeps no list).
+Read-only. Raises ``NotFound`` for unknown names and ``NoSuchThing`` for a version without a gate result.
 """
 
 import math
@@ -13,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from fastapi import APIRouter
 from sqlmodel import Session
 
-from store.database import reading
+from store.database import read_session
 from store.errors import NotFound
 from store.records import AdapterVersion, Approval, Cycle, GateRecord
 from store.repositories.adapters import get_adapter, get_training_run, list_iterations
@@ -21,24 +17,24 @@ from store.repositories.capabilities import get_capability, list_findings
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
 from store.repositories.promotions import (
-    Judged,
-    PlayedPair,
+    EpisodePair,
+    GatedAdapter,
     gate_pairs,
     list_approvals,
+    list_gated_adapters,
     list_gates,
-    list_judged,
     live_adapters,
     trials,
 )
 from store.repositories.trajectories import get_trajectory
-from store.text import in_unicode
+from store.text import replace_surrogates
 from store.types import Outcome
 from traced.api.control import Control
 from traced.api.errors import NoSuchThing
 from traced.api.queries import Limit
 from traced.client.approvals import (
+    ApprovalStatus,
     ApprovalView,
-    AskedView,
     CapabilityLineage,
     Case,
     ChangesView,
@@ -46,140 +42,164 @@ from traced.client.approvals import (
     DecisionView,
     EnvironmentLineage,
     Episode,
+    EpisodesRequestView,
     EpisodeView,
     GateView,
     PairView,
-    Standing,
     TrainingLineage,
 )
 from traced.config.settings import Settings
-from traced.registry.promotion import looks, outstanding
+from traced.registry.promotion import outstanding, round_limit
 
 BASE = "base"  # what episodes call the base model
-MOST = 8  # pairs that are shown of each kind, and tasks that are named
+MOST = 8  # the most pairs of each kind, and named tasks
 
 
-def standing(one: Judged) -> ApprovalView:
-    """How an adapter version stands."""
-    stands: Standing = "waiting" if one.waits else "not passed"
-    decided = None if one.decision is None else _decision(one.decision)
+def standing(gated: GatedAdapter) -> ApprovalView:
+    """The approval state of an adapter version."""
+    undecided: ApprovalStatus = "waiting" if gated.awaits_decision else "not passed"
+    decision = None if gated.decision is None else _decision(gated.decision)
     return ApprovalView(
-        name=one.name,
-        capability=one.capability,
-        cycle_id=one.cycle_id,
-        standing=stands if decided is None else decided.decision,
-        answer=one.answer.value,
-        rounds=one.rounds,
-        at=one.at,
-        decision=decided,
+        name=gated.name,
+        capability=gated.capability,
+        cycle_id=gated.cycle_id,
+        standing=undecided if decision is None else decision.decision,
+        answer=gated.answer.value,
+        rounds=gated.rounds,
+        at=gated.at,
+        decision=decision,
     )
 
 
 def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
-    """Everything that a decision on ``adapter`` stands on."""
+    """Collect the evidence for a decision on ``adapter``."""
     version = get_adapter(session, adapter)
-    judged = list_judged(session, limit=1, name=adapter)
-    if not judged:
+    gated = list_gated_adapters(session, limit=1, name=adapter)
+    if not gated:
         raise NoSuchThing(f"the gate of {adapter} has not answered", hint=f"traced explain {adapter}")
     cycle = get_cycle(session, version.cycle_id)
-    wanted = outstanding(session, cycle.id).get(adapter)
+    request = outstanding(session, cycle.id).get(adapter)
     pairs = _pairs(session, version, cycle)
-    compared = [_pair(on, one) for on, found in pairs.items() for one in found if _sound(one)]
+    pair_views = [_pair(split, pair) for split, group in pairs.items() for pair in group if _is_judged(pair)]
     return Case(
-        adapter=standing(judged[0]),
-        live=adapter in {one.adapter for one in live_adapters(session)},
-        trial=next((one.promotion.state.value for one in trials(session) if one.promotion.adapter == adapter), ""),
-        gates=[_gate(one) for one in reversed(list_gates(session, adapter))],
-        looks=looks(cycle, settings.gate.max_rounds),
-        asked=None if wanted is None else AskedView.model_validate(vars(wanted)),
+        adapter=standing(gated[0]),
+        live=adapter in {promotion.adapter for promotion in live_adapters(session)},
+        trial=next((t.promotion.state.value for t in trials(session) if t.promotion.adapter == adapter), ""),
+        gates=[_gate(gate) for gate in reversed(list_gates(session, adapter))],
+        looks=round_limit(cycle, settings.gate.max_rounds),
+        asked=None if request is None else EpisodesRequestView.model_validate(vars(request)),
         policy=settings.promotion.policy,
-        changes=[_changes(on, found) for on, found in pairs.items() if found],
-        improved=sorted((one for one in compared if one.change > 0), key=lambda one: -one.change)[:MOST],
-        harmed=sorted((one for one in compared if one.change < 0), key=lambda one: one.change)[:MOST],
+        changes=[_changes(split, group) for split, group in pairs.items() if group],
+        improved=sorted((pair for pair in pair_views if pair.change > 0), key=lambda pair: -pair.change)[:MOST],
+        harmed=sorted((pair for pair in pair_views if pair.change < 0), key=lambda pair: pair.change)[:MOST],
         capability=_capability(session, version),
         environment=_environment(session, version),
         training=_training(session, version),
         cycle_id=cycle.id,
         target=cycle.target,
         cycle_state=cycle.state.value,
-        decisions=[_decision(one) for one in reversed(list_approvals(session, adapter))],
+        decisions=[_decision(approval) for approval in reversed(list_approvals(session, adapter))],
     )
 
 
 def gate_episode(session: Session, adapter: str, trajectory_id: str) -> Episode:
-    """An episode of the adapter's cycle, by the base or by the adapter; any other is as good as not there."""
-    version, found = get_adapter(session, adapter), get_trajectory(session, trajectory_id, tokens=False)
-    if found.cycle_id != version.cycle_id or found.model not in (BASE, adapter):
+    """An episode of the adapter's gate. Raises ``NotFound`` for any other trajectory."""
+    version, trajectory = get_adapter(session, adapter), get_trajectory(session, trajectory_id, tokens=False)
+    if trajectory.cycle_id != version.cycle_id or trajectory.model not in (BASE, adapter):
         raise NotFound(f"episode of the gate of {adapter!r}", trajectory_id)
-    values = {name: in_unicode(getattr(found, name)) for name in ("id", "model", "task_id", "detail", "messages")}
-    return Episode(**values, reward=found.reward, outcome=found.outcome.value, end_cause=found.end_cause.value)
+    values = {
+        name: replace_surrogates(getattr(trajectory, name)) for name in ("id", "model", "task_id", "detail", "messages")
+    }
+    return Episode(
+        **values, reward=trajectory.reward, outcome=trajectory.outcome.value, end_cause=trajectory.end_cause.value
+    )
 
 
-def _pairs(session: Session, version: AdapterVersion, cycle: Cycle) -> dict[str, list[PlayedPair]]:
-    played = {"environment": (f"env:{version.environment_hash[:12]}", ""), "target": (cycle.target, "gate")}
+def _pairs(session: Session, version: AdapterVersion, cycle: Cycle) -> dict[str, list[EpisodePair]]:
+    sources = {"environment": (f"env:{version.environment_hash[:12]}", ""), "target": (cycle.target, "gate")}
     return {
-        on: list(gate_pairs(session, adapter=version.name, base=BASE, cycle_id=cycle.id, source=source, split=split))
-        for on, (source, split) in played.items()
+        subject: list(
+            gate_pairs(session, adapter=version.name, base=BASE, cycle_id=cycle.id, source=source, split=split)
+        )
+        for subject, (source, split) in sources.items()
     }
 
 
-def _sound(pair: PlayedPair) -> bool:
+def _is_judged(pair: EpisodePair) -> bool:
     return Outcome.INFRASTRUCTURE not in (pair.base.outcome, pair.adapter.outcome)
 
 
-def _pair(on: str, pair: PlayedPair) -> PairView:
+def _pair(on: str, pair: EpisodePair) -> PairView:
     base, adapter = (
-        EpisodeView(id=one.id, reward=one.reward, outcome=one.outcome.value) for one in (pair.base, pair.adapter)
+        EpisodeView(id=side.id, reward=side.reward, outcome=side.outcome.value) for side in (pair.base, pair.adapter)
     )
     return PairView(on=on, task_id=pair.task_id, trial=pair.trial, base=base, adapter=adapter)
 
 
-def _changes(on: str, pairs: Sequence[PlayedPair]) -> ChangesView:
-    sound = [pair for pair in pairs if _sound(pair)]
-    won = [(pair.base.outcome is Outcome.SUCCESS, pair.adapter.outcome is Outcome.SUCCESS) for pair in sound]
-    lost = [pair.task_id for pair, moved in zip(sound, won, strict=True) if moved == (True, False)]
+def _changes(on: str, pairs: Sequence[EpisodePair]) -> ChangesView:
+    sound = [pair for pair in pairs if _is_judged(pair)]
+    successes = [(pair.base.outcome is Outcome.SUCCESS, pair.adapter.outcome is Outcome.SUCCESS) for pair in sound]
+    lost_tasks = [pair.task_id for pair, success in zip(sound, successes, strict=True) if success == (True, False)]
     return ChangesView(
         on=on,
         pairs=len(sound),
-        gained=won.count((False, True)),
-        lost=len(lost),
-        lost_tasks=list(dict.fromkeys(lost))[:MOST],
+        gained=successes.count((False, True)),
+        lost=len(lost_tasks),
+        lost_tasks=list(dict.fromkeys(lost_tasks))[:MOST],
         infrastructure=len(pairs) - len(sound),
     )
 
 
 def _gate(record: GateRecord) -> GateView:
-    compared = [ComparisonView(**{**vars(one), "answer": one.answer.value}) for one in record.result.comparisons]
+    comparisons = [
+        ComparisonView(**{**vars(comparison), "answer": comparison.answer.value})
+        for comparison in record.result.comparisons
+    ]
     result = record.result
-    return GateView(id=record.id, at=record.at, answer=result.answer.value, rounds=result.rounds, comparisons=compared)
+    return GateView(
+        id=record.id, at=record.at, answer=result.answer.value, rounds=result.rounds, comparisons=comparisons
+    )
 
 
-def _decision(one: Approval) -> DecisionView:
-    return DecisionView(decision=one.decision.value, who=one.who, at=one.at, reason=one.reason, gate_id=one.gate_id)
+def _decision(approval: Approval) -> DecisionView:
+    return DecisionView(
+        decision=approval.decision.value,
+        who=approval.who,
+        at=approval.at,
+        reason=approval.reason,
+        gate_id=approval.gate_id,
+    )
 
 
 def _capability(session: Session, version: AdapterVersion) -> CapabilityLineage:
-    meant = get_capability(session, version.cycle_id, version.capability)
-    found = next((one for one in list_findings(session, version.cycle_id) if one.capability == meant.name), None)
+    capability = get_capability(session, version.cycle_id, version.capability)
+    finding = next(
+        (
+            candidate
+            for candidate in list_findings(session, version.cycle_id)
+            if candidate.capability == capability.name
+        ),
+        None,
+    )
     return CapabilityLineage(
-        name=meant.name,
-        title=meant.title,
-        description=meant.description,
-        delta=found.delta if found else None,
-        coverage=found.coverage if found else None,
-        runs=found.runs if found else 0,
-        runs_agreeing=found.runs_agreeing if found else 0,
+        name=capability.name,
+        title=capability.title,
+        description=capability.description,
+        delta=finding.delta if finding else None,
+        coverage=finding.coverage if finding else None,
+        runs=finding.runs if finding else 0,
+        runs_agreeing=finding.runs_agreeing if finding else 0,
     )
 
 
 def _environment(session: Session, version: AdapterVersion) -> EnvironmentLineage:
-    made = get_environment(session, version.environment_hash)
+    environment = get_environment(session, version.environment_hash)
     admissions = list_admissions(session, version.environment_hash)
     checks = admissions[-1].report.checks if admissions else []
     return EnvironmentLineage(
-        hash=made.hash,
-        synthesizer=made.synthesizer,
-        seed=made.seed,
+        hash=environment.hash,
+        synthesizer=environment.synthesizer,
+        seed=environment.seed,
         admitted=admissions[-1].report.admitted if admissions else None,
         checks=len(checks),
         failed=[check.name for check in checks if not check.passed],
@@ -188,7 +208,7 @@ def _environment(session: Session, version: AdapterVersion) -> EnvironmentLineag
 
 def _training(session: Session, version: AdapterVersion) -> TrainingLineage:
     run = get_training_run(session, version.training_run_id)
-    rewards = list(_rewards(one.values for one in list_iterations(session, run.id)))
+    rewards = list(_rewards(iteration.values for iteration in list_iterations(session, run.id)))
     seeds = run.config.get("seeds", [])
     return TrainingLineage(
         id=run.id,
@@ -212,25 +232,25 @@ def _rewards(iterations: Iterable[dict[str, float]]) -> Iterable[float | None]:
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths."""
+    """Build the routes."""
     router = APIRouter()
 
     @router.get("/approvals")
     def approvals(limit: Limit = 100) -> list[ApprovalView]:
         """Adapter versions that wait for a decision, then the others whose gate has answered, newest first."""
-        with reading(control.store) as opened:
-            return [standing(one) for one in list_judged(opened, limit=limit)]
+        with read_session(control.store) as session:
+            return [standing(gated) for gated in list_gated_adapters(session, limit=limit)]
 
     @router.get("/adapters/{adapter}/case")
     def case(adapter: str) -> Case:
         """The whole case of one adapter version."""
-        with reading(control.store) as opened:
-            return adapter_case(opened, adapter, control.settings)
+        with read_session(control.store) as session:
+            return adapter_case(session, adapter, control.settings)
 
     @router.get("/adapters/{adapter}/episodes/{trajectory_id:path}")
     def episode(adapter: str, trajectory_id: str) -> Episode:
         """One of the episodes that its gate has compared, with its messages."""
-        with reading(control.store) as opened:
-            return gate_episode(opened, adapter, trajectory_id)
+        with read_session(control.store) as session:
+            return gate_episode(session, adapter, trajectory_id)
 
     return router

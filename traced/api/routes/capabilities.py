@@ -1,14 +1,7 @@
-"""Capabilities: all of them, one over its cycles, one in a cycle with its labels, and the messages that these cite.
+"""Routes for capabilities: the list, one over its cycles, its labels in a cycle, and the messages that the labels cite.
 
-Invariants: a table of labels covers at most ``TRAJECTORIES`` trajectories however many were labelled; messages are read
-for one page of cited ones only. Agreement between runs is computed once per capability and cycle, because labels never
-change, over the same trajectories. How it fails: the store's ``NotFound``.
-
-What has become of a capability: one word, from its finding, what was made for it, and its adapter versions.
-
-Invariants: what concerns a person or serves customers now comes before what the newest cycle did: a version that waits
-for a decision, a training, a trial, a live version; otherwise the newest cycle's last station counts. Nothing is asked
-of the store here.
+Invariants: a label table covers at most ``TRAJECTORIES`` trajectories; messages are read for one page of citations.
+How it fails: the store's ``NotFound``.
 """
 
 import json
@@ -19,23 +12,23 @@ from fastapi import APIRouter, Query
 from sqlmodel import Session
 
 from agents.contrast import agreement
-from store.database import reading
+from store.database import read_session
 from store.records import PromotionState, RunState
 from store.repositories.capabilities import (
+    CapabilityEntry,
+    CapabilityOutputs,
     LabelTable,
-    Made,
-    Named,
-    Told,
-    history,
+    TrajectoryHeader,
+    get_capability_entry,
     label_table,
-    made_for,
-    named_in,
-    newest_named,
-    told_of,
+    list_capability_entries,
+    newest_capabilities,
+    outputs_of_cycles,
+    trajectory_headers,
 )
 from store.repositories.promotions import list_promotions
 from store.repositories.trajectories import get_trajectories
-from store.text import in_unicode
+from store.text import replace_surrogates
 from store.types import Label, Message, Outcome, Verdict
 from traced.api import queries
 from traced.api.control import Control
@@ -58,17 +51,17 @@ GATES: dict[str, Standing] = {"fail": "gate failed", "inconclusive": "inconclusi
 
 
 def mark(adapter: AdapterView, undone: Standing | None) -> AdapterMark:
-    """What has become of a version; ``undone`` says what ended the traffic of an approved one that had some."""
+    """The state of an adapter version; ``undone`` is how an approved version's traffic ended."""
     return AdapterMark(
         name=adapter.name,
         version=int(adapter.name.rpartition("@v")[2]),
         cycle_id=adapter.cycle_id,
-        standing=_of_adapter(adapter, undone),
+        standing=_adapter_standing(adapter, undone),
         share=adapter.share,
     )
 
 
-def _of_adapter(adapter: AdapterView, undone: Standing | None) -> Standing:
+def _adapter_standing(adapter: AdapterView, undone: Standing | None) -> Standing:
     if adapter.live:
         return "live"
     if adapter.trial:
@@ -80,30 +73,31 @@ def _of_adapter(adapter: AdapterView, undone: Standing | None) -> Standing:
     return GATES.get(adapter.gate, "waiting")
 
 
-def standing(named: Named, made: Made, adapters: Sequence[AdapterMark]) -> Standing:
-    """The word for a capability, as its newest cycle named it, with all adapters that count."""
-    of_all = [one.standing for one in adapters]
-    if "waiting" in of_all:
+def standing(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> Standing:
+    """The state of a capability over all its adapter versions."""
+    # What needs a person or serves users comes first; otherwise the newest cycle's last stage counts.
+    states = [adapter.standing for adapter in adapters]
+    if "waiting" in states:
         return "waiting"
-    if made.training is RunState.RUNNING:
+    if outputs.training is RunState.RUNNING:
         return "training"
-    for word in FIRST:
-        if word in of_all:
-            return word
-    return of_cycle(named, made, [one for one in adapters if one.cycle_id == named.cycle_id])
+    for state in FIRST:
+        if state in states:
+            return state
+    return of_cycle(entry, outputs, [adapter for adapter in adapters if adapter.cycle_id == entry.cycle_id])
 
 
-def of_cycle(named: Named, made: Made, adapters: Sequence[AdapterMark]) -> Standing:
-    """The last station that a cycle has come to with a capability; ``adapters`` are the cycle's own, oldest first."""
+def of_cycle(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> Standing:
+    """The last stage that a cycle reached with a capability; ``adapters`` are the cycle's own, oldest first."""
     if adapters:
         return adapters[-1].standing
-    if made.training is not None:
-        return "training" if made.training is RunState.RUNNING else "training failed"
-    if made.admitted is not None:
-        return "admitted" if made.admitted else "refused"
-    if made.environment is not None:
+    if outputs.training is not None:
+        return "training" if outputs.training is RunState.RUNNING else "training failed"
+    if outputs.is_admitted is not None:
+        return "admitted" if outputs.is_admitted else "refused"
+    if outputs.environment is not None:
         return "environment"
-    return "retained" if named.finding is not None and named.finding.retained else "found"
+    return "retained" if entry.finding is not None and entry.finding.retained else "found"
 
 
 TRAJECTORIES = 1000  # of a table of labels
@@ -117,40 +111,42 @@ Key = tuple[str, str]  # cycle and capability
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths; names are whatever an analyst made up, so they are no part of a path."""
+    """Build the routes."""
+    # Capability names are free text, so they are query parameters and not part of a path.
     router = APIRouter()
-    known: dict[Key, float | None] = {}
+    # Labels never change, so the agreement of a cycle's runs is computed once.
+    agreements: dict[Key, float | None] = {}
 
     @router.get("/capabilities")
     def capabilities(limit: Limit = 200) -> list[CapabilityView]:
         """All capabilities, those that the newest cycles named first."""
-        with reading(control.store) as opened:
-            return _all(opened, limit, known)
+        with read_session(control.store) as session:
+            return _capability_views(session, limit, agreements)
 
     @router.get("/capability")
     def one(name: str, limit: Limit = 100) -> CapabilityHistory:
         """A capability over its cycles, newest first."""
-        with reading(control.store) as opened:
-            found = history(opened, name, limit=limit)
-            marks = _marks(opened).get(name, [])
-            made = made_for(opened, [one.cycle_id for one in found])
-            findings = [_finding(each, made, marks) for each in found]
-            return CapabilityHistory(name=name, title=found[0].capability.title, findings=findings, adapters=marks)
+        with read_session(control.store) as session:
+            entries = list_capability_entries(session, name, limit=limit)
+            marks = _marks(session).get(name, [])
+            outputs = outputs_of_cycles(session, [item.cycle_id for item in entries])
+            findings = [_finding(item, outputs, marks) for item in entries]
+            return CapabilityHistory(name=name, title=entries[0].capability.title, findings=findings, adapters=marks)
 
     @router.get("/capability/labels")
     def in_cycle(name: str, cycle: str) -> CapabilityInCycle:
         """Its texts and labels in one cycle."""
-        with reading(control.store) as opened:
-            named = named_in(opened, name, cycle)
-            table = label_table(opened, cycle, name, limit=TRAJECTORIES)
-            known[cycle, name] = _agreement(table.labels)
-            finding = _finding(named, made_for(opened, [cycle]), _marks(opened).get(name, []), known)
+        with read_session(control.store) as session:
+            entry = get_capability_entry(session, name, cycle)
+            table = label_table(session, cycle, name, limit=TRAJECTORIES)
+            agreements[cycle, name] = _agreement(table.labels)
+            finding = _finding(entry, outputs_of_cycles(session, [cycle]), _marks(session).get(name, []), agreements)
             return CapabilityInCycle(
-                **vars(named.capability),
+                **vars(entry.capability),
                 finding=finding,
                 runs=table.runs,
                 trajectories=table.trajectories,
-                rows=_rows(table, told_of(opened, _ids(table))),
+                rows=_rows(table, trajectory_headers(session, _ids(table))),
             )
 
     @router.get("/capability/cited")
@@ -162,34 +158,39 @@ def router(control: Control) -> APIRouter:
         trajectory: str | None = None,
     ) -> Cited:
         """The messages that its labels of a cycle cite, those first that most runs hold to lack it."""
-        with reading(control.store) as opened:
-            table = label_table(opened, cycle, name, limit=TRAJECTORIES)
-            labels = [one for one in table.labels if trajectory in (None, one.trajectory_id)]
-            found = _citations(labels, told_of(opened, sorted({one.trajectory_id for one in labels})))
-            return Cited(messages=_with_texts(opened, found[offset : offset + limit]), total=len(found))
+        with read_session(control.store) as session:
+            table = label_table(session, cycle, name, limit=TRAJECTORIES)
+            labels = [label for label in table.labels if trajectory in (None, label.trajectory_id)]
+            citations = _citations(
+                labels, trajectory_headers(session, sorted({label.trajectory_id for label in labels}))
+            )
+            return Cited(messages=_with_texts(session, citations[offset : offset + limit]), total=len(citations))
 
     return router
 
 
-def _all(opened: Session, limit: int, known: dict[Key, float | None]) -> list[CapabilityView]:
-    found, marks = newest_named(opened, limit=limit), _marks(opened)
-    made = made_for(opened, sorted({one.cycle_id for one in found}))
-    for one in found:
-        if (key := (one.cycle_id, one.capability.name)) not in known:
-            table = label_table(opened, *key, limit=TRAJECTORIES)
+def _capability_views(session: Session, limit: int, agreements: dict[Key, float | None]) -> list[CapabilityView]:
+    entries, marks = newest_capabilities(session, limit=limit), _marks(session)
+    outputs = outputs_of_cycles(session, sorted({entry.cycle_id for entry in entries}))
+    for entry in entries:
+        if (key := (entry.cycle_id, entry.capability.name)) not in agreements:
+            table = label_table(session, *key, limit=TRAJECTORIES)
             if not table.labels:
-                continue  # they may come yet
-            known[key] = _agreement(table.labels)
+                # Not cached: the labels of a running cycle may still come.
+                continue
+            agreements[key] = _agreement(table.labels)
     return [
         CapabilityView(
-            name=one.capability.name,
-            title=one.capability.title,
-            standing=standing(one, made.get((one.cycle_id, one.capability.name), Made()), of_it),
-            newest=_finding(one, made, of_it, known),
-            adapters=of_it,
+            name=entry.capability.name,
+            title=entry.capability.title,
+            standing=standing(
+                entry, outputs.get((entry.cycle_id, entry.capability.name), CapabilityOutputs()), adapter_marks
+            ),
+            newest=_finding(entry, outputs, adapter_marks, agreements),
+            adapters=adapter_marks,
         )
-        for one in found
-        for of_it in (marks.get(one.capability.name, []),)
+        for entry in entries
+        for adapter_marks in (marks.get(entry.capability.name, []),)
     ]
 
 
@@ -198,40 +199,40 @@ def _agreement(labels: Sequence[Label]) -> float | None:
     return None if alpha is None else float(alpha)
 
 
-def _marks(opened: Session) -> dict[str, list[AdapterMark]]:
+def _marks(session: Session) -> dict[str, list[AdapterMark]]:
     marks: dict[str, list[AdapterMark]] = {}
-    for adapter in queries.adapters(opened):
-        marks.setdefault(adapter.capability, []).append(mark(adapter, _undone(opened, adapter)))
+    for adapter in queries.adapters(session):
+        marks.setdefault(adapter.capability, []).append(mark(adapter, _end_of_traffic(session, adapter)))
     return marks
 
 
-def _undone(opened: Session, adapter: AdapterView) -> Standing | None:
+def _end_of_traffic(session: Session, adapter: AdapterView) -> Standing | None:
     if adapter.decision != "approved" or adapter.live or adapter.trial:
         return None
-    entries = list_promotions(opened, adapter.name)
-    return UNDONE.get(entries[-1].state) if entries else None
+    promotions = list_promotions(session, adapter.name)
+    return UNDONE.get(promotions[-1].state) if promotions else None
 
 
 def _finding(
-    named: Named,
-    made: dict[Key, Made],
+    entry: CapabilityEntry,
+    outputs: dict[Key, CapabilityOutputs],
     marks: Sequence[AdapterMark],
-    known: dict[Key, float | None] | None = None,
+    agreements: dict[Key, float | None] | None = None,
 ) -> FindingView:
-    found, key = named.finding, (named.cycle_id, named.capability.name)
-    own = [one for one in marks if one.cycle_id == named.cycle_id]
+    finding, key = entry.finding, (entry.cycle_id, entry.capability.name)
+    cycle_marks = [adapter for adapter in marks if adapter.cycle_id == entry.cycle_id]
     return FindingView(
-        cycle_id=named.cycle_id,
-        at=named.at,
-        delta=found.delta if found else None,
-        coverage=found.coverage if found else None,
-        er_plus=found.er_plus if found else None,
-        er_minus=found.er_minus if found else None,
-        runs=found.runs if found else 0,
-        runs_agreeing=found.runs_agreeing if found else 0,
-        retained=bool(found and found.retained),
-        standing=of_cycle(named, made.get(key, Made()), own),
-        agreement=found.agreement if found and found.agreement is not None else (known or {}).get(key),
+        cycle_id=entry.cycle_id,
+        at=entry.at,
+        delta=finding.delta if finding else None,
+        coverage=finding.coverage if finding else None,
+        er_plus=finding.er_plus if finding else None,
+        er_minus=finding.er_minus if finding else None,
+        runs=finding.runs if finding else 0,
+        runs_agreeing=finding.runs_agreeing if finding else 0,
+        retained=bool(finding and finding.retained),
+        standing=of_cycle(entry, outputs.get(key, CapabilityOutputs()), cycle_marks),
+        agreement=finding.agreement if finding and finding.agreement is not None else (agreements or {}).get(key),
     )
 
 
@@ -239,40 +240,42 @@ def _ids(table: LabelTable) -> list[str]:
     return list(dict.fromkeys(label.trajectory_id for label in table.labels))
 
 
-def _rows(table: LabelTable, told: dict[str, Told]) -> list[LabelledRow]:
-    of: dict[str, dict[int, Label]] = {}
+def _rows(table: LabelTable, headers: dict[str, TrajectoryHeader]) -> list[LabelledRow]:
+    by_trajectory: dict[str, dict[int, Label]] = {}
     for label in table.labels:
-        of.setdefault(label.trajectory_id, {})[label.run] = label
+        by_trajectory.setdefault(label.trajectory_id, {})[label.run] = label
 
-    def place(key: str) -> tuple[int, int, int, str]:
-        verdicts = [label.verdict for label in of[key].values()]
-        outcome = ORDER.index(told[key].outcome)
+    def sort_key(key: str) -> tuple[int, int, int, str]:
+        verdicts = [label.verdict for label in by_trajectory[key].values()]
+        outcome = ORDER.index(headers[key].outcome)
         return outcome, -verdicts.count(Verdict.LACKING), -verdicts.count(Verdict.PRESENT), key
 
     return [
         LabelledRow(
             trajectory=key,
-            source=told[key].source,
-            task_id=told[key].task_id,
-            trial=told[key].trial,
-            outcome=told[key].outcome.value,
-            verdicts=[of[key][run].verdict.value if run in of[key] else None for run in table.runs],
-            cited=[of[key][run].message_index if run in of[key] else None for run in table.runs],
+            source=headers[key].source,
+            task_id=headers[key].task_id,
+            trial=headers[key].trial,
+            outcome=headers[key].outcome.value,
+            verdicts=[
+                by_trajectory[key][run].verdict.value if run in by_trajectory[key] else None for run in table.runs
+            ],
+            cited=[by_trajectory[key][run].message_index if run in by_trajectory[key] else None for run in table.runs],
         )
-        for key in sorted(of, key=place)
+        for key in sorted(by_trajectory, key=sort_key)
     ]
 
 
-def _citations(labels: Sequence[Label], told: dict[str, Told]) -> list[CitedMessage]:
+def _citations(labels: Sequence[Label], headers: dict[str, TrajectoryHeader]) -> list[CitedMessage]:
     by_place: dict[tuple[str, int], dict[Verdict, list[int]]] = {}
     for label in labels:
         if label.message_index is not None:
             runs = by_place.setdefault((label.trajectory_id, label.message_index), {})
             runs.setdefault(label.verdict, []).append(label.run)
-    found = [
+    citations = [
         CitedMessage(
             trajectory=key,
-            outcome=told[key].outcome.value,
+            outcome=headers[key].outcome.value,
             index=index,
             role="",
             text="",
@@ -282,36 +285,36 @@ def _citations(labels: Sequence[Label], told: dict[str, Told]) -> list[CitedMess
         for (key, index), runs in by_place.items()
     ]
 
-    def place(one: CitedMessage) -> tuple[bool, int, int, str, int]:
-        outcome = Outcome(one.outcome)
-        return not outcome.judged, -len(one.lacking), ORDER.index(outcome), one.trajectory, one.index
+    def sort_key(citation: CitedMessage) -> tuple[bool, int, int, str, int]:
+        outcome = Outcome(citation.outcome)
+        return not outcome.is_judged, -len(citation.lacking), ORDER.index(outcome), citation.trajectory, citation.index
 
-    return sorted(found, key=place)
-
-
-def _with_texts(opened: Session, cited: Sequence[CitedMessage]) -> list[CitedMessage]:
-    ids = sorted({one.trajectory for one in cited})
-    recorded = {one.id: one.messages for one in get_trajectories(opened, ids, tokens=False)}
-    told = []
-    for one in cited:
-        messages = recorded[one.trajectory]
-        if 0 <= one.index < len(messages):
-            message = messages[one.index]
-            text = _text(message)
-            shown = {"role": in_unicode(str(message.get("role", ""))), "text": in_unicode(text[:TEXT])}
-            one = one.model_copy(update={**shown, "left_out": max(len(text) - TEXT, 0)})
-        told.append(one)
-    return told
+    return sorted(citations, key=sort_key)
 
 
-def _text(message: Message) -> str:
-    """What a message says, and the calls that it makes."""
+def _with_texts(session: Session, citations: Sequence[CitedMessage]) -> list[CitedMessage]:
+    ids = sorted({citation.trajectory for citation in citations})
+    transcripts = {citation.id: citation.messages for citation in get_trajectories(session, ids, tokens=False)}
+    views = []
+    for citation in citations:
+        messages = transcripts[citation.trajectory]
+        if 0 <= citation.index < len(messages):
+            message = messages[citation.index]
+            text = _message_text(message)
+            fields = {"role": replace_surrogates(str(message.get("role", ""))), "text": replace_surrogates(text[:TEXT])}
+            citation = citation.model_copy(update={**fields, "left_out": max(len(text) - TEXT, 0)})
+        views.append(citation)
+    return views
+
+
+def _message_text(message: Message) -> str:
+    """The content of a message and its tool calls as text."""
     content, calls = message.get("content"), message.get("tool_calls")
-    said = [] if content is None else [content if isinstance(content, str) else _json(content)]
-    return "\n".join([*said, *map(_call, calls if isinstance(calls, list) else [])])
+    parts = [] if content is None else [content if isinstance(content, str) else _json(content)]
+    return "\n".join([*parts, *map(_call_text, calls if isinstance(calls, list) else [])])
 
 
-def _call(call: Any) -> str:
+def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return _json(call)

@@ -1,14 +1,11 @@
-"""Synthetic environments: page by page, and one in full with its admissions.
-
-Not covered: playing one, which is an act (``traced.api.episodes``).
-"""
+"""Routes for synthetic environments: pages of summaries, and one in full with its admissions."""
 
 from fastapi import APIRouter
 
 from sandbox.admission.report import Panel, advice, bounds, examples, means, panel
-from store.database import reading
-from store.records import AdmissionRecord, EnvironmentStanding
-from store.repositories.environments import list_admissions, list_origins, list_trained_on, newest_environments
+from store.database import read_session
+from store.records import AdmissionRecord, EnvironmentSummary
+from store.repositories.environments import list_adapters_trained_on, list_admissions, list_origins, newest_environments
 from store.types import Check
 from traced.api.control import Control
 from traced.api.errors import NoSuchThing
@@ -31,52 +28,54 @@ STANDINGS: dict[bool | None, Standing] = {True: "admitted", False: "refused", No
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths."""
+    """Build the routes."""
     router = APIRouter()
 
     @router.get("/environments")
     def page(limit: Limit = 100, after: str | None = None) -> list[EnvironmentView]:
         """Environments, newest first, those behind the one with the hash ``after``."""
-        with reading(control.store) as opened:
-            return [_view(one) for one in newest_environments(opened, limit=limit, after=after)]
+        with read_session(control.store) as session:
+            return [_view(summary) for summary in newest_environments(session, limit=limit, after_hash=after)]
 
     @router.get("/environments/{environment}")
     def case(environment: str) -> EnvironmentCase:
         """One in full: source, origins, every admission with its checks."""
-        with reading(control.store) as opened:
-            made = list_origins(opened, environment)
-            if not made:
+        with read_session(control.store) as session:
+            origins = list_origins(session, environment)
+            if not origins:
                 raise NoSuchThing(f"there is no environment {environment!r}", hint="GET /environments")
             return EnvironmentCase(
                 hash=environment,
-                source_code=made[0].source_code,
+                source_code=origins[0].source_code,
                 origins=[
                     OriginView(
-                        cycle_id=one.cycle_id,
-                        capability=one.capability,
-                        seed=one.seed,
-                        synthesizer=one.synthesizer,
-                        at=one.at,
+                        cycle_id=origin.cycle_id,
+                        capability=origin.capability,
+                        seed=origin.seed,
+                        synthesizer=origin.synthesizer,
+                        at=origin.at,
                     )
-                    for one in made
+                    for origin in origins
                 ],
-                admissions=[_admission(one) for one in reversed(list_admissions(opened, environment))],
-                adapters=list_trained_on(opened, [environment])[environment],
+                admissions=[_admission(record) for record in reversed(list_admissions(session, environment))],
+                adapters=list_adapters_trained_on(session, [environment])[environment],
             )
 
     return router
 
 
-def _view(one: EnvironmentStanding) -> EnvironmentView:
-    told = vars(one)
+def _view(summary: EnvironmentSummary) -> EnvironmentView:
+    fields = vars(summary)
     return EnvironmentView(
-        **{name: told[name] for name in told if name != "admitted"}, standing=STANDINGS[one.admitted]
+        **{name: fields[name] for name in fields if name != "admitted"}, standing=STANDINGS[summary.admitted]
     )
 
 
-def _admission(one: AdmissionRecord) -> AdmissionView:
-    checks = [_check(check) for check in one.report.checks]
-    return AdmissionView(id=one.id, cycle_id=one.cycle_id, at=one.at, admitted=one.report.admitted, checks=checks)
+def _admission(record: AdmissionRecord) -> AdmissionView:
+    checks = [_check(check) for check in record.report.checks]
+    return AdmissionView(
+        id=record.id, cycle_id=record.cycle_id, at=record.at, admitted=record.report.admitted, checks=checks
+    )
 
 
 def _check(check: Check) -> CheckView:
@@ -88,19 +87,21 @@ def _check(check: Check) -> CheckView:
         bounds={figure: BoundView(**vars(bound)) for figure, bound in bounds(check.evidence).items()},
         examples=[
             ExampleView(
-                seed=one.seed, what=one.what, transcript=[SaidView(role=who, text=text) for who, text in one.transcript]
+                seed=example.seed,
+                what=example.description,
+                transcript=[SaidView(role=role, text=text) for role, text in example.transcript],
             )
-            for one in examples(check.evidence)
+            for example in examples(check.evidence)
         ],
     )
 
 
-def _panel(of: Panel | None) -> PanelView | None:
-    if of is None:
+def _panel(source: Panel | None) -> PanelView | None:
+    if source is None:
         return None
-    over, others = (
-        {name: [RateView(value=one.value, kept=one.kept) for one in row] for name, row in rows.items()}
-        for rows in (of.over(), of.kept())
+    outside, within = (
+        {name: [RateView(value=rate.value, kept=rate.kept) for rate in row] for name, row in rows.items()}
+        for rows in (source.out_of_bounds(), source.within_bounds())
     )
-    columns = [f"{field} {needs}".rstrip() for field, needs, _ in of.columns]
-    return PanelView(columns=columns, over=over, others=others, told=of.others())
+    columns = [f"{field} {needs}".rstrip() for field, needs, _ in source.columns]
+    return PanelView(columns=columns, over=outside, others=within, told=source.remaining_text())

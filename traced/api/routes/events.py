@@ -1,9 +1,8 @@
-"""What happens: as a stream that can be resumed, and page by page backwards.
+"""Routes for events: a resumable stream, and pages backwards from the newest.
 
-Invariants: the stream is resumed by ``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead
-listener is noticed; it ends as soon as its listener is no longer let in (a token that was taken back), however much
-happens. Devices and router are sampled for those who ask for what is present, and for nobody else; what holds only at
-this moment has the number of the last event before it, so that resuming misses nothing.
+Invariants: the stream is resumed by ``Last-Event-ID``, sends a comment every ``KEEPALIVE_S``, and ends when its
+listener's credentials are revoked. Live state is sampled only while a listener asks for it and carries the number of
+the last stored event, so that resuming misses nothing.
 """
 
 import asyncio
@@ -24,20 +23,21 @@ KEEPALIVE_S = 15.0
 POLL_S = 0.5
 PAGE = 500  # events per read
 NEWEST = 2**31 - 1  # the highest number that PostgreSQL gives an event
-LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}  # no line ends there, but clients split at them
-Listens = Callable[[], Awaitable[bool]]  # whether somebody who may hear it is still there
+# Not line ends in the format, but some clients split lines there.
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+Listens = Callable[[], Awaitable[bool]]  # whether the listener is still connected and authorized
 Seq = Annotated[int, Query(ge=0, le=NEWEST)]
 
 
 def stream(control: Control, door: Door) -> APIRouter:
-    """The path of the stream, whose readings have turns of their own; ``door`` is asked again and again."""
+    """Build the route of the stream; ``door`` authenticates the listener."""
     router = APIRouter()
-    Who = Annotated[Caller, Depends(door)]
+    AuthenticatedCaller = Annotated[Caller, Depends(door)]
 
     @router.get("/events", response_class=StreamingResponse)
     async def follow(
         request: Request,
-        caller: Who,
+        caller: AuthenticatedCaller,
         after: Seq = 0,
         present: bool = False,
         last_event_id: Annotated[int | None, Header(ge=0, le=NEWEST)] = None,
@@ -48,17 +48,19 @@ def stream(control: Control, door: Door) -> APIRouter:
         """
 
         async def listens() -> bool:
-            here = caller.still_let_in() and control.state != "draining"
-            return here and not await request.is_disconnected()
+            is_authorized = caller.still_let_in() and control.state != "draining"
+            return is_authorized and not await request.is_disconnected()
 
-        heard = _heard(control, listens, after if last_event_id is None else last_event_id, present=present)
-        return StreamingResponse(heard, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        lines = _stream_with_sampling(
+            control, listens, after if last_event_id is None else last_event_id, present=present
+        )
+        return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     return router
 
 
 def router(control: Control) -> APIRouter:
-    """The path of the pages."""
+    """Build the route of the pages."""
     router = APIRouter()
 
     @router.get("/events/last")
@@ -69,38 +71,39 @@ def router(control: Control) -> APIRouter:
     return router
 
 
-async def _heard(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
+async def _stream_with_sampling(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
     with control.watch.wanted() if present else nullcontext():
-        async for told in _told(control, listens, after, present=present):
-            yield told
+        async for line in _stream(control, listens, after, present=present):
+            yield line
 
 
-async def _told(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
-    quiet, told = 0.0, 0
+async def _stream(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
+    idle_s, live_position = 0.0, 0
     async with control.streams.one(patient=True):
-        gone = await run_in_threadpool(control.missed, after)
-    if gone is not None:
-        yield _as_sse(gone)
-        after = gone.seq
+        missed = await run_in_threadpool(control.missed, after)
+    if missed is not None:
+        yield _as_sse(missed)
+        after = missed.seq
     while True:
         async with control.streams.one(patient=True):
             page = await run_in_threadpool(control.events, after, PAGE)
-        told, holds = control.present.since(told) if present else (told, [])
-        if not await listens():  # asked after what was read, so that nothing is told that happened later
+        live_position, live_events = control.present.since(live_position) if present else (live_position, [])
+        # Checked after reading, so that a revoked listener gets nothing that happened later.
+        if not await listens():
             return
         for event in page:
             after = event.seq
             yield _as_sse(event)
-        for event in holds:
+        for event in live_events:
             yield _as_sse(event.model_copy(update={"seq": after}))
         if page:
-            quiet = 0.0
+            idle_s = 0.0
             continue
-        if quiet >= KEEPALIVE_S:
-            quiet = 0.0
+        if idle_s >= KEEPALIVE_S:
+            idle_s = 0.0
             yield ": still here\n\n"
         await asyncio.sleep(POLL_S)
-        quiet += POLL_S
+        idle_s += POLL_S
 
 
 def _as_sse(event: EventView) -> str:

@@ -1,9 +1,6 @@
-"""What the first screen shows beside the status: the router's health, and success over time.
+"""Routes for the overview: status, cycles, adapters, devices, audit, the router's health, and success rates over time.
 
-Invariants: what is read is bounded: ``CYCLES`` cycles' final figures, and the ``MOST`` newest exchanges of ``DAYS``
-days, however many there are.
-
-The service at a glance: its state, cycles, adapters, devices, parked inputs, and what was decided.
+What is read is bounded: ``CYCLES`` cycles, and the ``MOST`` newest judged trajectories of ``DAYS`` days.
 """
 
 from collections import Counter
@@ -12,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from store.database import reading
+from store.database import read_session
 from store.records import Cycle
 from store.repositories.cycles import list_cycles
 from store.repositories.trajectories import judged_since
@@ -26,7 +23,7 @@ CYCLES, DAYS, MOST = 60, 30, 10_000
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths."""
+    """Build the routes."""
     router = APIRouter(prefix="/overview")
 
     @router.get("/health")
@@ -43,21 +40,24 @@ def router(control: Control) -> APIRouter:
 
 
 def rates_of(control: Control) -> Rates:
-    """Success over time."""
-    with reading(control.store) as opened:
-        cycles = list_cycles(opened, target=control.target, limit=CYCLES)
+    """Success rates by cycle and, in production, by day."""
+    with read_session(control.store) as session:
+        cycles = list_cycles(session, target=control.target, limit=CYCLES)
         since = control.now() - timedelta(days=DAYS)
-        judged, partial = judged_since(opened, control.target, since, most=MOST)
-    told, well = Counter(at.date() for at, _ in judged), Counter(at.date() for at, success in judged if success)
+        outcomes, partial = judged_since(session, control.target, since, limit=MOST)
+    totals, successes = (
+        Counter(at.date() for at, _ in outcomes),
+        Counter(at.date() for at, success in outcomes if success),
+    )
     return Rates(
         cycles=[rate for cycle in reversed(cycles) if (rate := _rate(cycle)) is not None],
-        days=[DayRate(day=day, judged=told[day], successes=well[day]) for day in sorted(told)],
+        days=[DayRate(day=day, judged=totals[day], successes=successes[day]) for day in sorted(totals)],
         partial=partial,
     )
 
 
 def _rate(cycle: Cycle) -> CycleRate | None:
-    """None for a cycle that has measured nothing on the test tasks (yet)."""
+    """The success rates of a cycle, None where it was not evaluated."""
     base, routed = (cycle.summary.get(name) for name in ("base", "routed"))
     if base is None and routed is None:
         return None
@@ -66,7 +66,7 @@ def _rate(cycle: Cycle) -> CycleRate | None:
 
 
 def status_router(control: Control, door: Door) -> APIRouter:
-    """Its paths; ``door`` says who asks."""
+    """Build the routes of the status; ``door`` authenticates the caller."""
     status_router = APIRouter()
 
     @status_router.get("/status")

@@ -1,46 +1,49 @@
-"""Prompt patches that were evolved, with what the gates say of them and their texts."""
+"""Routes for evolved prompt patches with their gate results."""
 
 from dataclasses import asdict
 
 from fastapi import APIRouter
 
-from store.database import reading
+from store.database import read_session
 from store.records import PromptPatch
 from store.repositories.llm_replies import list_patches
 from traced.api.control import Control
 from traced.api.queries import Limit
 from traced.client.approvals import PatchGateView, PatchView
-from traced.prompt_optimization.patches import enough, gates, newest, offered
+from traced.prompt_optimization.patches import gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
 
 
 def router(control: Control) -> APIRouter:
-    """Its path."""
+    """Build the route."""
     router = APIRouter()
 
     @router.get("/prompts")
     def prompts(limit: Limit = 100) -> list[PatchView]:
         """The newest patch of each cycle's capability, newest first."""
-        with reading(control.store) as opened:
-            found, decided = newest(list_patches(opened)), prompt_decisions(opened)
-        return [_view(one, decided.get(one.id)) for one in sorted(found, key=lambda one: one.at, reverse=True)[:limit]]
+        with read_session(control.store) as session:
+            patches, decisions = newest_patches(list_patches(session)), prompt_decisions(session)
+        return [
+            _view(patch, decisions.get(patch.id))
+            for patch in sorted(patches, key=lambda patch: patch.at, reverse=True)[:limit]
+        ]
 
     return router
 
 
-def _view(one: PromptPatch, decided: PromptDecision | None) -> PatchView:
-    told = [{"of": of, **asdict(result)} for of, result in gates(one).items()]
+def _view(patch: PromptPatch, decision: PromptDecision | None) -> PatchView:
+    results = [{"of": subject, **asdict(result)} for subject, result in gates(patch).items()]
     return PatchView(
-        id=one.id,
-        cycle_id=one.cycle_id,
-        capability=one.capability,
-        enough=enough(one),
-        fixes=bool(offered([one])),
-        text=one.text,
-        gates=[PatchGateView.model_validate(each) for each in told],
-        at=one.at,
-        decision=decided.decision.value if decided else "none",
-        decided_by=decided.who if decided else "",
-        decided_at=decided.at if decided else None,
-        reason=decided.reason if decided else "",
+        id=patch.id,
+        cycle_id=patch.cycle_id,
+        capability=patch.capability,
+        enough=remedy_text(patch),
+        fixes=bool(sufficient_patches([patch])),
+        text=patch.text,
+        gates=[PatchGateView.model_validate(result) for result in results],
+        at=patch.at,
+        decision=decision.decision.value if decision else "none",
+        decided_by=decision.who if decision else "",
+        decided_at=decision.at if decision else None,
+        reason=decision.reason if decision else "",
     )

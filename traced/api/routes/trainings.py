@@ -1,7 +1,6 @@
-"""Training runs: their figures and some of their rollouts, while they run and afterwards.
+"""Routes for training runs: metrics by iteration and sample rollouts, during the run and afterwards.
 
-Invariants: of a run that is unfinished its own files are asked, which its process writes after every iteration; of one
-that has ended the store, to which they were copied. A figure that is no number is told as none.
+A running training is read from its own files, a finished one from the store. Figures that are not finite become None.
 """
 
 import math
@@ -13,14 +12,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlmodel import Session
 
-from store.database import reading
+from store.database import read_session
 from store.records import IterationMetrics, RunState, TrainingRun
 from store.repositories.adapters import (
     adapters_of_runs,
     get_training_run,
+    iteration_ranges,
     list_iterations,
     newest_training_runs,
-    stretches,
 )
 from traced.api.control import Control
 from traced.api.queries import Limit
@@ -29,52 +28,54 @@ from traced.training.job import METRICS, SAMPLES, folder_of_run
 from traced.training.metrics import read_metrics, read_samples
 
 After = Annotated[int, Query(ge=-1, lt=2**31)]
-RECENT = 5  # iterations whose seconds tell how long the next ones take
+RECENT = 5  # iterations that the estimate of the remaining time averages over
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths."""
+    """Build the routes."""
     router = APIRouter(prefix="/trainings")
 
     @router.get("")
     def newest(limit: Limit = 100) -> list[TrainingView]:
         """The runs of all cycles, the one begun last first."""
-        with reading(control.store) as opened:
-            runs = newest_training_runs(opened, limit=limit)
-            return _views(control, opened, runs)
+        with read_session(control.store) as session:
+            runs = newest_training_runs(session, limit=limit)
+            return _views(control, session, runs)
 
     @router.get("/{run:path}/iterations")
     def iterations(run: str, after: After = -1, limit: Limit = 1000) -> list[IterationView]:
         """Those with a number above ``after``."""
-        with reading(control.store) as opened:
-            known = get_training_run(opened, run)
-            found = _written(control, known)
-            if found is None:
-                found = list_iterations(opened, run, after=after, limit=limit)
-        behind = [one for one in found if one.iteration > after]
-        return [IterationView(iteration=one.iteration, figures=_told(one.values)) for one in behind[:limit]]
+        with read_session(control.store) as session:
+            training_run = get_training_run(session, run)
+            metrics = _read_own_metrics(control, training_run)
+            if metrics is None:
+                metrics = list_iterations(session, run, after_iteration=after, limit=limit)
+        later = [entry for entry in metrics if entry.iteration > after]
+        return [
+            IterationView(iteration=entry.iteration, figures=_finite_or_none(entry.values)) for entry in later[:limit]
+        ]
 
     @router.get("/{run:path}/samples")
     def samples(run: str) -> list[SampleView]:
         """The best, the median and the worst rollout of a group of the newest iteration."""
-        with reading(control.store) as opened:
-            known = get_training_run(opened, run)
-        return [SampleView(**asdict(one)) for one in read_samples(_folder(control, known) / SAMPLES)]
+        with read_session(control.store) as session:
+            training_run = get_training_run(session, run)
+        return [SampleView(**asdict(sample)) for sample in read_samples(_folder(control, training_run) / SAMPLES)]
 
     return router
 
 
-def _views(control: Control, opened: Session, runs: Sequence[TrainingRun]) -> list[TrainingView]:
-    stored = stretches(opened, [run.id for run in runs])
-    adapters = adapters_of_runs(opened, [run.id for run in runs])
+def _views(control: Control, session: Session, runs: Sequence[TrainingRun]) -> list[TrainingView]:
+    ranges = iteration_ranges(session, [run.id for run in runs])
+    adapters = adapters_of_runs(session, [run.id for run in runs])
     views = []
     for run in runs:
-        found = _written(control, run)
-        if found is None:
-            known = stored.get(run.id)
-            count, ends = (known.count, [known.first, known.last]) if known else (0, [])
+        metrics = _read_own_metrics(control, run)
+        if metrics is None:
+            stored_range = ranges.get(run.id)
+            count, ends = (stored_range.count, [stored_range.first, stored_range.last]) if stored_range else (0, [])
         else:
-            count, ends = len(found), found
+            count, ends = len(metrics), metrics
         total = run.config.get("iterations")
         at_work = control.training_at_work(run)
         views.append(
@@ -90,9 +91,9 @@ def _views(control: Control, opened: Session, runs: Sequence[TrainingRun]) -> li
                 finished_at=run.finished_at,
                 iterations=total,
                 done=count,
-                first=_told(ends[0].values) if ends else {},
-                last=_told(ends[-1].values) if ends else {},
-                left_s=_left_s(found or [], total) if at_work else None,
+                first=_finite_or_none(ends[0].values) if ends else {},
+                last=_finite_or_none(ends[-1].values) if ends else {},
+                left_s=_remaining_s(metrics or [], total) if at_work else None,
                 rollouts=run.rollouts,
                 detail=run.detail,
                 adapter=adapters.get(run.id, ""),
@@ -105,21 +106,24 @@ def _folder(control: Control, run: TrainingRun) -> Path:
     return folder_of_run(control.settings.data_dir, run.cycle_id, run.capability, run.environment_hash)
 
 
-def _written(control: Control, run: TrainingRun) -> list[IterationMetrics] | None:
-    """What a run that is unfinished has in its own file; None where the store is to be asked."""
+def _read_own_metrics(control: Control, run: TrainingRun) -> list[IterationMetrics] | None:
+    """Metrics of a running training from its own file; None where they are in the store."""
+    # The process writes the file after every iteration; the store gets a copy when it ends.
     path = _folder(control, run) / METRICS
     if run.state is not RunState.RUNNING or not path.exists():
         return None
     return [IterationMetrics(run.id, int(values["iteration"]), values) for values in read_metrics(path)]
 
 
-def _left_s(found: Sequence[IterationMetrics], total: int | None) -> float | None:
-    """How long the iterations that are left take if they are like the last ones; None where that is not known."""
-    recent = [one.values.get("rollout_seconds", 0) + one.values.get("update_seconds", 0) for one in found[-RECENT:]]
+def _remaining_s(metrics: Sequence[IterationMetrics], total: int | None) -> float | None:
+    """Estimated seconds left, from the mean of the last iterations; None where it cannot be estimated."""
+    recent = [
+        entry.values.get("rollout_seconds", 0) + entry.values.get("update_seconds", 0) for entry in metrics[-RECENT:]
+    ]
     if not total or not any(recent):
         return None
-    return max(0, total - len(found)) * sum(recent) / len(recent)
+    return max(0, total - len(metrics)) * sum(recent) / len(recent)
 
 
-def _told(figures: Mapping[str, float]) -> dict[str, float | None]:
+def _finite_or_none(figures: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in figures.items()}

@@ -1,7 +1,6 @@
-"""Trajectories: a page of summaries, one in full, the other trials of its task.
+"""Routes for trajectories: pages of summaries, one in full, and the other trials of its task.
 
-Invariants: a page costs a bounded amount of work whatever is asked for (``store.repositories.trajectory_pages``). Ids
-are part of the query and not of the path: they come from importers too, and may hold anything.
+A page costs a bounded amount of work whatever the filter (``store.repositories.trajectory_pages``).
 """
 
 from itertools import groupby
@@ -10,10 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlmodel import Session
 
-from store.database import reading
+from store.database import read_session
 from store.repositories import trajectory_pages as pages
 from store.repositories.trajectories import get_trajectory
-from store.text import in_unicode
+from store.text import replace_surrogates
 from store.types import Outcome, Verdict
 from traced.api.control import Control
 from traced.client.trajectories import (
@@ -27,83 +26,87 @@ from traced.client.trajectories import (
     TrajectoryQuery,
     TrajectorySummary,
 )
-from traced.scoring.evidence import Labels, standing_of
+from traced.scoring.evidence import Labels, effective_outcome
 
-CYCLES, SOURCES, TRIALS = 20, 100, 200  # the most that are told of
+CYCLES, SOURCES, TRIALS = 20, 100, 200  # the most of each in a response
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths."""
+    """Build the routes."""
+    # Ids come from importers too and may hold anything, so they are query parameters and not part of a path.
     router = APIRouter()
 
     @router.get("/trajectories")
-    def page(asked: Annotated[TrajectoryQuery, Query()], after: str | None = None) -> TrajectoryPage:
+    def page(query: Annotated[TrajectoryQuery, Query()], after: str | None = None) -> TrajectoryPage:
         """Those that fit, in a stable order, behind the cursor ``after`` of the page before."""
-        with reading(control.store) as opened:
-            by_label = bool(asked.cycle or asked.capability or asked.label)
-            cycle = (asked.cycle or _newest(opened)) if by_label else ""
-            wanted = pages.Wanted(
-                outcome=Outcome(asked.outcome) if asked.outcome else None,
-                source=asked.source,
-                text=asked.text.strip(),
+        with read_session(control.store) as session:
+            by_label = bool(query.cycle or query.capability or query.label)
+            cycle = (query.cycle or _newest_labelled_cycle(session)) if by_label else ""
+            page_filter = pages.PageFilter(
+                outcome=Outcome(query.outcome) if query.outcome else None,
+                source=query.source,
+                text=query.text.strip(),
                 cycle_id=cycle,
-                capability=asked.capability,
-                verdict=Verdict(asked.label) if asked.label else None,
+                capability=query.capability,
+                verdict=Verdict(query.label) if query.label else None,
             )
-            found = pages.trajectory_page(opened, wanted, limit=asked.limit, after=after)
+            matches = pages.trajectory_page(session, page_filter, limit=query.limit, after=after)
         return TrajectoryPage(
-            rows=[_summary(one) for one in found.rows],
-            next=found.next,
-            looked_at=found.looked_at,
-            gave_up=found.gave_up,
+            rows=[_summary(row) for row in matches.rows],
+            next=matches.next,
+            looked_at=matches.looked_at,
+            gave_up=matches.gave_up,
             cycle_id=cycle,
         )
 
     @router.get("/trajectories/choices")
     def choices() -> TrajectoryChoices:
         """What there is to filter by."""
-        with reading(control.store) as opened:
-            cycles = [LabelledCycle(**vars(one)) for one in pages.labelled_cycles(opened, limit=CYCLES)]
-            return TrajectoryChoices(sources=pages.sources(opened, limit=SOURCES), cycles=cycles)
+        with read_session(control.store) as session:
+            cycles = [LabelledCycle(**vars(cycle)) for cycle in pages.labelled_cycles(session, limit=CYCLES)]
+            return TrajectoryChoices(sources=pages.sources(session, limit=SOURCES), cycles=cycles)
 
     @router.get("/trajectory")
     def one(id: str) -> FullTrajectory:
         """One with its messages, its labels, and who said how it ended."""
-        chosen = control.settings.serving
-        with reading(control.store) as opened:
-            stored = get_trajectory(opened, id, tokens=False)
-            standing = standing_of(opened, stored, Labels(chosen.success_labels, chosen.failure_labels))
-            labels = _labels(opened, id)
-        values = {name: in_unicode(value) for name, value in vars(stored).items() if name != "turns"}
-        told = standing.said
-        said = Said(at=told.at, who=told.who, comment=told.comment) if told else None
-        return FullTrajectory(**values, by=standing.by.value, said=said, labels=labels)
+        serving = control.settings.serving
+        with read_session(control.store) as session:
+            trajectory = get_trajectory(session, id, tokens=False)
+            effective = effective_outcome(session, trajectory, Labels(serving.success_labels, serving.failure_labels))
+            labels = _labels(session, id)
+        values = {name: replace_surrogates(value) for name, value in vars(trajectory).items() if name != "turns"}
+        feedback = effective.feedback
+        remark = Said(at=feedback.at, who=feedback.who, comment=feedback.comment) if feedback else None
+        return FullTrajectory(**values, by=effective.source.value, said=remark, labels=labels)
 
     @router.get("/trajectory/trials")
     def trials(id: str) -> list[TrajectorySummary]:
         """The other trials of the same task."""
-        with reading(control.store) as opened:
-            return [_summary(one) for one in pages.trials_of(opened, id, limit=TRIALS)]
+        with read_session(control.store) as session:
+            return [_summary(summary) for summary in pages.trials_of(session, id, limit=TRIALS)]
 
     return router
 
 
-def _newest(opened: Session) -> str:
-    newest = pages.labelled_cycles(opened, limit=1)
-    return newest[0].cycle_id if newest else ""
+def _newest_labelled_cycle(session: Session) -> str:
+    cycles = pages.labelled_cycles(session, limit=1)
+    return cycles[0].cycle_id if cycles else ""
 
 
-def _summary(one: pages.Summary) -> TrajectorySummary:
-    return TrajectorySummary(**vars(one) | {"asked": in_unicode(one.asked)})
+def _summary(summary: pages.Summary) -> TrajectorySummary:
+    return TrajectorySummary(**vars(summary) | {"asked": replace_surrogates(summary.asked)})
 
 
-def _labels(opened: Session, trajectory_id: str) -> list[CapabilityLabels]:
-    found = groupby(pages.labels_of(opened, trajectory_id), lambda label: (label.cycle_id, label.capability))
+def _labels(session: Session, trajectory_id: str) -> list[CapabilityLabels]:
+    groups = groupby(pages.labels_of(session, trajectory_id), lambda label: (label.cycle_id, label.capability))
     return [
         CapabilityLabels(
             cycle_id=cycle_id,
             capability=capability,
-            runs=[RunLabel(run=one.run, verdict=one.verdict, message_index=one.message_index) for one in said],
+            runs=[
+                RunLabel(run=run_label.run, verdict=run_label.verdict, message_index=run_label.message_index)
+                for run_label in labels
+            ],
         )
-        for (cycle_id, capability), said in found
+        for (cycle_id, capability), labels in groups
     ]
