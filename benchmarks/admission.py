@@ -40,7 +40,7 @@ from sandbox.image import ensure_image
 
 FIXTURES = Path(__file__).parents[1] / "tests/fixtures/environments"
 AIMS = {"sound_admitted": 1.0, "unsound_refused": 1.0, "median_s": 60.0, "worst_s": 60.0}
-ADMITTED = "admitted"
+EXPECT_ADMITTED = "admitted"
 ERRORS = {  # how the target tells an error, where it is not an object with the key "error"
     "files": ["Error: no file /inbox/none.txt"],
     "form_filling": ['{"status": "refused", "why": "no such form"}'],
@@ -64,19 +64,19 @@ class Fixture:
 
 
 @dataclass(frozen=True)
-class Judged:
+class AdmissionResult:
     """What admission said of a fixture: the checks that refused, in their order, with their evidence."""
 
     fixture: Fixture
-    refused: dict[str, dict[str, Any]]
+    refusals: dict[str, dict[str, Any]]
     seconds: float
 
     @property
     def answer(self) -> str:
         """The column of the matrix: the expected check where it refused, else the first that did, else "admitted"."""
-        if self.fixture.expected in self.refused:
+        if self.fixture.expected in self.refusals:
             return self.fixture.expected
-        return next(iter(self.refused), ADMITTED)
+        return next(iter(self.refusals), EXPECT_ADMITTED)
 
     @property
     def right(self) -> bool:
@@ -87,7 +87,8 @@ class Judged:
 def sound() -> list[Fixture]:
     """The environments that must be admitted, by name."""
     return [
-        Fixture(path.stem, path.read_text(), "", ADMITTED, path.stem) for path in sorted(FIXTURES.glob("sound/*.py"))
+        Fixture(path.stem, path.read_text(), "", EXPECT_ADMITTED, path.stem)
+        for path in sorted(FIXTURES.glob("sound/*.py"))
     ]
 
 
@@ -111,9 +112,9 @@ def target_tools(base: str) -> list[Tool]:
     return tools
 
 
-async def judge(fixture: Fixture) -> Judged:
+async def judge(fixture: Fixture) -> AdmissionResult:
     """The full panel, as any environment goes through it."""
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     errors = ERRORS.get(fixture.base, ['{"error": "no such thing"}'])
     report = await admit(
         fixture.source,
@@ -122,28 +123,28 @@ async def judge(fixture: Fixture) -> Judged:
         base_rewards=None,
         owner="benchmarks.admission",
     )
-    return Judged(fixture, refusals(report), time.perf_counter() - begun)
+    return AdmissionResult(fixture, refusals(report), time.perf_counter() - start_time)
 
 
-async def judge_all(fixtures: Iterable[Fixture], jobs: int, console: Console) -> list[Judged]:
+async def judge_all(fixtures: Iterable[Fixture], jobs: int, console: Console) -> list[AdmissionResult]:
     """In their order, so many at once; each is told when it is done."""
-    room = asyncio.Semaphore(jobs)
+    semaphore = asyncio.Semaphore(jobs)
 
-    async def one(fixture: Fixture) -> Judged:
-        async with room:
-            judged = await judge(fixture)
-        told = "" if judged.right else f", not {fixture.expected}"
-        console.print(f"{judged.seconds:6.1f} s  {fixture.name}: {judged.answer}{told}", highlight=False)
-        return judged
+    async def judge_one(fixture: Fixture) -> AdmissionResult:
+        async with semaphore:
+            result = await judge(fixture)
+        remark = "" if result.right else f", not {fixture.expected}"
+        console.print(f"{result.seconds:6.1f} s  {fixture.name}: {result.answer}{remark}", highlight=False)
+        return result
 
-    return list(await asyncio.gather(*(one(fixture) for fixture in fixtures)))
+    return list(await asyncio.gather(*(judge_one(fixture) for fixture in fixtures)))
 
 
-def matrix(judged: Sequence[Judged]) -> Table:
+def matrix(results: Sequence[AdmissionResult]) -> Table:
     """Expected against answered."""
-    counts = Counter((one.fixture.expected, one.answer) for one in judged)
-    rows = sorted({expected for expected, _ in counts}, key=lambda name: (name != ADMITTED, name))
-    columns = sorted({answer for _, answer in counts} | set(rows), key=lambda name: (name != ADMITTED, name))
+    counts = Counter((result.fixture.expected, result.answer) for result in results)
+    rows = sorted({expected for expected, _ in counts}, key=lambda name: (name != EXPECT_ADMITTED, name))
+    columns = sorted({answer for _, answer in counts} | set(rows), key=lambda name: (name != EXPECT_ADMITTED, name))
     table = Table("expected", title="What was expected (rows), what admission answered (columns)")
     for name in columns:
         table.add_column("\n".join(name), justify="center", vertical="bottom")
@@ -153,65 +154,74 @@ def matrix(judged: Sequence[Judged]) -> Table:
     return table
 
 
-def listing(judged: Sequence[Judged]) -> Table:
+def listing(results: Sequence[AdmissionResult]) -> Table:
     """One line per environment."""
     table = Table("environment", "expected", "answered", "refused as well by", "s", title="Environment by environment")
-    for one in judged:
-        others = ", ".join(name for name in one.refused if name != one.answer)
-        style = None if one.right else "bold red"
-        table.add_row(one.fixture.name, one.fixture.expected, one.answer, others, f"{one.seconds:.1f}", style=style)
+    for result in results:
+        other_checks = ", ".join(name for name in result.refusals if name != result.answer)
+        style = None if result.right else "bold red"
+        table.add_row(
+            result.fixture.name,
+            result.fixture.expected,
+            result.answer,
+            other_checks,
+            f"{result.seconds:.1f}",
+            style=style,
+        )
     return table
 
 
-def figures(judged: Sequence[Judged]) -> dict[str, Any]:
+def figures(results: Sequence[AdmissionResult]) -> dict[str, Any]:
     """What the aims are held against, and every environment's answer; a kind that was not run counts as right."""
-    good = [one for one in judged if one.fixture.expected == ADMITTED]
-    bad = [one for one in judged if one.fixture.expected != ADMITTED]
-    found: dict[str, Any] = {
+    good = [result for result in results if result.fixture.expected == EXPECT_ADMITTED]
+    bad = [result for result in results if result.fixture.expected != EXPECT_ADMITTED]
+    rates: dict[str, Any] = {
         "sound": len(good),
         "unsound": len(bad),
         "sound_admitted": _share(good),
         "unsound_refused": _share(bad),
-        "median_s": statistics.median([one.seconds for one in good] or [0.0]),
-        "worst_s": max([one.seconds for one in good], default=0.0),
+        "median_s": statistics.median([result.seconds for result in good] or [0.0]),
+        "worst_s": max([result.seconds for result in good], default=0.0),
     }
-    meets = all(found[name] >= AIMS[name] for name in ("sound_admitted", "unsound_refused"))
-    meets = meets and all(found[name] < AIMS[name] for name in ("median_s", "worst_s"))
+    meets = all(rates[name] >= AIMS[name] for name in ("sound_admitted", "unsound_refused"))
+    meets = meets and all(rates[name] < AIMS[name] for name in ("median_s", "worst_s"))
     environments = {
-        one.fixture.name: {
-            "expected": one.fixture.expected,
-            "answered": one.answer,
-            "refused_by": list(one.refused),
-            "seconds": round(one.seconds, 2),
+        result.fixture.name: {
+            "expected": result.fixture.expected,
+            "answered": result.answer,
+            "refused_by": list(result.refusals),
+            "seconds": round(result.seconds, 2),
         }
-        for one in judged
+        for result in results
     }
-    return {**found, "environments": environments, "aims": AIMS, "meets": meets}
+    return {**rates, "environments": environments, "aims": AIMS, "meets": meets}
 
 
-def _share(judged: Sequence[Judged]) -> float:
-    return sum(one.right for one in judged) / len(judged) if judged else 1.0
+def _share(results: Sequence[AdmissionResult]) -> float:
+    return sum(result.right for result in results) / len(results) if results else 1.0
 
 
-def evidence(judged: Sequence[Judged]) -> dict[str, Any]:
+def evidence(results: Sequence[AdmissionResult]) -> dict[str, Any]:
     """What every refusal rests on, by environment and check, without the examples."""
     return {
-        one.fixture.name: {
-            name: {key: value for key, value in found.items() if key != "examples"}
-            for name, found in one.refused.items()
+        result.fixture.name: {
+            name: {key: value for key, value in refusal.items() if key != "examples"}
+            for name, refusal in result.refusals.items()
         }
-        for one in judged
-        if one.refused
+        for result in results
+        if result.refusals
     }
 
 
-def deviations(judged: Sequence[Judged], console: Console) -> None:
+def deviations(results: Sequence[AdmissionResult], console: Console) -> None:
     """Each wrong answer with what was expected and the evidence of whatever refused."""
-    for one in judged:
-        if not one.right:
-            console.print(f"[bold red]{one.fixture.name}[/]: expected {one.fixture.expected}, got {one.answer}")
-            console.print(f"  {one.fixture.flaw or 'a sound environment'}", markup=False)
-            for name, evidence in one.refused.items():
+    for result in results:
+        if not result.right:
+            console.print(
+                f"[bold red]{result.fixture.name}[/]: expected {result.fixture.expected}, got {result.answer}"
+            )
+            console.print(f"  {result.fixture.flaw or 'a sound environment'}", markup=False)
+            for name, evidence in result.refusals.items():
                 console.print(f"  {name}: {json.dumps(evidence)[:1500]}", markup=False, highlight=False)
 
 
@@ -222,32 +232,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="unsound environments at once")
     parser.add_argument("--evidence", type=Path, metavar="FILE", help="write what every refusal rests on, as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     good, bad = sound(), unsound()
-    if unknown := set(given.only or ()) - {fixture.name for fixture in [*good, *bad]}:
+    if unknown := set(options.only or ()) - {fixture.name for fixture in [*good, *bad]}:
         parser.error(f"no such environment: {', '.join(sorted(unknown))}; see {FIXTURES}")
-    if given.only:
-        good, bad = ([one for one in kind if one.name in given.only] for kind in (good, bad))
+    if options.only:
+        good, bad = ([fixture for fixture in kind if fixture.name in options.only] for kind in (good, bad))
     console = Console()
     try:
         ensure_image(build_missing=True)
-        judged = asyncio.run(judge_all(good, 1, console)) + asyncio.run(judge_all(bad, given.jobs, console))
+        results = asyncio.run(judge_all(good, 1, console)) + asyncio.run(judge_all(bad, options.jobs, console))
     except (EngineDown, ImageMissing) as error:
         print(error, file=sys.stderr)
         return 2
-    if given.evidence:
-        given.evidence.write_text(json.dumps(evidence(judged), indent=1) + "\n")
-    found = figures(judged)
-    console.print(listing(judged))
-    console.print(matrix(judged))
-    deviations(judged, console)
+    if options.evidence:
+        options.evidence.write_text(json.dumps(evidence(results), indent=1) + "\n")
+    report = figures(results)
+    console.print(listing(results))
+    console.print(matrix(results))
+    deviations(results, console)
     for name, aim in AIMS.items():
         console.print(
-            f"{name} {found[name]:.2f} (aim {'at least' if aim == 1.0 else 'under'} {aim:g})", highlight=False
+            f"{name} {report[name]:.2f} (aim {'at least' if aim == 1.0 else 'under'} {aim:g})", highlight=False
         )
-    if given.json:
-        print(json.dumps(found))
-    return 0 if found["meets"] else 1
+    if options.json:
+        print(json.dumps(report))
+    return 0 if report["meets"] else 1
 
 
 if __name__ == "__main__":

@@ -53,21 +53,21 @@ class Script:
 
 
 class Clock:
-    """Processor seconds of this process, the container's and the engine's since it was made."""
+    """Processor seconds of this process, the container's and the engine's since it was steps_made."""
 
     def __init__(self, container_pid: int) -> None:
         container = psutil.Process(container_pid)
-        engine = [one for one in psutil.process_iter(["name"]) if one.info["name"] in ENGINE]
+        engine = [process for process in psutil.process_iter(["name"]) if process.info["name"] in ENGINE]
         shim = container.parents()[:1]
-        self._watched = [psutil.Process(), container, *container.children(recursive=True), *shim, *engine]
-        self._before = self._now()
+        self._processes = [psutil.Process(), container, *container.children(recursive=True), *shim, *engine]
+        self._start_seconds = self._now()
 
     def _now(self) -> list[float]:
-        return [sum(one.cpu_times()[:2]) for one in self._watched]
+        return [sum(process.cpu_times()[:2]) for process in self._processes]
 
     def seconds(self) -> float:
         """So far."""
-        return sum(now - before for now, before in zip(self._now(), self._before, strict=True))
+        return sum(now - start for now, start in zip(self._now(), self._start_seconds, strict=True))
 
 
 def loaded() -> Callable[[], Any]:
@@ -84,10 +84,10 @@ async def scripts(source: SandboxSource) -> list[Script]:
     return [Script(seed, [turn.message for turn in play.turns]) for seed, play in enumerate(plays)]
 
 
-def in_process(played: Sequence[Script], steps: int) -> list[float]:
+def in_process(scripts_played: Sequence[Script], steps: int) -> list[float]:
     """Seconds of each step in this process."""
     environment, seconds = loaded()(), []
-    for script in _over_and_over(played):
+    for script in _over_and_over(scripts_played):
         environment.reset(script.seed)
         for message in script.messages:
             began = time.perf_counter()
@@ -99,10 +99,10 @@ def in_process(played: Sequence[Script], steps: int) -> list[float]:
     raise AssertionError("it plays without an end")
 
 
-async def alone(source: SandboxSource, played: Sequence[Script], steps: int) -> list[float]:
+async def one_by_one(source: SandboxSource, scripts_played: Sequence[Script], steps: int) -> list[float]:
     """Seconds of each step in the container, one episode after the other."""
     seconds: list[float] = []
-    for script in _over_and_over(played):
+    for script in _over_and_over(scripts_played):
         episode = source.episode()
         await episode.reset(script.seed)
         for message in script.messages:
@@ -116,60 +116,73 @@ async def alone(source: SandboxSource, played: Sequence[Script], steps: int) -> 
     raise AssertionError("it plays without an end")
 
 
-async def together(source: SandboxSource, played: Sequence[Script], steps: int, episodes: int) -> int:
-    """How many steps so many players made, at least ``steps`` in all."""
-    made = 0
+async def together(source: SandboxSource, scripts_played: Sequence[Script], steps: int, episodes: int) -> int:
+    """How many steps so many players steps_made, at least ``steps`` in all."""
+    steps_made = 0
 
     async def player(first: int) -> None:
-        nonlocal made
-        for script in _over_and_over([*played[first:], *played[:first]]):
+        nonlocal steps_made
+        for script in _over_and_over([*scripts_played[first:], *scripts_played[:first]]):
             episode = source.episode()
             await episode.reset(script.seed)
             for message in script.messages:
                 await episode.step(message)
-                made += 1
+                steps_made += 1
             if not (await episode.score()).success:
                 raise RuntimeError(f"the oracle failed on seed {script.seed}")
             await episode.close()
-            if made >= steps:
+            if steps_made >= steps:
                 return
 
-    await asyncio.gather(*(player(number % len(played)) for number in range(episodes)))
-    return made
+    await asyncio.gather(*(player(number % len(scripts_played)) for number in range(episodes)))
+    return steps_made
 
 
-def _over_and_over(played: Sequence[Script]) -> Iterator[Script]:
-    return (played[number % len(played)] for number in count())
+def _over_and_over(scripts_played: Sequence[Script]) -> Iterator[Script]:
+    return (scripts_played[number % len(scripts_played)] for number in count())
 
 
 async def measure(steps: int, episodes: int, rounds: int) -> dict[str, Any]:
     """All rounds' figures, and the aims."""
-    told: list[dict[str, float]] = []
+    rounds_figures: list[dict[str, float]] = []
     async with SandboxSource(SOURCE.read_text(), owner="benchmark") as source:
-        played = await scripts(source)
+        scripts_played = await scripts(source)
         pid = await asyncio.to_thread(_pid, (await source.sandbox()).container_id)
-        await together(source, played, WARM, episodes)
+        await together(source, scripts_played, WARM, episodes)
         for _ in range(rounds):
-            inside = in_process(played, steps)
+            inside = in_process(scripts_played, steps)
             began, clock = time.perf_counter(), Clock(pid)
-            made = await together(source, played, steps, episodes)
+            steps_made = await together(source, scripts_played, steps, episodes)
             cores, wall = clock.seconds(), time.perf_counter() - began
-            apart = await alone(source, played, steps // 10)
-            told.append(_round(inside, apart) | {"steps_per_s_per_core": made / cores, "steps_per_s": made / wall})
-    figures = {name: statistics.median(one[name] for one in told) for name in told[0]}
-    spread = {name: [min(one[name] for one in told), max(one[name] for one in told)] for name in told[0]}
-    met = {
+            container_seconds = await one_by_one(source, scripts_played, steps // 10)
+            rounds_figures.append(
+                _round(inside, container_seconds)
+                | {"steps_per_s_per_core": steps_made / cores, "steps_per_s": steps_made / wall}
+            )
+    figures = {name: statistics.median(row[name] for row in rounds_figures) for name in rounds_figures[0]}
+    spread = {
+        name: [min(row[name] for row in rounds_figures), max(row[name] for row in rounds_figures)]
+        for name in rounds_figures[0]
+    }
+    aims_met = {
         "steps_per_s_per_core": figures["steps_per_s_per_core"] >= AIMS["steps_per_s_per_core"],
         "added_ms": figures["added_ms"] <= AIMS["added_ms"],
     }
-    return {**figures, "spread": spread, "episodes": episodes, "aims": AIMS, "met": met, "meets": all(met.values())}
-
-
-def _round(inside: Sequence[float], apart: Sequence[float]) -> dict[str, float]:
-    own = statistics.median(inside)
-    added = sorted(1000 * (seconds - own) for seconds in apart)
     return {
-        "in_process_ms": 1000 * own,
+        **figures,
+        "spread": spread,
+        "episodes": episodes,
+        "aims": AIMS,
+        "met": aims_met,
+        "meets": all(aims_met.values()),
+    }
+
+
+def _round(inside: Sequence[float], container_seconds: Sequence[float]) -> dict[str, float]:
+    baseline = statistics.median(inside)
+    added = sorted(1000 * (seconds - baseline) for seconds in container_seconds)
+    return {
+        "in_process_ms": 1000 * baseline,
         "added_ms": statistics.median(added),
         "added_p99_ms": added[int(0.99 * len(added))],
     }
@@ -190,22 +203,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, default=64, help="at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         ensure_image()
     except ImageMissing:
         build(from_host=True)
-    figures = asyncio.run(measure(given.steps, given.episodes, given.rounds))
+    figures = asyncio.run(measure(options.steps, options.episodes, options.rounds))
     spread = figures["spread"]
     low, high = spread["steps_per_s_per_core"]
     print(f"steps per second and core: {figures['steps_per_s_per_core']:.0f} ({low:.0f} to {high:.0f}), aim 3,000")
-    print(f"steps per second, {given.episodes} episodes at once: {figures['steps_per_s']:.0f}")
+    print(f"steps per second, {options.episodes} episodes at once: {figures['steps_per_s']:.0f}")
     low, high = spread["added_ms"]
     print(f"added to a step alone: {figures['added_ms']:.3f} ms at the median ({low:.3f} to {high:.3f}), aim 0.5 ms")
     low, high = spread["added_p99_ms"]
     print(f"  99th percentile {figures['added_p99_ms']:.2f} ms ({low:.2f} to {high:.2f})")
     print(f"  in this process a step takes {figures['in_process_ms']:.4f} ms")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

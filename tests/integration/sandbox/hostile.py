@@ -23,49 +23,49 @@ LIMITS = SandboxLimits(memory_mb=64, pids=16, tmp_mb=8, call_seconds=20.0, resta
 
 
 @dataclass(frozen=True)
-class Met:
+class AttackResult:
     """What an attack came to."""
 
-    told: Any
+    reply: Any
     error: SandboxError | None
 
 
 class Hostile:
-    """One source; ``meet`` lets it attack. Coroutines of its own go through ``run``."""
+    """One source; ``attack`` runs one attack. Coroutines of its own go through ``run``."""
 
     def __init__(self, runner: asyncio.Runner, source: SandboxSource) -> None:
         self.run = runner.run
         self.source = source
 
-    async def order(self, episode: SandboxEpisode, attack: str, *given: Any) -> Any:
+    async def execute(self, episode: SandboxEpisode, name: str, *arguments: Any) -> Any:
         """Have the episode carry out the attack; answers what it tells."""
-        content = json.dumps({"do": attack, "with": given})
+        content = json.dumps({"do": name, "with": arguments})
         step = await episode.step({"role": "assistant", "content": content})
         return json.loads(step.messages[0]["content"])
 
-    async def begun(self) -> SandboxEpisode:
+    async def new_episode(self) -> SandboxEpisode:
         """A new episode."""
         episode = self.source.episode()
         await episode.reset(0)
         return episode
 
-    def meet(self, attack: str, *given: Any, fresh: bool = False) -> Met:
+    def attack(self, name: str, *arguments: Any, fresh: bool = False) -> AttackResult:
         """One attack in an episode of its own; ``fresh``: the container it ran in is replaced afterwards."""
 
-        async def main() -> Met:
+        async def main() -> AttackResult:
             try:
-                met = Met(await self.order(await self.begun(), attack, *given), None)
+                result = AttackResult(await self.execute(await self.new_episode(), name, *arguments), None)
             except SandboxError as error:
-                met = Met(None, error)
+                result = AttackResult(None, error)
             if fresh:
                 await self.source.close()
-            assert await self.order(await self.begun(), "nothing") == "nothing"
-            return met
+            assert await self.execute(await self.new_episode(), "nothing") == "nothing"
+            return result
 
         began = time.monotonic()
-        met = self.run(main())
+        result = self.run(main())
         assert time.monotonic() - began < WITHIN_S
-        return met
+        return result
 
 
 @contextmanager

@@ -25,8 +25,8 @@ OWNER = owner("admission")
 
 
 def judge(source: str, thresholds: Thresholds = QUICK, **options: Any) -> AdmissionReport:
-    given = {"target_tools": TOOLS, "target_error_examples": ERRORS, "base_rewards": None, **options}
-    return asyncio.run(admit(source, thresholds=thresholds, owner=OWNER, **given))
+    arguments = {"target_tools": TOOLS, "target_error_examples": ERRORS, "base_rewards": None, **options}
+    return asyncio.run(admit(source, thresholds=thresholds, owner=OWNER, **arguments))
 
 
 def changed(old: str, new: str, source: str = LAMP_SHOP) -> str:
@@ -120,7 +120,7 @@ BAD: dict[str, tuple[str, set[str]]] = {
 }
 
 
-ALSO = {  # what may refuse as well, beside the checks that must
+OTHER_FAILURES = {  # what may refuse as well, beside the checks that must
     "reads the time": {"oracle", "latency", "diversity"},
     "draws from hash()": {"latency", "diversity"},
     "shares state between episodes": {"oracle", "floor", "exploits", "diversity", "latency"},
@@ -137,10 +137,10 @@ ALSO = {  # what may refuse as well, beside the checks that must
 def test_a_bad_environment_is_refused_by_the_right_check(name: str) -> None:
     source, expected = BAD[name]
     report = judge(source)
-    refused = refusals(report)
+    failed = refusals(report)
     assert not report.admitted
-    assert expected <= set(refused), refused
-    assert set(refused) <= expected | ALSO.get(name, set()), refused
+    assert expected <= set(failed), failed
+    assert set(failed) <= expected | OTHER_FAILURES.get(name, set()), failed
 
 
 def test_an_honest_environment_is_admitted_with_every_check_named() -> None:
@@ -160,15 +160,15 @@ def test_an_honest_environment_is_admitted_with_every_check_named() -> None:
     assert all(check.seconds >= 0 for check in report.checks)
 
 
-@pytest.mark.parametrize(("reward", "why"), [(0.0, "all fail"), (1.0, "all succeed"), (0.5, "no group is mixed")])
-def test_a_base_model_that_leaves_nothing_to_learn_refuses(reward: float, why: str) -> None:
+@pytest.mark.parametrize(("reward", "reason"), [(0.0, "all fail"), (1.0, "all succeed"), (0.5, "no group is mixed")])
+def test_a_base_model_that_leaves_nothing_to_learn_refuses(reward: float, reason: str) -> None:
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
         return [[reward] * k for _ in seeds]
 
-    assert set(refusals(judge(LAMP_SHOP, base_rewards=rewards))) == {"spread"}, why
+    assert set(refusals(judge(LAMP_SHOP, base_rewards=rewards))) == {"spread"}, reason
 
 
-def test_without_a_base_model_the_report_says_that_spread_was_left_out() -> None:
+def test_without_a_base_model_spread_is_left_out() -> None:
     spread = judge(LAMP_SHOP).checks[-1]
     assert (spread.name, list(spread.evidence)) == ("spread", ["left_out"])
 
@@ -211,17 +211,17 @@ def test_a_worker_that_was_killed_from_outside_costs_the_environment_nothing() -
 
 
 def test_an_episode_that_the_machinery_lost_is_played_again() -> None:
-    asked = []
+    calls = []
 
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
-        asked.append(k)
-        if len(asked) == 1:
+        calls.append(k)
+        if len(calls) == 1:
             raise EpisodeLost("the channel closed")
         return [[float(rollout % 2) for rollout in range(k)] for _ in seeds]
 
     report = judge(LAMP_SHOP, base_rewards=rewards)
     assert report.admitted, refusals(report)
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
 def test_the_limits_that_are_given_hold() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.admission import ADMITTED, FIXTURES, Fixture, judge, main, sound, unsound
+from benchmarks.admission import EXPECT_ADMITTED, FIXTURES, Fixture, judge, main, sound, unsound
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 SOUND = ["bookings", "cloakroom", "customer_records", "files"]
-REFUSED = Path(__file__).parents[2] / "data/refused.json"
+REFUSALS_FILE = Path(__file__).parents[2] / "data/refused.json"
 UNSOUND = [
     "draws_from_the_module",
     "hides_the_clock",
@@ -25,34 +25,38 @@ UNSOUND = [
 ]
 
 
-@pytest.mark.parametrize("fixture", [one for one in sound() if one.name in SOUND], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "fixture", [fixture for fixture in sound() if fixture.name in SOUND], ids=lambda fixture: fixture.name
+)
 def test_a_sound_environment_is_admitted(fixture: Fixture) -> None:
-    judged = asyncio.run(judge(fixture))
-    assert (judged.answer, judged.refused) == (ADMITTED, {})
+    result = asyncio.run(judge(fixture))
+    assert (result.answer, result.refused) == (EXPECT_ADMITTED, {})
 
 
-@pytest.mark.parametrize("fixture", [one for one in unsound() if one.name in UNSOUND], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "fixture", [fixture for fixture in unsound() if fixture.name in UNSOUND], ids=lambda fixture: fixture.name
+)
 def test_an_unsound_environment_is_refused_for_its_own_reason(fixture: Fixture) -> None:
-    judged = asyncio.run(judge(fixture))
-    assert judged.answer == fixture.expected, judged.refused
+    result = asyncio.run(judge(fixture))
+    assert result.answer == fixture.expected, result.refused
 
 
-def test_the_kept_refusals_are_those_that_are_made(tmp_path: Path) -> None:
+def test_the_stored_refusals_are_current(tmp_path: Path) -> None:
     assert main(["--only", "pays_for_promises", "--evidence", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found == {"pays_for_promises": json.loads(REFUSED.read_text())["pays_for_promises"]}
+    refusals = json.loads((tmp_path / "found.json").read_text())
+    assert refusals == {"pays_for_promises": json.loads(REFUSALS_FILE.read_text())["pays_for_promises"]}
 
 
 def test_the_benchmark_prints_its_matrix_and_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "parcels", "reward_is_text", "--json"]) == 0
-    shown = capsys.readouterr().out
-    found = json.loads(shown.splitlines()[-1])
-    assert found["environments"]["reward_is_text"]["refused_by"] == ["runs"]
-    assert (found["sound"], found["unsound"], found["meets"]) == (1, 1, True)
-    assert "reward_is_text: runs" in shown
+    output = capsys.readouterr().out
+    report = json.loads(output.splitlines()[-1])
+    assert report["environments"]["reward_is_text"]["refused_by"] == ["runs"]
+    assert (report["sound"], report["unsound"], report["meets"]) == (1, 1, True)
+    assert "reward_is_text: runs" in output
 
 
-def test_an_environment_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_environment_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "palace"])
     assert f"no such environment: palace; see {FIXTURES}" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from tests.integration.sandbox.test_admission import LAMP_SHOP, OWNER, RESET, ST
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 SCORE = "        right = sum("
 VERDICT = "return Score(1.0 if success else round(0.5 * share, 3), success,"
-WON = "return Score(1.0, True, {})"
+FULL_SCORE = "return Score(1.0, True, {})"
 ORACLE = '        if not self.told:\n            yield {"role": "assistant", "content": "What is'
 LAST = 'yield {"role": "assistant", "content": "Everything is arranged."}'
 
@@ -139,35 +139,35 @@ TRICKS: dict[str, tuple[str, str, set[str]]] = {  # the source, a word of the ev
 
 
 @pytest.mark.parametrize("name", TRICKS)
-def test_a_trick_is_seen_and_shown(name: str) -> None:
-    source, word, may = TRICKS[name]
-    refused = refusals(judge(source))
-    assert refused
-    assert set(refused) <= may, refused
-    assert any(word in str(evidence) for evidence in refused.values()), refused
+def test_a_trick_is_detected_with_an_example(name: str) -> None:
+    source, word, allowed = TRICKS[name]
+    failed = refusals(judge(source))
+    assert failed
+    assert set(failed) <= allowed, failed
+    assert any(word in str(evidence) for evidence in failed.values()), failed
 
 
 def test_a_failed_check_shows_an_episode_with_its_seed() -> None:
     source, _, _ = TRICKS["pays on the seeds that training uses"]
     examples = refusals(judge(source))["exploits"]["examples"]
     assert 1 <= len(examples) <= 3
-    for shown in examples:
-        assert shown["seed"] < 100_000
-        assert "got reward 1, success True" in shown["what"]
-        assert [message["role"] for message in shown["transcript"][:2]] == ["system", "user"]
-        assert any(message["role"] == "assistant" for message in shown["transcript"])
+    for sample in examples:
+        assert sample["seed"] < 100_000
+        assert "got reward 1, success True" in sample["what"]
+        assert [message["role"] for message in sample["transcript"][:2]] == ["system", "user"]
+        assert any(message["role"] == "assistant" for message in sample["transcript"])
 
 
-def test_an_episode_that_an_agent_broke_is_told_with_its_seed() -> None:
-    broken = refusals(judge(changed("except (KeyError, TypeError, ValueError)", "except ZeroDivisionError")))
-    assert broken["exploits"]["at"] in {f"seed {one['seed']}" for one in broken["exploits"]["examples"]}
+def test_an_episode_broken_by_an_agent_is_reported_with_its_seed() -> None:
+    rates = refusals(judge(changed("except (KeyError, TypeError, ValueError)", "except ZeroDivisionError")))
+    assert rates["exploits"]["at"] in {f"seed {sample['seed']}" for sample in rates["exploits"]["examples"]}
 
 
 def test_a_guess_does_not_draw_the_numbers_that_the_environment_draws() -> None:
     async def first_words(seed: int) -> str:
         async with SandboxSource(LAMP_SHOP, owner=OWNER) as source:
-            played = await play(source, seed, lambda task, messages, turn, rng: say(str(rng.random())), 1)
-        return str(played.messages[0]["content"])
+            episode = await play(source, seed, lambda task, messages, turn, rng: say(str(rng.random())), 1)
+        return str(episode.messages[0]["content"])
 
     assert asyncio.run(first_words(7)) == asyncio.run(first_words(7))
     assert asyncio.run(first_words(7)) != str(random.Random(7).random())

@@ -47,15 +47,15 @@ def test_an_episode_comes_back_as_the_contracts_types(lamp_shop: str) -> None:
     asyncio.run(main())
 
 
-def test_the_processes_of_a_container_are_those_of_who_started_it(lamp_shop: str) -> None:
+def test_process_ids_lists_the_containers_of_the_starting_process(lamp_shop: str) -> None:
     async def main() -> None:
-        before = process_ids([os.getpid()])
+        pids = process_ids([os.getpid()])
         async with SandboxSource(lamp_shop) as source:
             await source.episode().reset(7)
-            [worker] = set(process_ids([os.getpid()])) - set(before)
+            [worker] = set(process_ids([os.getpid()])) - set(pids)
             assert "sandbox.worker" in psutil.Process(worker).cmdline()
             assert worker not in process_ids([1])
-        assert process_ids([os.getpid()]) == before
+        assert process_ids([os.getpid()]) == pids
 
     asyncio.run(main())
 
@@ -65,12 +65,12 @@ def test_two_episodes_are_isolated(lamp_shop: str) -> None:
         async with SandboxSource(lamp_shop) as source:
             first, second = source.episode(), source.episode()
             await first.reset(7)
-            before = await first.score()
+            score = await first.score()
             await second.reset(7)
             for turn in (await source.oracle(7)).turns:
                 await second.step(turn.message)
             assert (await second.score()).success
-            assert await first.score() == before
+            assert await first.score() == score
 
     asyncio.run(main())
 
@@ -91,8 +91,8 @@ def test_64_episodes_at_once_score_as_they_do_alone(lamp_shop: str) -> None:
             together = await asyncio.gather(*(run(source, seed) for seed in range(64)))
             return together, [await run(source, seed) for seed in range(64)]
 
-    together, alone = asyncio.run(main())
-    assert together == alone
+    together, expected = asyncio.run(main())
+    assert together == expected
     assert len({text for text, _ in together}) == 64
     assert {result.success for _, result in together} == {True, False}
 
@@ -105,13 +105,13 @@ def meet(seed: int, **limits: Any) -> tuple[SandboxError, str]:
             with pytest.raises(SandboxError) as raised:
                 await source.episode().reset(seed)
             episode = source.episode()
-            with pytest.raises(EnvironmentFault) as after:
+            with pytest.raises(EnvironmentFault) as last:
                 await episode.reset(99)
-            return raised.value, after.value.error
+            return raised.value, last.value.error
 
-    error, after = asyncio.run(main())
-    assert after == "IndexError: list index out of range"  # the sandbox, or a fresh one, serves again
-    return error, after
+    error, last = asyncio.run(main())
+    assert last == "IndexError: list index out of range"  # the sandbox, or a fresh one, serves again
+    return error, last
 
 
 def test_running_out_of_memory_is_read_from_the_engine() -> None:
@@ -196,9 +196,9 @@ def test_a_start_that_is_cancelled_leaves_no_container(engine: Any, lamp_shop: s
     mine, began = f"{LABEL_OWNER}={owner('cancelled')}", int(time.time()) - 1
 
     def destroyed() -> str:
-        told = engine.events(since=began, until=began + 120, filters={"label": mine, "event": "destroy"}, decode=True)
-        event: dict[str, Any] = next(told)
-        told.close()
+        events = engine.events(since=began, until=began + 120, filters={"label": mine, "event": "destroy"}, decode=True)
+        event: dict[str, Any] = next(events)
+        events.close()
         return str(event["Action"])
 
     async def main() -> None:
@@ -215,14 +215,14 @@ def test_a_start_that_is_cancelled_leaves_no_container(engine: Any, lamp_shop: s
 
 
 def test_a_start_and_a_load_have_times_of_their_own(lamp_shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, float] = {}
+    budgets: dict[str, float] = {}
     call = Channel.call
 
-    async def noted(channel: Channel, op: str, budget: float, **fields: Any) -> Any:
-        asked[op] = budget
+    async def record_call(channel: Channel, op: str, budget: float, **fields: Any) -> Any:
+        budgets[op] = budget
         return await call(channel, op, budget, **fields)
 
-    monkeypatch.setattr(Channel, "call", noted)
+    monkeypatch.setattr(Channel, "call", record_call)
 
     async def main() -> None:
         async with SandboxSource(lamp_shop, limits=SandboxLimits(start_seconds=33, call_seconds=7)) as source:
@@ -230,7 +230,7 @@ def test_a_start_and_a_load_have_times_of_their_own(lamp_shop: str, monkeypatch:
             await source.episode().reset(1)
 
     asyncio.run(main())
-    assert asked == {"effects": 33.0, "load": 28.0, "oracle": 28.0, "reset": 7.0}
+    assert budgets == {"effects": 33.0, "load": 28.0, "oracle": 28.0, "reset": 7.0}
 
 
 def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
@@ -258,7 +258,7 @@ asyncio.run(main())
 """
 
 
-def test_what_a_killed_process_left_is_reaped_and_the_living_are_spared(engine: Any, lamp_shop: str) -> None:
+def test_orphans_of_a_killed_process_are_reaped_and_others_spared(engine: Any, lamp_shop: str) -> None:
     path = str(ENVIRONMENTS / "lamp_shop.py")
     root = str(Path(__file__).parents[3])
     killed = subprocess.run(
@@ -272,10 +272,10 @@ def test_what_a_killed_process_left_is_reaped_and_the_living_are_spared(engine: 
     assert (killed.stdout, killed.returncode) == ("up\n", -9)
 
     def left() -> list[Any]:
-        found: list[Any] = engine.containers.list(
+        containers: list[Any] = engine.containers.list(
             all=True, filters={"label": f"{LABEL_OWNER}={ORPHANS}"}, ignore_removed=True
         )
-        return found
+        return containers
 
     async def main() -> None:
         async with SandboxSource(lamp_shop, owner=ORPHANS) as source:

@@ -25,24 +25,24 @@ HELD_KB = 500_000  # and gigabytes
 
 def judged_quickly(source: str) -> dict[str, dict[str, Any]]:
     """The refusals, in bounded time and memory."""
-    began, held = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = refusals(judge(source))
+    began, memory_kb = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    failures = refusals(judge(source))
     assert time.monotonic() - began < WITHIN_S
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held < HELD_KB
-    return found
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_kb < HELD_KB
+    return failures
 
 
 def test_an_answer_that_is_small_as_text_and_large_as_values_is_refused() -> None:
-    found = judged_quickly(changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 400_000, '))
-    assert set(found) == {"runs"}
-    assert "bytes, more than 1048320" in found["runs"]["text"]
+    failures = judged_quickly(changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 400_000, '))
+    assert set(failures) == {"runs"}
+    assert "bytes, more than 1048320" in failures["runs"]["text"]
 
 
-def test_what_no_agent_reads_is_kept_nowhere() -> None:
-    more = changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 10_000, ')
+def test_fields_that_no_agent_reads_are_dropped() -> None:
+    verbose_source = changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 10_000, ')
 
     async def main() -> None:
-        async with SandboxSource(more, owner=owner("cost")) as source:
+        async with SandboxSource(verbose_source, owner=owner("cost")) as source:
             play = await source.oracle(1)
             replies = [reply for turn in play.turns for reply in turn.replies if reply["role"] == "tool"]
             assert replies
@@ -52,11 +52,13 @@ def test_what_no_agent_reads_is_kept_nowhere() -> None:
 
 
 def test_thousands_of_arguments_in_a_message_are_refused() -> None:
-    said = "{f'k{at}': 10**9 + at * 7919 for at in range(3000)}"
-    more = f"        yield _calls(('get_order', {said}))\n" * 2
-    found = judged_quickly(changed("    def oracle(self) -> Iterator[Message]:\n", f"    def oracle(self):\n{more}"))
-    assert set(found) == {"runs"}
-    assert "the arguments of a message hold more than 1,000 values" in found["runs"]["text"]
+    script = "{f'k{at}': 10**9 + at * 7919 for at in range(3000)}"
+    source = f"        yield _calls(('get_order', {script}))\n" * 2
+    failures = judged_quickly(
+        changed("    def oracle(self) -> Iterator[Message]:\n", f"    def oracle(self):\n{source}")
+    )
+    assert set(failures) == {"runs"}
+    assert "the arguments of a message hold more than 1,000 values" in failures["runs"]["text"]
 
 
 def test_all_answers_of_an_episode_together_are_bounded() -> None:
@@ -79,7 +81,7 @@ def test_all_answers_of_an_episode_together_are_bounded() -> None:
     asyncio.run(main())
 
 
-def test_by_nothing_it_is_given_can_an_environment_tell_admission_from_training(
+def test_admission_looks_like_training_to_an_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same command line, variables, posture and time for each call; one of the two has another hash seed."""
@@ -87,15 +89,15 @@ def test_by_nothing_it_is_given_can_an_environment_tell_admission_from_training(
     call = Channel.call
     client = connect()
 
-    async def noted(channel: Channel, op: str, budget: float, **fields: Any) -> Any:
+    async def record_call(channel: Channel, op: str, budget: float, **fields: Any) -> Any:
         if op != "effects":  # no call of the environment's code
             budgets.setdefault(op, set()).add(budget)
         return await call(channel, op, budget, **fields)
 
-    def containers(of: str) -> list[str]:
-        mine = client.containers.list(filters={"label": f"{LABEL_OWNER}={of}"}, ignore_removed=True)
-        told = [{**one.attrs["Config"], "HostConfig": one.attrs["HostConfig"]} for one in mine]
-        return sorted(json.dumps({**one, "Labels": None}, sort_keys=True) for one in told)
+    def containers(owner_name: str) -> list[str]:
+        mine = client.containers.list(filters={"label": f"{LABEL_OWNER}={owner_name}"}, ignore_removed=True)
+        details = [{**container.attrs["Config"], "HostConfig": container.attrs["HostConfig"]} for container in mine]
+        return sorted(json.dumps({**container, "Labels": None}, sort_keys=True) for container in details)
 
     async def train() -> list[str]:
         async with SandboxSource(LAMP_SHOP, owner=owner("training")) as source:
@@ -107,14 +109,17 @@ def test_by_nothing_it_is_given_can_an_environment_tell_admission_from_training(
             await episode.close()
             return containers(owner("training"))
 
-    monkeypatch.setattr(Channel, "call", noted)
-    judging: list[list[str]] = []
+    monkeypatch.setattr(Channel, "call", record_call)
+    admission: list[list[str]] = []
     assert judge(
-        LAMP_SHOP, begins=lambda name: judging.append(containers(OWNER)) if name == "exploits" else None
+        LAMP_SHOP, begins=lambda name: admission.append(containers(OWNER)) if name == "exploits" else None
     ).admitted
     while_judged, budgets = budgets, {}
-    (trained,) = asyncio.run(train())
+    (training,) = asyncio.run(train())
     client.close()
-    assert trained in judging[0]
-    assert [one.replace("PYTHONHASHSEED=4242", "PYTHONHASHSEED=0") for one in judging[0]] == [trained, trained]
+    assert training in admission[0]
+    assert [container.replace("PYTHONHASHSEED=4242", "PYTHONHASHSEED=0") for container in admission[0]] == [
+        training,
+        training,
+    ]
     assert while_judged == budgets

@@ -52,10 +52,10 @@ def test_packing_the_host_gives_the_same_bytes_in_another_process() -> None:
     assert len(runs[0].strip()) == hashlib.sha256().digest_size * 2
 
 
-def test_the_host_image_serves_and_is_found_again(engine: Any, lamp_shop: str) -> None:
-    built = build(from_host=True)
-    assert built.origin == "host"
-    assert ensure_image() == built
+def test_the_host_image_serves_and_is_reused(engine: Any, lamp_shop: str) -> None:
+    image = build(from_host=True)
+    assert image.origin == "host"
+    assert ensure_image() == image
     assert serves(lamp_shop)
 
 
@@ -63,9 +63,9 @@ def test_an_image_built_on_a_base_serves_without_a_shell_or_another_program(engi
     host = build(from_host=True)
     engine.images.get(host.id).tag(BASE)
     try:
-        built = build(base=BASE)
-        assert (built.origin, built.tag) == (BASE, image_tag())
-        assert built.id != host.id
+        image = build(base=BASE)
+        assert (image.origin, image.tag) == (BASE, image_tag())
+        assert image.id != host.id
         assert serves(lamp_shop)
     finally:
         engine.images.remove(BASE)
@@ -76,7 +76,7 @@ def test_a_base_that_cannot_be_pulled_names_the_way_out(engine: Any) -> None:
         build(base="traced-sandbox-test:not-there-at-all")
 
 
-def test_a_missing_image_is_said_before_anything_starts(
+def test_a_missing_image_is_reported_before_anything_starts(
     engine: Any, lamp_shop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.container.image_tag", lambda: "traced-sandbox:no-such-tag")

@@ -24,13 +24,13 @@ OF_CONFIG += ("StdinOnce", "Tty", "User", "Volumes", "WorkingDir")
 
 def posture(inspected: dict[str, Any]) -> dict[str, Any]:
     """The parts of ``docker inspect`` that matter; null, false, nothing and empty are the same in them."""
-    host = {name: value for name, value in inspected["HostConfig"].items() if name not in VOLATILE and _says(value)}
+    host = {name: value for name, value in inspected["HostConfig"].items() if name not in VOLATILE and _is_set(value)}
     host["Ulimits"] = sorted(host["Ulimits"], key=lambda limit: str(limit["Name"]))
     config = {name: inspected["Config"].get(name) for name in OF_CONFIG}
-    variables = sorted(one for one in inspected["Config"]["Env"] if one.startswith("PYTHONHASHSEED"))
+    variables = sorted(variable for variable in inspected["Config"]["Env"] if variable.startswith("PYTHONHASHSEED"))
     return {
         "AppArmorUnconfined": inspected["AppArmorProfile"] == "unconfined",
-        "Config": {name: value for name, value in config.items() if _says(value)} | {"Env": variables},
+        "Config": {name: value for name, value in config.items() if _is_set(value)} | {"Env": variables},
         "HostConfig": host,
         "Mounts": inspected["Mounts"],
         "Networks": list(inspected["NetworkSettings"]["Networks"]),
@@ -38,8 +38,8 @@ def posture(inspected: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _says(value: object) -> bool:
-    return any(map(_says, value.values())) if isinstance(value, dict) else bool(value)
+def _is_set(value: object) -> bool:
+    return any(map(_is_set, value.values())) if isinstance(value, dict) else bool(value)
 
 
 def test_the_golden_posture_of_a_running_container(engine: Any, lamp_shop: str) -> None:
@@ -48,15 +48,15 @@ def test_the_golden_posture_of_a_running_container(engine: Any, lamp_shop: str) 
             sandbox = await source.sandbox()
             return await asyncio.to_thread(lambda: engine.containers.get(sandbox.container_id).attrs)
 
-    found = asyncio.run(main())
-    assert posture(found) == json.loads(GOLDEN.read_text()), json.dumps(posture(found), indent=2)
-    assert found["HostConfig"]["Runtime"] == (GVISOR if GVISOR in engine.info()["Runtimes"] else "runc")
-    assert {"/proc/kcore", "/proc/keys", "/sys/firmware"} <= set(found["HostConfig"]["MaskedPaths"])
-    assert found["Config"]["Labels"]["traced.owner"] == owner("posture")
+    inspected = asyncio.run(main())
+    assert posture(inspected) == json.loads(GOLDEN.read_text()), json.dumps(posture(inspected), indent=2)
+    assert inspected["HostConfig"]["Runtime"] == (GVISOR if GVISOR in engine.info()["Runtimes"] else "runc")
+    assert {"/proc/kcore", "/proc/keys", "/sys/firmware"} <= set(inspected["HostConfig"]["MaskedPaths"])
+    assert inspected["Config"]["Labels"]["traced.owner"] == owner("posture")
 
 
 @pytest.fixture(scope="module")
-def seen(image: Image) -> dict[str, Any]:
+def report(image: Image) -> dict[str, Any]:
     """What the intruder reports from inside."""
 
     async def main() -> dict[str, Any]:
@@ -67,44 +67,44 @@ def seen(image: Image) -> dict[str, Any]:
     return asyncio.run(main())
 
 
-def test_there_is_no_network(seen: dict[str, Any]) -> None:
-    assert seen["connect"] == OSError.__name__
-    assert seen["resolve"] == socket.gaierror.__name__
-    assert seen["interfaces"] in (["lo"], ["lo", "sit0"], ["lo", "tunl0"])
+def test_there_is_no_network(report: dict[str, Any]) -> None:
+    assert report["connect"] == OSError.__name__
+    assert report["resolve"] == socket.gaierror.__name__
+    assert report["interfaces"] in (["lo"], ["lo", "sit0"], ["lo", "tunl0"])
 
 
-@pytest.mark.parametrize("where", ["/", "/app", "/etc", "/dev", "/dev/shm"])
-def test_nothing_but_tmp_can_be_written(seen: dict[str, Any], where: str) -> None:
-    assert seen["write /tmp"] == "wrote"
-    assert seen[f"write {where}"] in {"OSError", "PermissionError", "FileNotFoundError"}
+@pytest.mark.parametrize("path", ["/", "/app", "/etc", "/dev", "/dev/shm"])
+def test_nothing_but_tmp_can_be_written(report: dict[str, Any], path: str) -> None:
+    assert report["write /tmp"] == "wrote"
+    assert report[f"write {path}"] in {"OSError", "PermissionError", "FileNotFoundError"}
 
 
-def test_tmp_is_small_and_cannot_be_executed_from(seen: dict[str, Any]) -> None:
-    assert seen["fill /tmp"] == "OSError"
-    assert seen["run /tmp"] == "PermissionError"
+def test_tmp_is_small_and_cannot_be_executed_from(report: dict[str, Any]) -> None:
+    assert report["fill /tmp"] == "OSError"
+    assert report["run /tmp"] == "PermissionError"
 
 
-def test_a_fork_bomb_stops_within_the_process_limit(seen: dict[str, Any]) -> None:
-    count, error = seen["forks"].split()
+def test_a_fork_bomb_stops_within_the_process_limit(report: dict[str, Any]) -> None:
+    count, error = report["forks"].split()
     assert 0 < int(count) < SandboxLimits().pids
     assert error == "BlockingIOError"
 
 
-def test_open_files_are_limited(seen: dict[str, Any]) -> None:
-    count, errno = seen["files"].split()
+def test_open_files_are_limited(report: dict[str, Any]) -> None:
+    count, errno = report["files"].split()
     assert int(count) < SandboxLimits().open_files
     assert errno == "24"
 
 
-def test_no_privilege_is_held_or_gained(seen: dict[str, Any]) -> None:
-    assert seen["uid"] == 65534
-    assert seen["setuid"] == "PermissionError"
-    assert int(seen["capabilities"], 16) == int(seen["bounding"], 16) == 0
-    assert seen["no_new_privileges"] == "1"
-    assert seen["seccomp"] == "2"
-    assert seen["mount"] in {"OSError", "PermissionError"}
+def test_no_privilege_is_held_or_gained(report: dict[str, Any]) -> None:
+    assert report["uid"] == 65534
+    assert report["setuid"] == "PermissionError"
+    assert int(report["capabilities"], 16) == int(report["bounding"], 16) == 0
+    assert report["no_new_privileges"] == "1"
+    assert report["seccomp"] == "2"
+    assert report["mount"] in {"OSError", "PermissionError"}
 
 
-def test_there_is_no_shell_and_no_secret(seen: dict[str, Any]) -> None:
-    assert seen["shells"] == []
-    assert seen["secrets"] == []
+def test_there_is_no_shell_and_no_secret(report: dict[str, Any]) -> None:
+    assert report["shells"] == []
+    assert report["secrets"] == []

@@ -41,14 +41,14 @@ class Forger:
 
         async def main() -> Score | SandboxError:
             try:
-                told: Score | SandboxError = await self.score(way)
+                scores: Score | SandboxError = await self.score(way)
             except SandboxError as error:
-                told = error
+                scores = error
             try:
                 assert await self.score("honest") == HONEST
             except (ProtocolFault, WorkerDied):  # what was left of the attack: the container is replaced
                 assert await self.score("honest") == HONEST
-            return told
+            return scores
 
         return self.run(asyncio.wait_for(main(), 60))
 
@@ -74,8 +74,8 @@ def test_printed_result_lines_are_no_answers(forger: Forger) -> None:
 
 def test_a_reply_out_of_turn_ends_the_container_before_it_counts(forger: Forger) -> None:
     restarts = forger.source.restarts
-    told = forger.scores("reply_before_the_question")
-    assert isinstance(told, ProtocolFault)
+    error = forger.scores("reply_before_the_question")
+    assert isinstance(error, ProtocolFault)
     assert forger.source.restarts == restarts + 1
 
 
@@ -88,26 +88,26 @@ def test_a_second_reply_is_nobodys(forger: Forger) -> None:
 
 def test_leaving_with_code_0_after_a_fake_score_is_a_death(forger: Forger) -> None:
     restarts = forger.source.restarts
-    told = forger.scores("leave_after_a_fake_score")
-    assert told == Score(1.0, True) or (isinstance(told, WorkerDied) and told.exit_code == 0)
+    error = forger.scores("leave_after_a_fake_score")
+    assert error == Score(1.0, True) or (isinstance(error, WorkerDied) and error.exit_code == 0)
     assert forger.source.restarts == restarts + 1
 
 
-def test_a_claimed_time_out_is_told_from_one(forger: Forger) -> None:
-    told = forger.scores("claim_a_time_out")
-    assert isinstance(told, EnvironmentFault)
-    assert "claimed to have outlived its 20 s" in told.error
+def test_a_claimed_time_out_is_distinguished_from_a_real_one(forger: Forger) -> None:
+    error = forger.scores("claim_a_time_out")
+    assert isinstance(error, EnvironmentFault)
+    assert "claimed to have outlived its 20 s" in error.error
 
 
 def test_the_workers_own_time_out_cannot_be_raised(forger: Forger) -> None:
-    told = forger.scores("raise_the_workers_time_out")
-    assert isinstance(told, EnvironmentFault)
-    assert "rang the worker's own alarm" in told.error
+    error = forger.scores("raise_the_workers_time_out")
+    assert isinstance(error, EnvironmentFault)
+    assert "rang the worker's own alarm" in error.error
 
 
-def test_the_host_cannot_be_blamed(forger: Forger) -> None:
-    told = forger.scores("raise_the_workers_bad_request")
-    assert isinstance(told, ProtocolFault)  # as any answer that is none: it counts against the environment
+def test_a_fault_cannot_be_attributed_to_the_host(forger: Forger) -> None:
+    error = forger.scores("raise_the_workers_bad_request")
+    assert isinstance(error, ProtocolFault)  # as any answer that is none: it counts against the environment
 
 
 @pytest.mark.parametrize(
@@ -131,31 +131,31 @@ def test_patched_modules_reach_no_further_than_their_container(
             except SandboxError as error:
                 return error
 
-    told = forger.run(asyncio.wait_for(main(), 60))
-    assert told == expected if isinstance(expected, Score) else isinstance(told, expected)
+    scores = forger.run(asyncio.wait_for(main(), 60))
+    assert scores == expected if isinstance(expected, Score) else isinstance(scores, expected)
     assert forger.scores("honest") == HONEST
 
 
 def test_an_error_that_cannot_be_read_is_a_fault_with_its_name(forger: Forger) -> None:
-    told = forger.scores("raise_the_unspeakable")
-    assert isinstance(told, EnvironmentFault)
-    assert told.error == r"Nameless: \x1b[2J"
+    error = forger.scores("raise_the_unspeakable")
+    assert isinstance(error, EnvironmentFault)
+    assert error.error == r"Nameless: \x1b[2J"
 
 
 @pytest.mark.parametrize(
-    ("way", "held"),
+    ("way", "expected"),
     [
         ("a lying float", Score(0.25, False, {"part": 0.5})),
         ("a lying int", Score(0.0, False)),
         ("a thing like a score", Score(0.5, False)),
     ],
 )
-def test_what_arrives_is_what_the_builtin_type_holds(forger: Forger, way: str, held: Score) -> None:
-    told = forger.scores(way)
-    assert isinstance(told, Score)
-    assert told == held
-    assert {type(told.reward), *map(type, told.parts.values())} == {float}
-    assert type(told.success) is bool
+def test_values_of_subclasses_arrive_as_builtin_types(forger: Forger, way: str, expected: Score) -> None:
+    value = forger.scores(way)
+    assert isinstance(value, Score)
+    assert value == expected
+    assert {type(value.reward), *map(type, value.parts.values())} == {float}
+    assert type(value.success) is bool
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_forged_worker_is_refused_and_admission_goes_on(
     image: Image, lamp_shop: str, forgery: str, check: str, fault: str
 ) -> None:
     quick = Thresholds(seeds=4, replica_seeds=2, diversity_seeds=8, distinct_shapes=1)
-    judging = admit(
+    admission = admit(
         lamp_shop + forgery,
         target_tools=[],
         target_error_examples=[],
@@ -212,7 +212,7 @@ def test_a_forged_worker_is_refused_and_admission_goes_on(
         thresholds=quick,
         owner=owner("forgery"),
     )
-    report = asyncio.run(judging)
+    report = asyncio.run(admission)
     assert not report.admitted
     assert refusals(report)[check]["fault"] == fault
 

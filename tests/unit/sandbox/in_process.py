@@ -1,4 +1,4 @@
-"""A bench over an environment of ours in this process: what a check of admission judges, without a container.
+"""The admission checks' context over an environment in this process, without a container.
 
 Only for sources that the tests wrote themselves. What a worker adds (deadlines, bounds, effects) is not here.
 """
@@ -38,7 +38,7 @@ class Episode:
 
 
 class Source:
-    """Stands where a ``SandboxSource`` does."""
+    """Replaces a ``SandboxSource``."""
 
     def __init__(self, source_code: str) -> None:
         self.source_code = source_code
@@ -50,15 +50,15 @@ class Source:
 
     async def oracle(self, seed: int, turns: int = ORACLE_TURNS) -> OraclePlay:
         environment = self.names["Environment"]()
-        task, played = environment.reset(seed), []
+        task, turns_played = environment.reset(seed), []
         for message in environment.oracle():
-            played.append(OracleTurn(message, environment.step(message)))
-            if environment.done or len(played) >= turns:
+            turns_played.append(OracleTurn(message, environment.step(message)))
+            if environment.done or len(turns_played) >= turns:
                 break
-        return OraclePlay(task, played, environment.done, environment.score())
+        return OraclePlay(task, turns_played, environment.done, environment.score())
 
 
-def bench(source_code: str, **thresholds: Any) -> CheckContext:
-    """Source and twin are two copies of the module."""
-    source, twin = (cast("SandboxSource", Source(source_code)) for _ in range(2))
-    return CheckContext(source, twin, Thresholds(**thresholds), None, [])
+def check_context(source_code: str, **thresholds: Any) -> CheckContext:
+    """Source and replica are two copies of the module."""
+    source, replica = (cast("SandboxSource", Source(source_code)) for _ in range(2))
+    return CheckContext(source, replica, Thresholds(**thresholds), None, [])

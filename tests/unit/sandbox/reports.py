@@ -9,14 +9,14 @@ from rich.console import Console
 from sandbox.admission.report import advice, on_terminal
 from store.types import AdmissionReport, Check
 
-AT = datetime(2026, 3, 14, 9, 26, tzinfo=UTC)
+REPORT_TIME = datetime(2026, 3, 14, 9, 26, tzinfo=UTC)
 
 
 def failed(name: str, **evidence: Any) -> Check:
     return Check(name, False, evidence, 0.5)
 
 
-def told(name: str, **evidence: Any) -> str:
+def advice_text(name: str, **evidence: Any) -> str:
     return " ".join(advice(failed(name, **evidence)))
 
 
@@ -24,9 +24,9 @@ def report_of(*checks: Check) -> AdmissionReport:
     return AdmissionReport("ab" * 32, all(check.passed for check in checks), list(checks))
 
 
-def printed(report: AdmissionReport, what: str = "lamp_shop.py") -> str:
+def printed(report: AdmissionReport, subject: str = "lamp_shop.py") -> str:
     console = Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
-    console.print(on_terminal(report, what))
+    console.print(on_terminal(report, subject))
     file = console.file
     assert isinstance(file, StringIO)
     return file.getvalue()

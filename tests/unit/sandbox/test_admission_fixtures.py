@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks.admission import (
-    ADMITTED,
     AIMS,
+    EXPECT_ADMITTED,
     FIXTURES,
+    AdmissionResult,
     Fixture,
-    Judged,
     deviations,
     figures,
     listing,
@@ -33,7 +33,7 @@ KINDS |= {"ticket_triage"}
 FLAW_LINES = 24  # a flaw takes no more lines of the sound environment's
 
 
-def test_there_are_enough_of_either_kind_and_every_check_has_its_unsound_ones() -> None:
+def test_there_are_enough_fixtures_of_both_kinds_for_every_check() -> None:
     names = [fixture.name for fixture in sound()]
     assert set(names) >= KINDS
     bad = unsound()
@@ -44,14 +44,14 @@ def test_there_are_enough_of_either_kind_and_every_check_has_its_unsound_ones() 
 
 
 @pytest.mark.parametrize("fixture", sound(), ids=lambda fixture: fixture.name)
-def test_whoever_does_as_a_sound_ones_oracle_solves_it(fixture: Fixture) -> None:
+def test_the_oracles_messages_solve_a_sound_fixture(fixture: Fixture) -> None:
     factory = runpy.run_path(str(FIXTURES / "sound" / f"{fixture.name}.py"))["Environment"]
     for seed in range(60):
-        told, played = factory(), factory()
-        assert told.reset(seed) == played.reset(seed)
-        for message in told.oracle():
-            assert told.step(message) == played.step(message)
-        assert (played.done, played.score().reward, played.score().success) == (True, 1.0, True)
+        difference, play = factory(), factory()
+        assert difference.reset(seed) == play.reset(seed)
+        for message in difference.oracle():
+            assert difference.step(message) == play.step(message)
+        assert (play.done, play.score().reward, play.score().success) == (True, 1.0, True)
         idle = factory()
         idle.reset(seed)
         assert idle.score().reward == 0.0
@@ -64,7 +64,7 @@ def test_no_two_are_wrong_in_the_same_words() -> None:
 
 
 @pytest.mark.parametrize("fixture", sound(), ids=lambda fixture: fixture.name)
-def test_a_sound_one_says_what_it_is_and_reads_well(fixture: Fixture) -> None:
+def test_a_sound_fixture_has_a_docstring_and_good_style(fixture: Fixture) -> None:
     tree = ast.parse(fixture.source)
     assert ast.get_docstring(tree)
     assert inspect_source(fixture.source)[0]
@@ -73,15 +73,15 @@ def test_a_sound_one_says_what_it_is_and_reads_well(fixture: Fixture) -> None:
 
 
 @pytest.mark.parametrize("fixture", unsound(), ids=lambda fixture: fixture.name)
-def test_an_unsound_one_is_a_sound_one_with_a_flaw(fixture: Fixture) -> None:
-    base = next(one for one in sound() if one.name == fixture.base)
+def test_an_unsound_fixture_is_a_sound_one_with_a_flaw(fixture: Fixture) -> None:
+    base = next(candidate for candidate in sound() if candidate.name == fixture.base)
     lines = [source.split('"""', 2)[2].splitlines() for source in (base.source, fixture.source)]
     changed = [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
     assert 0 < len(changed) <= FLAW_LINES
     assert inspect_source(fixture.source)[0] is (fixture.expected != "source"), "wrong in one way alone"
 
 
-def test_a_fixture_that_names_no_check_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixture_without_a_check_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unsound").mkdir()
     (tmp_path / "unsound/nameless.py").write_text('"""Something is wrong."""\n')
     monkeypatch.setattr("benchmarks.admission.FIXTURES", tmp_path)
@@ -93,31 +93,40 @@ GOOD, BAD = sound()[0], unsound()[0]
 
 
 @pytest.mark.parametrize(
-    ("judged", "answers", "meets"),
+    ("results", "answers", "meets"),
     [
-        ([Judged(GOOD, {}, 59.0), Judged(BAD, {"runs": {}, BAD.expected: {}}, 90.0)], [ADMITTED, BAD.expected], True),
-        ([Judged(GOOD, {}, 61.0)], [ADMITTED], False),
-        ([Judged(GOOD, {"leak": {}}, 1.0)], ["leak"], False),
-        ([Judged(BAD, {}, 1.0)], [ADMITTED], False),
-        ([Judged(BAD, {"spread": {}, "latency": {}}, 1.0)], ["spread"], False),
+        (
+            [AdmissionResult(GOOD, {}, 59.0), AdmissionResult(BAD, {"runs": {}, BAD.expected: {}}, 90.0)],
+            [EXPECT_ADMITTED, BAD.expected],
+            True,
+        ),
+        ([AdmissionResult(GOOD, {}, 61.0)], [EXPECT_ADMITTED], False),
+        ([AdmissionResult(GOOD, {"leak": {}}, 1.0)], ["leak"], False),
+        ([AdmissionResult(BAD, {}, 1.0)], [EXPECT_ADMITTED], False),
+        ([AdmissionResult(BAD, {"spread": {}, "latency": {}}, 1.0)], ["spread"], False),
     ],
 )
-def test_the_aims_are_held_against_what_was_answered(judged: list[Judged], answers: list[str], meets: bool) -> None:
-    found = figures(judged)
-    assert [one.answer for one in judged] == answers
-    assert found["meets"] is meets
-    assert found["aims"] == AIMS
-    assert json.loads(json.dumps(found)) == found
+def test_the_aims_are_compared_with_the_results(
+    results: list[AdmissionResult], answers: list[str], meets: bool
+) -> None:
+    report = figures(results)
+    assert [name.answer for name in results] == answers
+    assert report["meets"] is meets
+    assert report["aims"] == AIMS
+    assert json.loads(json.dumps(report)) == report
 
 
-def test_what_deviates_stands_out_with_its_evidence() -> None:
+def test_deviations_are_printed_with_their_evidence() -> None:
     console = Console(file=io.StringIO(), width=120)
-    judged = [Judged(GOOD, {"leak": {"share": 0.5}}, 2.0), Judged(BAD, {BAD.expected: {}, "floor": {}}, 1.0)]
-    console.print(listing(judged))
-    console.print(matrix(judged))
-    deviations(judged, console)
-    shown = console.file.getvalue()
-    assert f"{GOOD.name}: expected admitted, got leak" in shown
-    assert 'leak: {"share": 0.5}' in shown
-    assert f"{BAD.name}: expected" not in shown
-    assert "floor" in shown
+    results = [
+        AdmissionResult(GOOD, {"leak": {"share": 0.5}}, 2.0),
+        AdmissionResult(BAD, {BAD.expected: {}, "floor": {}}, 1.0),
+    ]
+    console.print(listing(results))
+    console.print(matrix(results))
+    deviations(results, console)
+    output = console.file.getvalue()
+    assert f"{GOOD.name}: expected admitted, got leak" in output
+    assert 'leak: {"share": 0.5}' in output
+    assert f"{BAD.name}: expected" not in output
+    assert "floor" in output

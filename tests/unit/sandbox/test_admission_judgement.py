@@ -28,7 +28,7 @@ from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
 
 
-def bench(**thresholds: Any) -> CheckContext:
+def check_context(**thresholds: Any) -> CheckContext:
     source = SandboxSource("never run")
     return CheckContext(source, source, Thresholds(**thresholds), [], [])
 
@@ -36,8 +36,8 @@ def bench(**thresholds: Any) -> CheckContext:
 def play(user: str, *turns: tuple[Message, str]) -> OraclePlay:
     """An oracle's episode; every turn's message with the tool's answer."""
     replies = [[{"role": "tool", "tool_call_id": "x", "content": text}] for _, text in turns]
-    answered = [OracleTurn(message, reply) for (message, _), reply in zip(turns, replies, strict=True)]
-    return OraclePlay(Task("", [{"role": "user", "content": user}], []), answered, True, Score(1.0, True))
+    oracle_turns = [OracleTurn(message, reply) for (message, _), reply in zip(turns, replies, strict=True)]
+    return OraclePlay(Task("", [{"role": "user", "content": user}], []), oracle_turns, True, Score(1.0, True))
 
 
 def one_call(tool: str, /, **arguments: Any) -> Message:
@@ -45,7 +45,7 @@ def one_call(tool: str, /, **arguments: Any) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("Ann wants the red one.", "Bartholomew Smith wants the red one."),
         ("It was on 2026-03-14 at 9:30.", "It was on 1/2/27 at 10:05."),
@@ -55,18 +55,18 @@ def one_call(tool: str, /, **arguments: Any) -> Message:
         ("Be brief. Be kind. Be exact.", "Be kind. Be exact. Be brief."),
     ],
 )
-def test_names_dates_amounts_titles_and_the_order_of_sentences_are_masked(one: str, other: str) -> None:
-    assert masked(one, set()) == masked(other, set())
+def test_names_dates_amounts_titles_and_the_order_of_sentences_are_masked(first: str, other: str) -> None:
+    assert masked(first, set()) == masked(other, set())
 
 
-def test_wording_and_what_no_tool_knows_stay() -> None:
+def test_wording_and_unknown_names_are_not_masked() -> None:
     assert masked("I want it now.", set()) != masked("I want it gone.", set())
     assert masked("return the lamp", {"lamp"}) == ["return the #"]
 
 
 def test_the_panels_seeds_are_distinct_stable_and_half_of_them_are_those_that_training_uses() -> None:
-    seeds = bench().panel(200)
-    assert seeds[:50] == bench().panel(50)
+    seeds = check_context().panel(200)
+    assert seeds[:50] == check_context().panel(50)
     assert len(set(seeds)) == 200
     assert 90 <= sum(seed < LOW_SEED_LIMIT for seed in seeds) <= 110
 
@@ -90,14 +90,14 @@ def test_a_prompt_leaks_when_it_holds_calls_not_when_a_user_names_an_order(promp
 
 def test_an_answer_leaks_when_it_spells_out_a_later_call() -> None:
     first = one_call("get_order", order_id="W1")
-    wanted = one_call("cancel_order", order_id="W1", reason="delay")
+    expected = one_call("cancel_order", order_id="W1", reason="delay")
     record = '{"order_id": "W1", "reason": "delay"}'
-    assert leaks(play("Hi", (first, f'{{"hint": "cancel_order", "with": {record}}}'), (wanted, "{}")))
-    assert not leaks(play("Hi", (first, record), (wanted, "{}")))
-    again = (one_call("get_order", order_id="W2"), f'{{"found": 1, "example": {record}}}')
-    assert leaks(play("Hi", (first, record), again, (wanted, "{}")))
+    assert leaks(play("Hi", (first, f'{{"hint": "cancel_order", "with": {record}}}'), (expected, "{}")))
+    assert not leaks(play("Hi", (first, record), (expected, "{}")))
+    second = (one_call("get_order", order_id="W2"), f'{{"found": 1, "example": {record}}}')
+    assert leaks(play("Hi", (first, record), second, (expected, "{}")))
     choice = (one_call("get_order", order_id="W2"), f'[{record}, {{"order_id": "W1", "reason": "mistake"}}]')
-    assert not leaks(play("Hi", (first, record), choice, (wanted, "{}")))
+    assert not leaks(play("Hi", (first, record), choice, (expected, "{}")))
 
 
 def done(user: str, answer: str, **arguments: Any) -> str:
@@ -105,7 +105,7 @@ def done(user: str, answer: str, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         (done("Hang the coat up.", '{"hook": "H1"}', at="H1"), done("A hat, please!", '{"hook": "H22"}', at="H22")),
         (done("Five of the red ones.", "{}", color="red"), done("In blue.", "{}", color="blue")),
@@ -113,12 +113,12 @@ def done(user: str, answer: str, **arguments: Any) -> str:
         (done("", '["a", "b"]', note="Read a at 9."), done("", '["c", "d"]', note="Read d at 12.")),
     ],
 )
-def test_another_wording_and_other_values_are_the_same_way(one: str, other: str) -> None:
-    assert one == other
+def test_other_wording_and_values_have_the_same_signature(first: str, other: str) -> None:
+    assert first == other
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         (done("It broke.", "{}", decision="refund"), done("It broke.", "{}", decision="refuse")),
         (done("", '["a"]', at="a"), done("", '["a", "b"]', at="a")),
@@ -129,15 +129,15 @@ def test_another_wording_and_other_values_are_the_same_way(one: str, other: str)
         (done("a and b", "{}", line="a < b"), done("a and b", "{}", line="a <= b")),
     ],
 )
-def test_what_is_met_decided_or_made_makes_another_way(one: str, other: str) -> None:
-    assert one != other
+def test_other_replies_and_choices_make_another_signature(first: str, other: str) -> None:
+    assert first != other
 
 
 def test_an_argument_is_unseen_until_an_answer_shows_it() -> None:
-    look = (one_call("get_order", name="Ann"), '{"order_id": "W4711"}')
+    lookup = (one_call("get_order", name="Ann"), '{"order_id": "W4711"}')
     cancel = (one_call("cancel_order", order_id="W4711"), "{}")
-    assert find_hidden_values(play("I am Ann.", look, cancel)) == HiddenValues()
-    assert find_hidden_values(play("I am Ann.", cancel, look)) == HiddenValues(['order_id="W4711" in cancel_order'])
+    assert find_hidden_values(play("I am Ann.", lookup, cancel)) == HiddenValues()
+    assert find_hidden_values(play("I am Ann.", cancel, lookup)) == HiddenValues(['order_id="W4711" in cancel_order'])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_an_argument_is_unseen_until_an_answer_shows_it() -> None:
         {"due": "2026-03-14"},
     ],
 )
-def test_a_code_that_nobody_told_is_unknown(code: dict[str, Any]) -> None:
+def test_a_code_that_was_never_read_is_hidden(code: dict[str, Any]) -> None:
     assert len(find_hidden_values(play("Open it.", (one_call("act", **code), "{}"))).codes) == 1
 
 
@@ -170,77 +170,77 @@ def test_a_code_that_nobody_told_is_unknown(code: dict[str, Any]) -> None:
         {"balance": "-48213"},
     ],
 )
-def test_a_number_or_a_word_that_may_be_worked_out_is_told_and_no_code(value: dict[str, Any]) -> None:
-    found = find_hidden_values(play("Work it out.", (one_call("act", **value), "{}")))
-    assert (found.codes, len(found.worked_out)) == ([], 1)
-    [spoken] = find_hidden_values(play("How much?", (say("It is 48213 crowns."), ""))).worked_out
-    assert spoken == "48213 in the oracle's words"
+def test_a_number_or_word_that_may_be_worked_out_is_no_code(value: dict[str, Any]) -> None:
+    hidden = find_hidden_values(play("Work it out.", (one_call("act", **value), "{}")))
+    assert (hidden.codes, len(hidden.worked_out)) == ([], 1)
+    [content] = find_hidden_values(play("How much?", (say("It is 48213 crowns."), ""))).worked_out
+    assert content == "48213 in the oracle's words"
 
 
-def test_what_is_worked_out_refuses_nothing() -> None:
+def test_worked_out_values_refuse_nothing() -> None:
     plays = [play("Work it out.", (one_call("answer", number=48213), "{}")) for _ in range(4)]
-    made = bench(seeds=4)
-    made.plays.update(zip(made.panel(4), plays, strict=True))
-    verdict, evidence = asyncio.run(leak(made))
+    call_message = check_context(seeds=4)
+    call_message.plays.update(zip(call_message.panel(4), plays, strict=True))
+    verdict, evidence = asyncio.run(leak(call_message))
     assert (verdict, evidence["unseen"], evidence["worked_out"]) == (True, 0.0, 1.0)
     assert evidence["first_worked_out"]["text"] == "number=48213 in answer"
 
 
-def tools(*described: str, **schema: Any) -> list[Tool]:
+def tools(*descriptions: str, **schema: Any) -> list[Tool]:
     fields = {"thing": {"type": "string"}, "hook": {"type": "string", **schema}}
     return [
         {"type": "function", "function": {"name": name, "description": text, "parameters": {"properties": fields}}}
-        for name, text in zip(["hang_up", "get_hook"], [*described, ""], strict=False)
+        for name, text in zip(["hang_up", "get_hook"], [*descriptions, ""], strict=False)
     ]
 
 
-def told_by(*described: str, user: str = "My coat, please.", **schema: Any) -> list[str]:
+def description_leaks_of(*descriptions: str, user: str = "My coat, please.", **schema: Any) -> list[str]:
     """What the last of three episodes gives away; the others' tools are plain."""
     hang = (one_call("hang_up", thing="coat", hook="H4711"), "{}")
-    plain = play(user, hang)
-    plays = [replace(plain, task=replace(plain.task, tools=tools("Hang up."))) for _ in range(2)]
-    plays.append(replace(plain, task=replace(plain.task, tools=tools(*described, **schema))))
+    episode = play(user, hang)
+    plays = [replace(episode, task=replace(episode.task, tools=tools("Hang up."))) for _ in range(2)]
+    plays.append(replace(episode, task=replace(episode.task, tools=tools(*descriptions, **schema))))
     return leaks(plays[2], seed_specific_texts(plays)[2])
 
 
 @pytest.mark.parametrize(
     "giving_away",
     [
-        told_by("Hang up. For instance: coat H4711."),
-        told_by("Hang up.", "The coat goes to H4711."),
-        told_by('Hang up. {"hook": "H4711", "thing": "coat"}'),
-        told_by("Hang up.", default="H4711"),
-        told_by("Hang up.", enum=["H4711"]),
-        told_by("Hang up.", description="H4711 tonight"),
-        told_by("Hang up. For instance: coat H4711, page 2026/118-A."),
+        description_leaks_of("Hang up. For instance: coat H4711."),
+        description_leaks_of("Hang up.", "The coat goes to H4711."),
+        description_leaks_of('Hang up. {"hook": "H4711", "thing": "coat"}'),
+        description_leaks_of("Hang up.", default="H4711"),
+        description_leaks_of("Hang up.", enum=["H4711"]),
+        description_leaks_of("Hang up.", description="H4711 tonight"),
+        description_leaks_of("Hang up. For instance: coat H4711, page 2026/118-A."),
     ],
 )
-def test_a_tool_that_tells_the_answer_on_its_seed_leaks(giving_away: list[str]) -> None:
+def test_a_seed_specific_tool_description_leaks(giving_away: list[str]) -> None:
     assert giving_away
 
 
 @pytest.mark.parametrize(
     "silent",
     [
-        told_by("Hang up. There are H4711, H1234 and H9876."),
-        told_by("Hang up.", enum=["H4711", "H1234"]),
-        told_by("Hang up. Hooks look like H1000."),
-        told_by("Hang up. The coat was here on 2026-03-14."),
-        told_by("Hang up. For instance: coat H4711.", user="Hang my coat on H4711."),
+        description_leaks_of("Hang up. There are H4711, H1234 and H9876."),
+        description_leaks_of("Hang up.", enum=["H4711", "H1234"]),
+        description_leaks_of("Hang up. Hooks look like H1000."),
+        description_leaks_of("Hang up. The coat was here on 2026-03-14."),
+        description_leaks_of("Hang up. For instance: coat H4711.", user="Hang my coat on H4711."),
     ],
 )
 def test_a_tool_that_offers_a_choice_or_repeats_the_user_does_not(silent: list[str]) -> None:
     assert silent == []
 
 
-def test_what_tools_say_on_most_seeds_tells_no_answer() -> None:
+def test_tool_descriptions_shared_by_most_seeds_do_not_leak() -> None:
     hang = (one_call("hang_up", thing="coat", hook="H4711"), "{}")
-    told = replace(play("My coat.", hang).task, tools=tools("For instance: coat H4711."))
-    plays = [replace(play("My coat.", hang), task=told) for _ in range(3)]
-    assert [leaks(*each) for each in zip(plays, seed_specific_texts(plays), strict=True)] == [[], [], []]
+    texts = replace(play("My coat.", hang).task, tools=tools("For instance: coat H4711."))
+    plays = [replace(play("My coat.", hang), task=texts) for _ in range(3)]
+    assert [leaks(*text) for text in zip(plays, seed_specific_texts(plays), strict=True)] == [[], [], []]
 
 
-REACHED = [
+EXPLAINED_VALUES = [
     "W12",
     "w-12",
     "INV-2026-00800",
@@ -258,70 +258,74 @@ REACHED = [
 ]
 
 
-@pytest.mark.parametrize("value", [*REACHED, "unlocking", "off", "a note that the agent wrote", "=SUM(B2:B19)"])
-def test_what_was_read_and_what_a_simple_step_makes_of_it_is_known(value: Any) -> None:
-    known = Observable()
-    known.add("On 2026-03-14 at 9:00 order W12 for 1,299 was unlocked; the fee is 103.50 and 2 came. Budget: 800, 900.")
-    known.add('{"rows": [{"amount": 151}, {"amount": 69}, {"amount": 420}]}')
-    assert known.explains(value)
+@pytest.mark.parametrize(
+    "value", [*EXPLAINED_VALUES, "unlocking", "off", "a note that the agent wrote", "=SUM(B2:B19)"]
+)
+def test_read_values_and_simple_steps_are_explained(value: Any) -> None:
+    observable = Observable()
+    observable.add(
+        "On 2026-03-14 at 9:00 order W12 for 1,299 was unlocked; the fee is 103.50 and 2 came. Budget: 800, 900."
+    )
+    observable.add('{"rows": [{"amount": 151}, {"amount": 69}, {"amount": 420}]}')
+    assert observable.explains(value)
 
 
 @pytest.mark.parametrize("value", [83, -7, 99.5, float("inf"), 10**400])
-def test_a_number_that_a_guess_may_hit_and_one_beyond_all_numbers_are_not_judged(value: float) -> None:
+def test_small_and_infinite_numbers_are_not_judged(value: float) -> None:
     assert Observable().explains(value)
 
 
 @pytest.mark.parametrize("value", ["W4711", 48213, "xylophone", ["W12", "P9981"], "48213"])
-def test_what_was_never_read_is_not_known(value: Any) -> None:
-    known = Observable()
-    known.add("Order W12 costs 30 crowns.")
-    assert not known.explains(value)
+def test_values_never_read_are_not_explained(value: Any) -> None:
+    observable = Observable()
+    observable.add("Order W12 costs 30 crowns.")
+    assert not observable.explains(value)
 
 
-def test_calibration_tells_mean_and_the_shares_of_mixed_won_and_lost_groups() -> None:
+def test_calibration_reports_mean_and_shares_of_groups() -> None:
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
         assert k == 16
         return [[1.0] * k, [0.0] * k, [0.0] * 8 + [1.0] * 8, [0.0] * 4 + [0.5] * 12]
 
-    passed, evidence = asyncio.run(spread(bench(spread_groups=4), rewards))
+    passed, evidence = asyncio.run(spread(check_context(spread_groups=4), rewards))
     assert passed
-    told = {"mean": 0.4688, "mixed": 0.5, "all_success": 0.25, "all_zero": 0.25, "rollouts": 16}
-    assert {name: evidence[name] for name in told} == told
+    expected = {"mean": 0.4688, "mixed": 0.5, "all_success": 0.25, "all_zero": 0.25, "rollouts": 16}
+    assert {name: evidence[name] for name in expected} == expected
 
 
 def test_an_agents_hand_changes_ids_spaces_and_marks_but_not_the_sense() -> None:
-    marked = {**call(0, ("f", '{"a": 1, "b": "ü"}')), "mark": "oracle"}
-    [rewritten] = as_agent_messages([marked])
+    message = {**call(0, ("f", '{"a": 1, "b": "ü"}')), "mark": "oracle"}
+    [rewritten] = as_agent_messages([message])
     assert sorted(rewritten) == ["content", "role", "tool_calls"]
     function = rewritten["tool_calls"][0]["function"]
     assert function["arguments"] != '{"a": 1, "b": "ü"}'
     assert json.loads(function["arguments"]) == {"a": 1, "b": "ü"}
-    assert rewritten["tool_calls"][0]["id"] != marked["tool_calls"][0]["id"]
+    assert rewritten["tool_calls"][0]["id"] != message["tool_calls"][0]["id"]
 
 
-def test_where_an_agents_episode_parts_from_the_oracles_is_told() -> None:
-    one = play("Hello", (one_call("take", name="hat"), "taken"), (one_call("take", name="cap"), "taken"))
+def test_the_first_divergence_from_the_oracles_episode_is_reported() -> None:
+    oracle_play = play("Hello", (one_call("take", name="hat"), "taken"), (one_call("take", name="cap"), "taken"))
 
-    def told(*answers: str) -> str:
+    def divergence(*answers: str) -> str:
         steps = [[[{"role": "tool", "tool_call_id": "another", "content": text}], False] for text in answers]
-        return first_divergence(one, Replay(["", [], [], *steps, [0.0, False, {}]], Score(0.0, False), 0.0, []))
+        return first_divergence(oracle_play, Replay(["", [], [], *steps, [0.0, False, {}]], Score(0.0, False), 0.0, []))
 
-    assert told("taken", "taken") == ""
-    assert told("taken", "no such hat") == 'to message 2 the agent is answered "no such hat", the oracle "taken"'
-    assert told("taken") == "the agent's episode ends after message 1"
+    assert divergence("taken", "taken") == ""
+    assert divergence("taken", "no such hat") == 'to message 2 the agent is answered "no such hat", the oracle "taken"'
+    assert divergence("taken") == "the agent's episode ends after message 1"
 
 
 def test_an_example_is_cut_but_keeps_its_ends() -> None:
     long = [say(f"{n} " + "x" * 10_000) for n in range(100)]
-    shown = example(7, "why", Task("s", [{"role": "user", "content": "u"}], []), long)
-    assert (shown["seed"], shown["what"], len(shown["transcript"])) == (7, "why", EXAMPLE_MESSAGES + 1)
-    assert shown["transcript"][0] == {"role": "system", "content": "s"}
-    assert shown["transcript"][-1]["content"].startswith("99 ")
-    assert EXAMPLES * len(json.dumps(shown)) < EXAMPLES * (EXAMPLE_MESSAGES + 1) * (EXAMPLE_CHARACTERS + 200)
+    evidence = example(7, "why", Task("s", [{"role": "user", "content": "u"}], []), long)
+    assert (evidence["seed"], evidence["what"], len(evidence["transcript"])) == (7, "why", EXAMPLE_MESSAGES + 1)
+    assert evidence["transcript"][0] == {"role": "system", "content": "s"}
+    assert evidence["transcript"][-1]["content"].startswith("99 ")
+    assert EXAMPLES * len(json.dumps(evidence)) < EXAMPLES * (EXAMPLE_MESSAGES + 1) * (EXAMPLE_CHARACTERS + 200)
 
 
 @pytest.mark.parametrize("mark", ["a", "-", ".", "“", "`", "1", "{"])
-def test_a_text_made_to_be_slow_is_read_on_the_host_as_quickly_as_another(mark: str) -> None:
+def test_a_text_made_to_be_slow_is_read_quickly(mark: str) -> None:
     """Hours where a reader goes back over the text from each of its characters; the test's own time-out ends it."""
     text = mark * 400_000
     long = play(text, (say(text), text))

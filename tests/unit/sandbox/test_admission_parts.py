@@ -40,9 +40,11 @@ TOOL = {
 }
 
 
-def the_play(order: str, name: str = "lamp", wish: str = "Please return the", price: int = 3) -> OraclePlay:
+def the_play(order: str, name: str = "lamp", user_text: str = "Please return the", price: int = 3) -> OraclePlay:
     task = Task(
-        "Policy. Today is 2026-03-14.", [{"role": "user", "content": f"Hi, I am Ann. {wish} {name} of {order}."}], []
+        "Policy. Today is 2026-03-14.",
+        [{"role": "user", "content": f"Hi, I am Ann. {user_text} {name} of {order}."}],
+        [],
     )
     message = call(0, ("get_order", f'{{"order_id": "{order}"}}'))
     reply = {"role": "tool", "tool_call_id": "call_0_0", "content": f'{{"name": "{name}", "price": {price}}}'}
@@ -54,7 +56,7 @@ def test_names_ids_and_numbers_do_not_make_a_shape_but_wording_does() -> None:
     renamed = the_play("W9", name="desk", price=99)
     assert exact(base) != exact(renamed)
     assert shape(base) == shape(renamed)
-    assert shape(base) != shape(the_play("W1234", wish="Could you send back the"))
+    assert shape(base) != shape(the_play("W1234", user_text="Could you send back the"))
 
 
 def test_a_timing_is_no_part_of_an_episode() -> None:
@@ -63,8 +65,8 @@ def test_a_timing_is_no_part_of_an_episode() -> None:
 
 
 @given(st.text(), st.text())
-def test_a_difference_is_reported_exactly_when_there_is_one(one: str, other: str) -> None:
-    assert bool(first_difference(one, other)) == (one != other)
+def test_a_difference_is_reported_exactly_when_there_is_one(left: str, right: str) -> None:
+    assert bool(first_difference(left, right)) == (left != right)
 
 
 def test_the_lamp_shop_reads_clean() -> None:
@@ -120,7 +122,7 @@ def test_the_lamp_shop_reads_clean() -> None:
         ("x = (", "line 1: does not parse: '(' was never closed (<unknown>, line 1)"),
     ],
 )
-def test_what_the_source_may_not_hold_is_named_with_its_line(line: str, refusal: str) -> None:
+def test_refused_source_is_reported_with_its_line(line: str, refusal: str) -> None:
     passed, evidence = inspect_source(f"{line}\n{ENVIRONMENT}")
     assert not passed
     assert evidence["refused"] == [refusal]
@@ -132,7 +134,7 @@ def test_the_clocks_names_are_free_where_no_clock_is() -> None:
     assert inspect_source(f"import collections.abc\nfrom sandbox.contract import Task\n{ENVIRONMENT}")[0]
 
 
-def test_what_an_environment_of_records_and_texts_needs_is_let_through() -> None:
+def test_ordinary_environment_source_is_accepted() -> None:
     lines = [
         "import ast, base64, contextlib, csv, difflib, fnmatch, html.parser, io, numbers, unicodedata, collections.abc",
         "import random",
@@ -164,9 +166,9 @@ def test_guessed_arguments_fit_the_schema(seed: int) -> None:
 
 
 def test_writing_tools_are_those_that_do_not_begin_like_a_read() -> None:
-    reading = {"type": "function", "function": {"name": "get_order", "parameters": {}}}
-    assert write_tools(Task("", [], [reading, TOOL])) == [TOOL]
-    assert write_tools(Task("", [], [reading])) == [reading]
+    read_names = {"type": "function", "function": {"name": "get_order", "parameters": {}}}
+    assert write_tools(Task("", [], [read_names, TOOL])) == [TOOL]
+    assert write_tools(Task("", [], [read_names])) == [read_names]
 
 
 @pytest.mark.parametrize("name", [*FLOOR_POLICIES, *EXPLOITS])
@@ -175,14 +177,14 @@ def test_policies_are_seeded_and_end_in_words(name: str) -> None:
     task = Task("s", [{"role": "user", "content": "order W1"}], [TOOL])
 
     def transcript() -> list[dict[str, Any]]:
-        rng, said = random.Random(1), []
+        rng, transcript_messages = random.Random(1), []
         for turn in range(PATIENCE):
-            said.append(policy(task, said, turn, rng))
-        return said
+            transcript_messages.append(policy(task, transcript_messages, turn, rng))
+        return transcript_messages
 
-    said = transcript()
-    assert said == transcript()
-    assert any(not message.get("tool_calls") for message in said)
+    message = transcript()
+    assert message == transcript()
+    assert any(not message.get("tool_calls") for message in message)
 
 
 def played_against_a_record(policy: Policy) -> list[dict[str, Any]]:
@@ -195,15 +197,15 @@ def played_against_a_record(policy: Policy) -> list[dict[str, Any]]:
         message = policy(task, messages, turn, rng)
         calls = message.get("tool_calls") or []
         record = '{"order_id": "W12", "items": [{"item_id": "I77", "count": 2}]}'
-        replies = [{"role": "tool", "tool_call_id": one["id"], "content": record} for one in calls]
+        replies = [{"role": "tool", "tool_call_id": message["id"], "content": record} for message in calls]
         messages += [message, *(replies or [{"role": "user", "content": "I do not know."}])]
     return [message for message in messages if message["role"] == "assistant"]
 
 
 def test_there_are_many_adversaries_and_each_does_something_else() -> None:
-    played = {name: json.dumps(played_against_a_record(policy)) for name, policy in EXPLOITS.items()}
-    assert len(played) >= 14
-    assert len(set(played.values())) == len(played)
+    transcripts = {name: json.dumps(played_against_a_record(policy)) for name, policy in EXPLOITS.items()}
+    assert len(transcripts) >= 14
+    assert len(set(transcripts.values())) == len(transcripts)
 
 
 def test_an_adversary_is_a_public_function_with_a_docstring_and_a_policys_parameters(
@@ -251,15 +253,15 @@ def test_each_call_needs_exactly_one_answer() -> None:
 def test_junk_covers_unknown_tools_and_broken_arguments() -> None:
     messages = [message for message, must_fail in junk_messages(Task("", [], [TOOL]), 1) if must_fail]
     calls = [message["tool_calls"][0]["function"] for message in messages]
-    assert {one["name"] for one in calls} == {"no_such_tool", "return_item"}
-    assert {"{not json", "[]", "{}"} <= {one["arguments"] for one in calls}
+    assert {message["name"] for message in calls} == {"no_such_tool", "return_item"}
+    assert {"{not json", "[]", "{}"} <= {message["arguments"] for message in calls}
 
 
 def test_a_prompt_that_holds_the_oracles_call_leaks() -> None:
     play = the_play("W1234")
     assert leaks(play) == []
-    telling = Task('Call get_order {"order_id": "W1234"}', play.task.messages, [])
-    assert leaks(OraclePlay(telling, play.turns, True, play.score)) == ['{"order_id": "W1234"}']
+    prompt = Task('Call get_order {"order_id": "W1234"}', play.task.messages, [])
+    assert leaks(OraclePlay(prompt, play.turns, True, play.score)) == ['{"order_id": "W1234"}']
 
 
 def test_the_lamp_shops_oracle_needs_no_container_to_be_right() -> None:

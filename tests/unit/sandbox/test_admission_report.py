@@ -11,7 +11,7 @@ from sandbox.admission.report.advice import ADVICE
 from sandbox.admission.report.html import page
 from sandbox.admission.report.model import details, figures
 from store.types import Check
-from tests.unit.sandbox.reports import AT, failed, printed, report_of, told
+from tests.unit.sandbox.reports import REPORT_TIME, advice_text, failed, printed, report_of
 
 RATES = {"reward": 1.0, "success": 1.0}
 FLOOR = {
@@ -49,22 +49,23 @@ def test_every_check_that_admission_makes_has_its_words() -> None:
 def test_a_check_of_another_version_is_read_by_its_figures() -> None:
     assert means("balance") == ""
     assert (
-        told("balance", tilt=0.7, tilt_allowed=0.2) == "Bring these within their bounds: tilt is 0.7 and must be ≤ 0.2."
+        advice_text("balance", tilt=0.7, tilt_allowed=0.2)
+        == "Bring these within their bounds: tilt is 0.7 and must be ≤ 0.2."
     )
-    assert told("balance") == "See the evidence for what it found."
+    assert advice_text("balance") == "See the evidence for what it found."
 
 
 def test_figures_stand_beside_their_bounds() -> None:
-    measured = {one.name: one for one in figures(DIVERSITY)}
-    assert list(measured) == ["seeds", "distinct", "shapes", "shape_fraction", "commonest_shape"]
-    assert (measured["distinct"].needs, measured["distinct"].kept) == ("≥ 0.9", True)
-    assert (measured["shapes"].needs, measured["shapes"].kept) == ("≥ 6", False)
-    assert (measured["commonest_shape"].needs, measured["commonest_shape"].kept) == ("≤ 0.5", False)
-    assert measured["shape_fraction"].kept is None
+    figures_by_name = {figure.name: figure for figure in figures(DIVERSITY)}
+    assert list(figures_by_name) == ["seeds", "distinct", "shapes", "shape_fraction", "commonest_shape"]
+    assert (figures_by_name["distinct"].needs, figures_by_name["distinct"].kept) == ("≥ 0.9", True)
+    assert (figures_by_name["shapes"].needs, figures_by_name["shapes"].kept) == ("≥ 6", False)
+    assert (figures_by_name["commonest_shape"].needs, figures_by_name["commonest_shape"].kept) == ("≤ 0.5", False)
+    assert figures_by_name["shape_fraction"].kept is None
     assert bounds({"reset_p95": 0.1, "reset_allowed": 0.5})["reset_p95"].key == "reset_allowed"
     [mean] = figures({"mean": 0.99, "mean_allowed": [0.05, 0.95]})
     assert (mean.needs, mean.kept) == ("within 0.05 to 0.95", False)
-    rates = {one.name: one for one in figures(FLOOR)}
+    rates = {figure.name: figure for figure in figures(FLOOR)}
     assert list(rates)[:2] == ["empty reward", "empty success"]
     assert rates["empty reward"].kept is False
     assert rates["refusing reward"].needs == "≤ 0.2"
@@ -208,40 +209,40 @@ def test_figures_stand_beside_their_bounds() -> None:
     ],
 )
 def test_advice_is_of_the_check_and_of_its_figures(name: str, evidence: dict[str, Any], words: list[str]) -> None:
-    for each in words:
-        assert each in told(name, **evidence)
+    for sentence in words:
+        assert sentence in advice_text(name, **evidence)
 
 
-def test_only_what_offends_is_advised_on() -> None:
-    said = told("floor", **FLOOR)
-    assert "refuses" not in said
-    assert "by chance" not in said
-    assert "another order" not in told(
+def test_advice_covers_offenders_only() -> None:
+    sentences = advice_text("floor", **FLOOR)
+    assert "refuses" not in sentences
+    assert "by chance" not in sentences
+    assert "another order" not in advice_text(
         "determinism", where="again", difference="'[1.0, true, x' against '[0.5, false, x'"
     )
 
 
-def test_the_verdict_says_how_far_it_reaches() -> None:
+def test_the_verdict_names_unchecked_parts() -> None:
     sound = Check("source", True, {"bytes": 4}, 0.1)
     left_out = Check("spread", True, {"left_out": "no base model was given"}, 0.1)
-    apart = Check("interface", True, {"tools": 3, "target": "not compared: no target was given"}, 0.1)
+    partial = Check("interface", True, {"tools": 3, "target": "not compared: no target was given"}, 0.1)
     assert (verdict(report_of(sound)), unchecked(report_of(sound))) == ("admitted", [])
-    partly = report_of(sound, apart, left_out)
+    partly = report_of(sound, partial, left_out)
     assert verdict(partly) == "admitted as far as could be checked"
-    assert [(one.check, one.why) for one in unchecked(partly)] == [
+    assert [(entry.check, entry.why) for entry in unchecked(partly)] == [
         ("interface", "not compared: no target was given"),
         ("spread", "no base model was given"),
     ]
-    refused = report_of(sound, failed("runs"))
-    assert verdict(refused) == "refused"
-    assert [one.check for one in unchecked(refused)] == [*CHECK_NAMES[2:]]
-    assert "determinism, oracle, " in printed(refused)
+    refused_report = report_of(sound, failed("runs"))
+    assert verdict(refused_report) == "refused"
+    assert [entry.check for entry in unchecked(refused_report)] == [*CHECK_NAMES[2:]]
+    assert "determinism, oracle, " in printed(refused_report)
 
 
-def test_a_check_that_is_younger_than_a_report_is_not_told_as_left_out() -> None:
+def test_a_check_newer_than_the_report_is_not_listed_as_unchecked() -> None:
     older = [Check(name, name != "leak", {}, 0.1) for name in CHECK_NAMES if name not in ("slips", "spread")]
-    assert [one.check for one in unchecked(report_of(*older))] == ["spread"]
-    assert unchecked(report_of(*(one for one in older if one.passed))) == []
+    assert [entry.check for entry in unchecked(report_of(*older))] == ["spread"]
+    assert unchecked(report_of(*(entry for entry in older if entry.passed))) == []
     assert "slips" not in printed(report_of(*older))
 
 
@@ -261,60 +262,62 @@ EXAMPLES = [
 ]
 
 
-def test_examples_are_shown_in_all_three_forms() -> None:
+def test_examples_appear_in_all_three_forms() -> None:
     report = report_of(failed("floor", **FLOOR, examples=EXAMPLES))
-    for form in (printed(report), page(report, "lamp_shop.py", AT).replace("&#34;", '"')):
+    for form in (printed(report), page(report, "lamp_shop.py", REPORT_TIME).replace("&#34;", '"')):
         assert "Seed 11" in form
         assert "Success without a write." in form
         assert 'get_order({"order_id": "W1"})' in form
     [check] = as_data(report)["checks"]
     assert check["examples"][0]["transcript"][1] == {"role": "assistant", "text": 'get_order({"order_id": "W1"})'}
-    assert all("examples" not in one for one, _ in details({"examples": EXAMPLES}))
+    assert all("examples" not in sample for sample, _ in details({"examples": EXAMPLES}))
 
 
-MANY = {f"policy_{n}": {"reward": 0.0, "success": 0.0} for n in range(20)} | {"greedy": RATES}
-EXPLOITS = {**MANY, "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0}, "seeds": 32}
+POLICY_RATES = {f"policy_{n}": {"reward": 0.0, "success": 0.0} for n in range(20)} | {"greedy": RATES}
+EXPLOITS = {**POLICY_RATES, "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0}, "seeds": 32}
 
 
-def test_what_is_out_of_bounds_stands_alone_and_the_rest_is_counted() -> None:
+def test_policies_out_of_bounds_are_listed_and_the_rest_counted() -> None:
     report = report_of(failed("exploits", **EXPLOITS), failed("diversity", **DIVERSITY))
-    shown = " ".join(printed(report).replace("│", " ").split())
-    assert "1 of 21 policies · greatest reward 1 (needs ≤ 0.5) · greatest success 1 (needs ≤ 0.1)" in shown
-    assert "20 other policies keep these bounds" in shown
-    assert "shapes 3 (needs ≥ 6) · commonest_shape 0.71 (needs ≤ 0.5) · 1 other within its bound" in shown
-    assert "policy_7" not in shown
-    told = page(report, "lamp_shop.py", AT)
-    before, _, folded = told.partition("<details>")
-    assert "greedy" in before
-    assert "policy_7" not in before
+    output = " ".join(printed(report).replace("│", " ").split())
+    assert "1 of 21 policies · greatest reward 1 (needs ≤ 0.5) · greatest success 1 (needs ≤ 0.1)" in output
+    assert "20 other policies keep these bounds" in output
+    assert "shapes 3 (needs ≥ 6) · commonest_shape 0.71 (needs ≤ 0.5) · 1 other within its bound" in output
+    assert "policy_7" not in output
+    text = page(report, "lamp_shop.py", REPORT_TIME)
+    head, _, folded = text.partition("<details>")
+    assert "greedy" in head
+    assert "policy_7" not in head
     assert "policy_7" in folded.partition("</details>")[0]
-    assert "<details>" not in page(report_of(Check("exploits", True, {**EXPLOITS, "greedy": {}}, 0.1)), "x.py", AT)
+    assert "<details>" not in page(
+        report_of(Check("exploits", True, {**EXPLOITS, "greedy": {}}, 0.1)), "x.py", REPORT_TIME
+    )
 
 
 @pytest.mark.parametrize(
-    ("check", "why"),
+    ("check", "reason"),
     [
         (failed("runs", fault="WorkerDied", text="it ran out of memory"), "The environment used up its container's"),
         (failed("source", bytes=70, refused=["line 3: imports os"]), "Change these lines: line 3: imports os."),
         (failed("oracle", seeds=20, failed=0, unearned=20), "On 20 of 20 seeds an agent that sends the oracle's own"),
         (failed("determinism", seed=7, where="again", difference="'a' against 'b'"), "Seed 7, played a second time"),
     ],
-    ids=lambda given: getattr(given, "name", ""),
+    ids=lambda parameter: getattr(parameter, "name", ""),
 )
-def test_a_failure_without_a_figure_says_in_its_row_why(check: Check, why: str) -> None:
+def test_a_failure_without_a_figure_shows_its_advice_in_the_row(check: Check, reason: str) -> None:
     table = printed(report_of(check)).partition("└")[0]
-    assert why in " ".join(table.replace("│", " ").split())
+    assert reason in " ".join(table.replace("│", " ").split())
 
 
-def test_what_was_not_made_is_neither_passed_nor_failed() -> None:
-    made = Check("oracle", True, {}, 1.0)
+def test_an_unavailable_check_is_neither_passed_nor_failed() -> None:
+    passed_check = Check("oracle", True, {}, 1.0)
     for passed in (True, False):  # where nothing was asked, and where nothing could be played
-        report = report_of(made, Check("spread", passed, {"left_out": "no base model was given"}, 0.0))
-        for form in (printed(report), page(report, "lamp_shop.py", AT)):
+        report = report_of(passed_check, Check("spread", passed, {"left_out": "no base model was given"}, 0.0))
+        for form in (printed(report), page(report, "lamp_shop.py", REPORT_TIME)):
             assert "1 of 1 checks passed, 1 not made, in 1.0 s" in form
             assert "no base model was given" in form
             assert ("What to change" in form, form.count("✗")) == (False, 0)
-        assert [one["made"] for one in as_data(report)["checks"]] == [True, False]
+        assert [entry["made"] for entry in as_data(report)["checks"]] == [True, False]
 
 
 def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
@@ -330,9 +333,9 @@ def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
     json.dumps(data, ensure_ascii=False).encode("utf-8")
 
 
-def test_a_list_of_flat_objects_is_told_line_by_line_and_others_as_json() -> None:
+def test_flat_objects_are_rendered_line_by_line_and_others_as_json() -> None:
     loose = [SLIP, {**SLIP, "slip": "nothing"}]
     assert dict(details({"loose": loose}))["loose"].splitlines() == [
-        " · ".join(f"{name} {value}" for name, value in one.items()) for one in loose
+        " · ".join(f"{name} {value}" for name, value in row.items()) for row in loose
     ]
     assert dict(details({"loose": [{"tool": {"deep": [1]}}]}))["loose"].startswith("[\n")

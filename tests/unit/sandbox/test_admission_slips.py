@@ -11,7 +11,7 @@ from sandbox.admission.oracle_mutations import oracle_mutations
 from sandbox.admission.policies import calls, with_arguments, without_calls
 from sandbox.admission.shortcuts import floor
 from sandbox.contract import Message
-from tests.unit.sandbox.in_process import bench
+from tests.unit.sandbox.in_process import check_context
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/environments"
 SHELVES = """
@@ -22,7 +22,7 @@ TEXT = {"type": "string"}
 FIELDS = {"box": TEXT, "shelves": {"type": "array", "items": TEXT}, "LOOSE": TEXT}
 STORE = {"name": "store_box", "parameters": {"type": "object", "properties": FIELDS, "required": REQUIRED}}
 RING = {"name": "ring_bell", "parameters": {"type": "object", "properties": {"times": {"type": "integer"}}}}
-TOOLS = [{"type": "function", "function": one} for one in (STORE, RING)]
+TOOLS = [{"type": "function", "function": function} for function in (STORE, RING)]
 
 
 class Environment:
@@ -71,13 +71,13 @@ def shelves(right: str, loose: str = "colour", required: tuple[str, ...] = ("box
 
 def loose(source: str) -> set[tuple[str, str]]:
     """Arguments and what was done to them, of all that is paid in full."""
-    passed, evidence = asyncio.run(oracle_mutations(bench(source, confirm_mutation_seeds=24)))
+    passed, evidence = asyncio.run(oracle_mutations(check_context(source, confirm_mutation_seeds=24)))
     assert passed is ("loose" not in evidence)
-    return {(one["argument"], one["slip"]) for one in evidence.get("loose", ())}
+    return {(row["argument"], row["slip"]) for row in evidence.get("loose", ())}
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "kinds"),
     [
         (shelves(f"{BOX} and {SHELF}"), {("colour", slip) for slip in ("another value", "nothing", "among others")}),
         (shelves(f"{SHELF} and {COLOUR}"), {("box", slip) for slip in ("another value", "nothing", "among others")}),
@@ -87,8 +87,8 @@ def loose(source: str) -> set[tuple[str, str]]:
         (shelves(f"{ALL} and self.rang >= 1"), {("", "left out")}),
     ],
 )
-def test_what_no_slip_touches_is_told_by_its_argument(source: str, found: set[tuple[str, str]]) -> None:
-    assert loose(source) == found
+def test_an_unchecked_argument_is_reported_by_its_mutation(source: str, kinds: set[tuple[str, str]]) -> None:
+    assert loose(source) == kinds
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_what_no_slip_touches_is_told_by_its_argument(source: str, found: set[tu
     ],
     ids=["all graded", "each bell needed", "a reason", "optional", "prose", "never varies", "several are right"],
 )
-def test_what_an_environment_may_leave_to_the_agent(source: str) -> None:
+def test_freedoms_of_the_agent_are_not_refused(source: str) -> None:
     assert loose(source) == set()
 
 
 @pytest.mark.parametrize("name", ["bookings", "cloakroom", "form_filling", "parcels"])
 def test_a_sound_environment_pays_no_slip(name: str) -> None:
-    passed, evidence = asyncio.run(oracle_mutations(bench((FIXTURES / f"sound/{name}.py").read_text())))
+    passed, evidence = asyncio.run(oracle_mutations(check_context((FIXTURES / f"sound/{name}.py").read_text())))
     assert (passed, evidence["paid"]) == (True, 0.0)
     assert evidence["kinds"] > 3
 
@@ -125,13 +125,13 @@ def test_a_sound_environment_pays_no_slip(name: str) -> None:
 )
 def test_a_loose_environment_is_refused_with_the_episode_that_shows_it(name: str, check: Any) -> None:
     passed, evidence = asyncio.run(
-        check(bench((FIXTURES / f"unsound/{name}.py").read_text(), seeds=8, replica_seeds=6))
+        check(check_context((FIXTURES / f"unsound/{name}.py").read_text(), seeds=8, replica_seeds=6))
     )
     assert not passed
     assert evidence["examples"][0]["transcript"]
 
 
-def test_a_script_without_a_call_keeps_what_else_was_said() -> None:
+def test_removing_a_call_keeps_the_rest_of_the_script() -> None:
     def call(name: str) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
 
@@ -143,7 +143,7 @@ def test_a_script_without_a_call_keeps_what_else_was_said() -> None:
     ]
     assert list(calls(script)) == [(0, 0), (0, 1), (1, 0), (2, 0)]
     left = without_calls(script, {(0, 0), (1, 0), (2, 0)})
-    assert [[one["id"] for one in message.get("tool_calls", [])] for message in left] == [["b"], [], []]
+    assert [[script["id"] for script in message.get("tool_calls", [])] for message in left] == [["b"], [], []]
     assert [message["content"] for message in left] == [None, "Now c.", ""]
     changed = with_arguments(script, (0, 1), '{"x": 1}')
     assert [call["arguments"] for call in calls(changed).values()] == ["{}", '{"x": 1}', "{}", "{}"]

@@ -46,10 +46,10 @@ def talk(
 
     async def main() -> Any:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
-        ours, theirs = socket.socketpair()
+        host_socket, worker_socket = socket.socketpair()
         channel = Channel(max_bytes=max_bytes, post_mortem=post_mortem, on_failure=on_failure)
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
-        their_reader, their_writer = await asyncio.open_connection(sock=theirs)
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=host_socket)
+        their_reader, their_writer = await asyncio.open_connection(sock=worker_socket)
         other = asyncio.create_task(script(their_reader, their_writer))
         try:
             return await use(channel)
@@ -84,7 +84,7 @@ def speak(data: bytes, *, close: bool = False) -> Script:
     return script
 
 
-async def once(channel: Channel) -> Any:
+async def single_call(channel: Channel) -> Any:
     return await channel.call("step", 5.0, word="w")
 
 
@@ -93,14 +93,14 @@ def test_many_calls_in_flight_get_their_own_answers() -> None:
         return await asyncio.gather(*(channel.call("say", 5.0, word=number) for number in range(100)))
 
     answers, _ = talk(echo, use)
-    assert [one.value["said"] for one in answers] == list(range(100))
+    assert [answer_read.value["said"] for answer_read in answers] == list(range(100))
 
 
 def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
     async def use(channel: Channel) -> Any:
-        lost = asyncio.ensure_future(channel.call("say", 5.0, word="lost"))
+        cancelled_call = asyncio.ensure_future(channel.call("say", 5.0, word="lost"))
         await asyncio.sleep(0)
-        lost.cancel()
+        cancelled_call.cancel()
         return await channel.call("say", 5.0, word="kept")
 
     result, _ = talk(echo, use)
@@ -136,10 +136,10 @@ def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
         "frame type",
     ],
 )
-def test_what_is_not_the_protocol_ends_the_container_once(data: bytes) -> None:
+def test_a_protocol_violation_ends_the_container_once(data: bytes) -> None:
     async def use(channel: Channel) -> Any:
-        await asyncio.gather(once(channel), return_exceptions=True)
-        return await once(channel)  # later calls meet the same failure
+        await asyncio.gather(single_call(channel), return_exceptions=True)
+        return await single_call(channel)  # later calls meet the same failure
 
     result, ends = talk(speak(data), use)
     assert isinstance(result, ProtocolFault)
@@ -147,7 +147,7 @@ def test_what_is_not_the_protocol_ends_the_container_once(data: bytes) -> None:
 
 
 def test_the_end_of_the_stream_is_judged_by_the_engine_and_keeps_the_last_words() -> None:
-    result, ends = talk(speak(frame(b"Fatal Python error", kind=2), close=True), once)
+    result, ends = talk(speak(frame(b"Fatal Python error", kind=2), close=True), single_call)
     assert isinstance(result, WorkerDied)
     assert result.oom
     assert "Fatal Python error" in str(result)
@@ -156,19 +156,19 @@ def test_the_end_of_the_stream_is_judged_by_the_engine_and_keeps_the_last_words(
 
 def test_the_last_words_cannot_steer_a_terminal() -> None:
     words = b"\x1b[2J\x1b]0;owned\x07\x9b31m\xff \xe2\x80\xaetxt\r\x08 \xc3\xa9\n"
-    result, _ = talk(speak(frame(words, kind=2), close=True), once)
+    result, _ = talk(speak(frame(words, kind=2), close=True), single_call)
     assert str(result).endswith(r"\x1b[2J\x1b]0;owned\x07\x9b31m\xff \u202etxt\r\x08 é" + "\n")
 
 
 def test_a_flood_of_stderr_ends_the_container() -> None:
-    result, ends = talk(speak(frame(b"x" * 65536, kind=2) * 17), once)
+    result, ends = talk(speak(frame(b"x" * 65536, kind=2) * 17), single_call)
     assert isinstance(result, ProtocolFault)
     assert "stderr" in str(result)
     assert ends == ["ended"]
 
 
 def test_stderr_is_bounded() -> None:
-    result, _ = talk(speak(frame(b"a" * 100_000, kind=2) + frame(b"b" * 4096, kind=2), close=True), once)
+    result, _ = talk(speak(frame(b"a" * 100_000, kind=2) + frame(b"b" * 4096, kind=2), close=True), single_call)
     assert "aa" not in str(result)
 
 
@@ -207,11 +207,11 @@ def test_an_answer_that_waits_when_the_alarm_rings_is_in_time(monkeypatch: pytes
     monkeypatch.setattr(channel_module, "PARTS", 1)
 
     async def main() -> Any:
-        ours, theirs = socket.socketpair()
+        host_socket, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         theirs.setblocking(False)
         channel = Channel(max_bytes=1 << 20, post_mortem=out_of_memory, on_failure=nothing)
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=host_socket)
         with theirs:
             call = asyncio.ensure_future(channel.call("step", 60.0))
             await asyncio.sleep(0)  # the alarm is set; the loop looks at neither it nor the socket before this is over
@@ -226,7 +226,7 @@ def test_an_answer_that_waits_when_the_alarm_rings_is_in_time(monkeypatch: pytes
         assert runner.run(main()) == {"said": "x" * size}
 
 
-def test_a_host_that_was_held_up_gives_the_call_its_time() -> None:
+def test_a_delayed_host_does_not_shorten_the_deadline() -> None:
     async def use(channel: Channel) -> Any:
         call = asyncio.ensure_future(channel.call("say", 600.0, word="w"))
         await asyncio.sleep(0)  # the alarm is set, and the request has not left
@@ -270,25 +270,27 @@ def test_the_host_waits_beyond_the_workers_own_deadline() -> None:
 
 def test_waiting_behind_others_costs_no_call_its_time() -> None:
     async def use(channel: Channel) -> Any:
-        return [one.value for one in await asyncio.gather(*(channel.call("step", 5.0) for _ in range(4)))]
+        return [
+            call_number.value for call_number in await asyncio.gather(*(channel.call("step", 5.0) for _ in range(4)))
+        ]
 
     assert talk(slow(1000, channel_module.PARTS - 2), use) == ([{}] * 4, ["ended"])
 
 
-def test_a_death_is_told_as_one_however_long_the_engine_takes_to_say_so() -> None:
+def test_a_slow_post_mortem_still_reports_the_death() -> None:
     async def post_mortem(stderr: str) -> SandboxError:
         for _ in range(3 * channel_module.PARTS):
             hold_up()
             await asyncio.sleep(0)
         return WorkerDied(137, True, stderr)
 
-    result, ends = talk(speak(b"", close=True), once, post_mortem=post_mortem)
+    result, ends = talk(speak(b"", close=True), single_call, post_mortem=post_mortem)
     assert isinstance(result, WorkerDied)
     assert result.oom
     assert ends == ["ended"]
 
 
-def test_bytes_that_drip_in_hold_off_the_end_for_one_line_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dripping_bytes_delay_the_deadline_for_one_line_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "GRACE_SECONDS", 0.01)
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -324,7 +326,7 @@ def test_faults_of_one_call_leave_the_channel_open(kind: str, budget: float, err
     async def use(channel: Channel) -> Any:
         with pytest.raises(error):
             await channel.call("step", budget)
-        return await once(channel)
+        return await single_call(channel)
 
     result, _ = talk(script, use)
     assert result.value == {"said": "w"}
@@ -347,7 +349,7 @@ def test_a_message_that_is_no_json_is_the_agents_fault_alone(content: Any) -> No
     async def use(channel: Channel) -> Any:
         with pytest.raises(AgentFault):
             await channel.call("step", 5.0, message={"content": content})
-        return await once(channel)
+        return await single_call(channel)
 
     result, _ = talk(echo, use)
     assert result.value == {"said": "w"}
@@ -366,5 +368,5 @@ def test_seconds_that_are_no_seconds_read_as_none() -> None:
         await reader.readline()
         writer.write(frame(b'{"id": 1, "seconds": 1' + b"0" * 400 + b', "ok": {}}\n'))
 
-    result, _ = talk(script, once)
+    result, _ = talk(script, single_call)
     assert result.seconds == 0.0

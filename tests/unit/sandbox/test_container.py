@@ -33,24 +33,24 @@ class Engine:
         self.ready = threading.Event()
         self.worker: socket.socket
 
-    def start(self, *given: Any) -> "Engine.Container":
+    def start(self, *arguments: Any) -> "Engine.Container":
         """What ``container._start`` does, at once."""
-        ours, self.worker = socket.socketpair()
+        host_socket, self.worker = socket.socketpair()
         self.worker.setblocking(False)
         self.started, self.left = self.started + 1, self.left + 1
         self.ready.set()
-        return Engine.Container(self, ours)
+        return Engine.Container(self, host_socket)
 
     def work(self) -> None:
         """Answer what has been asked."""
         with suppress(OSError):  # nothing was, or nobody listens any more
             for line in self.worker.recv(1 << 16).splitlines():
                 request = json.loads(line)
-                said = {"ok": {"events": [], "count": 0}} if request["op"] == "effects" else {"fault": REFUSAL}
-                self.worker.send(frame(json.dumps({"id": request["id"], "seconds": 0.0, **said}).encode() + b"\n"))
+                body = {"ok": {"events": [], "count": 0}} if request["op"] == "effects" else {"fault": REFUSAL}
+                self.worker.send(frame(json.dumps({"id": request["id"], "seconds": 0.0, **body}).encode() + b"\n"))
 
     class Container:
-        """In the place of ``container._Started``."""
+        """In the place of ``container._AttachedContainer``."""
 
         def __init__(self, engine: "Engine", raw: socket.socket) -> None:
             self.engine, self.raw = engine, raw
@@ -67,20 +67,20 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    made = Engine()
-    monkeypatch.setattr(container_module, "_start", made.start)
-    yield made
-    made.worker.close()
+    fake_engine = Engine()
+    monkeypatch.setattr(container_module, "_start", fake_engine.start)
+    yield fake_engine
+    fake_engine.worker.close()
 
 
-async def refused() -> None:
+async def start_refused() -> None:
     with pytest.raises(EnvironmentFault):
         await Sandbox.start("class Environment(:", limits=SandboxLimits(), owner="test")
 
 
 async def given_up(engine: Engine, turns: int, cancels: int) -> None:
     """Leave the loop so many turns after the container has started; what is still under way is cancelled then."""
-    task = asyncio.ensure_future(refused())
+    task = asyncio.ensure_future(start_refused())
     await asyncio.sleep(0)
     engine.ready.wait()  # the loop stands still
     for _ in range(turns):
@@ -100,15 +100,15 @@ def joined() -> None:
 
 @pytest.mark.parametrize("cancels", [0, 1, 2])
 @pytest.mark.parametrize("turns", range(TURNS))
-def test_whoever_gives_up_a_start_that_is_refused_leaves_no_container(engine: Engine, turns: int, cancels: int) -> None:
+def test_a_cancelled_start_leaves_no_container(engine: Engine, turns: int, cancels: int) -> None:
     asyncio.run(given_up(engine, turns, cancels))
     joined()
     assert (engine.started, engine.left) == (1, 0)
 
 
-def test_the_refusal_is_told_when_the_container_is_gone(engine: Engine) -> None:
+def test_the_refusal_is_raised_after_the_container_is_removed(engine: Engine) -> None:
     async def main() -> int:
-        task = asyncio.ensure_future(refused())
+        task = asyncio.ensure_future(start_refused())
         while not task.done():
             await asyncio.sleep(0.001)
             if engine.started:

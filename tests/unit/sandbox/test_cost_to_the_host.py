@@ -39,80 +39,84 @@ def tool(**properties: Any) -> Tool:
 
 def play(prompt: str, turns: int, arguments: str, answer: str) -> OraclePlay:
     task = Task(prompt, [{"role": "user", "content": prompt}], [tool(a={"type": "string"})])
-    answered = {"role": "tool", "tool_call_id": "call_0_0", "content": answer}
-    return OraclePlay(task, [OracleTurn(call(0, ("put_it", arguments)), [answered])] * turns, True, Score(1.0, True))
+    oracle_turns = {"role": "tool", "tool_call_id": "call_0_0", "content": answer}
+    return OraclePlay(
+        task, [OracleTurn(call(0, ("put_it", arguments)), [oracle_turns])] * turns, True, Score(1.0, True)
+    )
 
 
-def chat(one: OraclePlay) -> list[Message]:
-    return [message for turn in one.turns for message in (turn.message, *turn.replies)]
+def chat(turn: OraclePlay) -> list[Message]:
+    return [message for turn in turn.turns for message in (turn.message, *turn.replies)]
 
 
-def test_what_an_agent_could_reckon_is_told_in_bounded_time_and_no_number_is_too_large() -> None:
-    known = Observable()
+def test_explaining_numbers_takes_bounded_time() -> None:
+    observable = Observable()
     huge = "9" * 400
     for turn in range(20):
-        known.add(json.dumps({f"k{turn}_{at}": [10_007.5 * at * at + turn + k for k in range(12)] for at in range(40)}))
-        known.add(f'{{"a": {huge}, "b": NaN, "c": [Infinity, 1]}}')
-        known.explains([*(10**9 + at * 7919 for at in range(1000)), int(huge), 1e300])
-    assert len(known.totals) < 60_000
+        observable.add(
+            json.dumps({f"k{turn}_{at}": [10_007.5 * at * at + turn + k for k in range(12)] for at in range(40)})
+        )
+        observable.add(f'{{"a": {huge}, "b": NaN, "c": [Infinity, 1]}}')
+        observable.explains([*(10**9 + at * 7919 for at in range(1000)), int(huge), 1e300])
+    assert len(observable.totals) < 60_000
 
 
-def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
-    known = Observable()
-    known.add("It costs 120.50, there are 7, and the rate is 4000 with 8 % off.")
-    for made in (843.5, 4007, 3993, 4120.5, 320, 571.43, 110.86, 843.51):
-        assert known.explains(made), made
-    for not_made in (841, 843.53, 5123):
-        assert not known.explains(not_made), not_made
+def test_only_results_of_two_read_numbers_are_explained() -> None:
+    observable = Observable()
+    observable.add("It costs 120.50, there are 7, and the rate is 4000 with 8 % off.")
+    for result in (843.5, 4007, 3993, 4120.5, 320, 571.43, 110.86, 843.51):
+        assert observable.explains(result), result
+    for other_number in (841, 843.53, 5123):
+        assert not observable.explains(other_number), other_number
 
 
-def test_so_many_arguments_of_an_episode_are_judged_and_no_more() -> None:
-    known = Observable()
-    known.add("Nothing is said.")
-    found = [known.explains(f"K{at:06d}") for at in range(2 * MAX_EXPLAINED_VALUES)]
+def test_the_number_of_explained_arguments_is_bounded() -> None:
+    observable = Observable()
+    observable.add("Nothing is said.")
+    results = [observable.explains(f"K{at:06d}") for at in range(2 * MAX_EXPLAINED_VALUES)]
     assert not any(
-        found[: MAX_EXPLAINED_VALUES // 2]
+        results[: MAX_EXPLAINED_VALUES // 2]
     )  # a word with a digit is looked for twice, whole and by its parts
-    assert all(found[MAX_EXPLAINED_VALUES:])
+    assert all(results[MAX_EXPLAINED_VALUES:])
 
 
 @pytest.mark.parametrize("deep", ['{"a": ' * 900 + '"K7077"' + "}" * 900, "[" * 900 + '"K7077"' + "]" * 900])
 def test_a_value_that_lies_deep_is_read_like_another(deep: str) -> None:
-    one = play("Do it.", 2, f'{{"a": {deep}}}', deep)
-    assert find_hidden_values(one).codes[0].startswith("a=")
-    assert leaks(one) == []
-    assert all(read(one) for read in (shape, exact, actions, solution_signature))
+    value = play("Do it.", 2, f'{{"a": {deep}}}', deep)
+    assert find_hidden_values(value).codes[0].startswith("a=")
+    assert leaks(value) == []
+    assert all(leaf(value) for leaf in (shape, exact, actions, solution_signature))
 
 
-def test_a_mebibyte_of_calls_and_a_prompt_that_names_them_are_read_in_bounded_time() -> None:
+def test_a_mebibyte_of_calls_is_read_in_bounded_time() -> None:
     prompt = "put_it( 1 " * (MIB // 40)
     turns = [
         turn
         for at in range(400)
-        for listed in [json.dumps({f"k{inner}": f"v{at:06d}{inner}" for inner in range(40)})]
-        for turn in play("", 1, listed, "{}" * 100 + listed).turns
+        for prompt in [json.dumps({f"k{inner}": f"v{at:06d}{inner}" for inner in range(40)})]
+        for turn in play("", 1, prompt, "{}" * 100 + prompt).turns
     ]
-    one = play(prompt, 0, "", "")
-    one.turns.extend(turns)
-    assert leaks(one) == []
-    assert find_hidden_values(one).codes
-    assert shape(one)
-    assert solution_signature(one)
+    turn = play(prompt, 0, "", "")
+    turn.turns.extend(turns)
+    assert leaks(turn) == []
+    assert find_hidden_values(turn).codes
+    assert shape(turn)
+    assert solution_signature(turn)
 
 
-def test_values_that_answers_held_are_gathered_once_and_at_most_so_many() -> None:
-    many = list(range(60_000))
+def test_observed_values_are_distinct_and_bounded() -> None:
+    numbers = list(range(60_000))
     messages = [
-        {"role": "tool", "content": json.dumps({"id": [*many, *many], "text": "x" * (MAX_VALUE_CHARACTERS + 1)})}
+        {"role": "tool", "content": json.dumps({"id": [*numbers, *numbers], "text": "x" * (MAX_VALUE_CHARACTERS + 1)})}
     ]
-    assert observed_values(messages) == {"id": many[:MAX_VALUES]}
-    text = " ".join(f"a{at}" for at in many)
-    seen = visible_values(Task(text + " " + "1" * (MAX_VALUE_CHARACTERS + 1), [], []), [])
-    assert (seen[0], seen[-1], len(seen)) == ("a0", "a59999", MAX_VALUES)
+    assert observed_values(messages) == {"id": numbers[:MAX_VALUES]}
+    text = " ".join(f"a{at}" for at in numbers)
+    observations = visible_values(Task(text + " " + "1" * (MAX_VALUE_CHARACTERS + 1), [], []), [])
+    assert (observations[0], observations[-1], len(observations)) == ("a0", "a59999", MAX_VALUES)
 
 
 @pytest.mark.parametrize("name", sorted({**FLOOR_POLICIES, **adversaries.panel()}))
-def test_no_policy_makes_a_message_far_longer_than_what_it_read(name: str) -> None:
+def test_no_policy_makes_a_message_far_longer_than_its_input(name: str) -> None:
     """Thousands of arguments, each to be filled with the long value that an answer held under its name."""
     fields = {f"f{at}_v": {"type": "string"} for at in range(2000)}
     answer = json.dumps({"v": "1" * 500_000, "w": [f"w{at}" for at in range(20_000)]})
@@ -137,7 +141,7 @@ def test_a_schema_that_requires_nonsense_requires_nothing() -> None:
     assert json.loads(guess(odd, ["B12"], random.Random(1))) == {"a": "B12"}
 
 
-def test_an_episode_of_many_writes_is_looked_through_without_a_copy_of_it_for_each() -> None:
-    one = play("Put B12.", 1000, '{"a": "B12"}', "B12 " * 250)
-    known = Solutions({1: [("put_it", '{"a": "B12"}')] * 1000}, frozenset())
-    assert is_legitimate(PolicyEpisode(1, one.task, chat(one), Score(1.0, True)), known)
+def test_an_episode_of_many_writes_is_read_in_bounded_time() -> None:
+    episode = play("Put B12.", 1000, '{"a": "B12"}', "B12 " * 250)
+    solutions = Solutions({1: [("put_it", '{"a": "B12"}')] * 1000}, frozenset())
+    assert is_legitimate(PolicyEpisode(1, episode.task, chat(episode), Score(1.0, True)), solutions)

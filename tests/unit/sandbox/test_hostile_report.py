@@ -14,7 +14,7 @@ from sandbox.admission.report import advice, as_data
 from sandbox.admission.report.html import page
 from sandbox.admission.report.model import examples
 from store.types import AdmissionReport, Check
-from tests.unit.sandbox.reports import AT, failed, printed, report_of
+from tests.unit.sandbox.reports import REPORT_TIME, failed, printed, report_of
 
 NASTY = "\x1b[31m[red]boo[/red] \u202eeno\u202c\x07 <script>alert(1)</script>\ud800 & \"'\u200b"
 HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
@@ -60,7 +60,7 @@ def nasty_report() -> AdmissionReport:
         "at": NASTY,
         "traceback": f'File "environment.py", line 1, in {NASTY}',
     }
-    return report_of(*(failed(name, **given) for name in [*CHECK_NAMES, NASTY] for given in (evidence, fault)))
+    return report_of(*(failed(name, **fields) for name in [*CHECK_NAMES, NASTY] for fields in (evidence, fault)))
 
 
 def harmful(text: str, but: str = "\n") -> set[str]:
@@ -68,29 +68,29 @@ def harmful(text: str, but: str = "\n") -> set[str]:
 
 
 def test_hostile_text_is_harmless_on_a_terminal() -> None:
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", printed(nasty_report(), NASTY))  # the styles of rich itself
-    assert harmful(shown) == set()
-    assert "[red]boo[/red]" in shown
+    output = re.sub(r"\x1b\[[0-9;]*m", "", printed(nasty_report(), NASTY))  # the styles of rich itself
+    assert harmful(output) == set()
+    assert "[red]boo[/red]" in output
     assert "\x1b[31m" not in printed(nasty_report(), NASTY).replace("\x1b[1;31m", "")
 
 
 def test_hostile_text_is_harmless_on_a_page() -> None:
-    made = page(nasty_report(), NASTY, AT)
-    made.encode("utf-8")
-    assert harmful(made) == set()
-    found = Elements()
-    found.feed(made)
-    assert not found.tags & {"script", "img", "link", "iframe", "red", "a", "object", "base"}
-    assert found.attributes <= {"lang", "charset", "name", "content", "http-equiv", "class"}
-    assert found.open == []
-    assert "url(" not in made
-    assert "default-src 'none'" in made
+    html = page(nasty_report(), NASTY, REPORT_TIME)
+    html.encode("utf-8")
+    assert harmful(html) == set()
+    tags = Elements()
+    tags.feed(html)
+    assert not tags.tags & {"script", "img", "link", "iframe", "red", "a", "object", "base"}
+    assert tags.attributes <= {"lang", "charset", "name", "content", "http-equiv", "class"}
+    assert tags.open == []
+    assert "url(" not in html
+    assert "default-src 'none'" in html
 
 
 def test_hostile_text_is_harmless_as_data() -> None:
     data = as_data(nasty_report())
-    written = json.dumps(data)
-    assert harmful(written) == set()
+    text = json.dumps(data)
+    assert harmful(text) == set()
     json.dumps(data, ensure_ascii=False).encode("utf-8")
     for check in data["checks"]:
         assert harmful(json.dumps([check["advice"], check["figures"], check["examples"]], ensure_ascii=False)) == set()
@@ -118,5 +118,5 @@ def test_any_evidence_can_be_read(name: str, evidence: dict[str, Any]) -> None:
     assert all(sentence and harmful(sentence, but="") == set() for sentence in advice(report.checks[0]))
     assert isinstance(examples(evidence), list)
     json.dumps(as_data(report), allow_nan=False)
-    assert harmful(page(report, "x.py", AT)) == set()
+    assert harmful(page(report, "x.py", REPORT_TIME)) == set()
     assert harmful(re.sub(r"\x1b\[[0-9;]*m", "", printed(report))) == set()

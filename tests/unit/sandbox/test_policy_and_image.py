@@ -59,7 +59,7 @@ def test_limits_reach_the_engine_and_swap_is_never_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"),
+    ("runtimes", "expected"),
     [
         ({}, None),
         ({"runc": {}, "io.containerd.runc.v2": {}}, None),
@@ -67,9 +67,9 @@ def test_limits_reach_the_engine_and_swap_is_never_allowed() -> None:
         ({"runsc-debug": {}}, None),
     ],
 )
-def test_gvisor_is_used_where_the_engine_has_it(offered: dict[str, object], chosen: str | None) -> None:
-    assert runtime(offered) == chosen
-    assert container_options(SandboxLimits(), runtime=runtime(offered))["runtime"] == chosen
+def test_gvisor_is_used_where_the_engine_has_it(runtimes: dict[str, object], expected: str | None) -> None:
+    assert runtime(runtimes) == expected
+    assert container_options(SandboxLimits(), runtime=runtime(runtimes))["runtime"] == expected
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SandboxLimits)])
@@ -86,7 +86,7 @@ def test_every_limit_has_bounds_and_its_default_lies_between(name: str) -> None:
 @pytest.mark.parametrize("name", list(SandboxSection.model_fields))
 def test_the_configuration_has_the_policys_bounds_and_defaults(name: str) -> None:
     field = SandboxSection.model_fields[name]
-    bounds = {kind: value for one in field.metadata for kind, value in vars_of(one).items()}
+    bounds = {kind: value for field in field.metadata for kind, value in vars_of(field).items()}
     assert (bounds["ge"], bounds["le"]) == BOUNDS[name]
     assert field.default == getattr(SandboxLimits(), name)
 
@@ -124,12 +124,12 @@ def scripted_engine(path: Path, api: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("api", ["1.39", "1.12"], ids=["older than the policy", "older than the client"])
-def test_an_engine_that_is_too_old_says_what_is_needed(
+def test_an_old_engine_error_names_the_required_version(
     api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
-    told = pytest.raises(EngineTooOld, match=r"Docker 19\.03.*apt-get install --only-upgrade docker\.io")
-    with scripted_engine(tmp_path / "engine.sock", api), told:
+    message = pytest.raises(EngineTooOld, match=r"Docker 19\.03.*apt-get install --only-upgrade docker\.io")
+    with scripted_engine(tmp_path / "engine.sock", api), message:
         connect()
     with scripted_engine(tmp_path / "new.sock", "1.40"):
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/new.sock")
@@ -155,17 +155,17 @@ def as_nobody(folder: Path) -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
-    parents = [one for one in folder.parents if one.stat().st_mode & 0o005 != 0o005 and one != Path("/")]
-    modes = {one: one.stat().st_mode for one in parents}
-    for one in parents:
-        one.chmod(0o755)
+    parents = [path for path in folder.parents if path.stat().st_mode & 0o005 != 0o005 and path != Path("/")]
+    modes = {path: path.stat().st_mode for path in parents}
+    for path in parents:
+        path.chmod(0o755)
     os.seteuid(65534)
     try:
         yield
     finally:
         os.seteuid(0)
-        for one, mode in modes.items():
-            one.chmod(mode)
+        for path, mode in modes.items():
+            path.chmod(mode)
 
 
 def test_an_engine_that_does_not_answer_names_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -222,13 +222,13 @@ def test_harmless_text_stays_as_it_is() -> None:
 def test_the_image_tag_follows_every_file_in_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in hashing.IMAGE_FILES:
         (tmp_path / name).write_bytes((hashing.PACKAGE / name).read_bytes())
-    before = hashing.image_tag()
+    first_tag = hashing.image_tag()
     monkeypatch.setattr(hashing, "PACKAGE", tmp_path)
-    assert hashing.image_tag() == before
+    assert hashing.image_tag() == first_tag
     for name in hashing.IMAGE_FILES:
         original = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(original + b"\n")
-        assert hashing.image_tag() != before
+        assert hashing.image_tag() != first_tag
         (tmp_path / name).write_bytes(original)
 
 
@@ -238,16 +238,16 @@ def test_environment_hash_is_sha256_of_the_bytes() -> None:
 
 def test_tars_are_reproducible_sorted_and_without_owner_or_time() -> None:
     files = {"b/x": (b"1", 0o644), "a": (b"22", 0o755)}
-    one = image.tar_bytes(files, {"l": "a"}, ["tmp"])
-    assert one == image.tar_bytes(dict(reversed(files.items())), {"l": "a"}, ["tmp"])
-    with tarfile.open(fileobj=io.BytesIO(one)) as archive:
+    entry = image.tar_bytes(files, {"l": "a"}, ["tmp"])
+    assert entry == image.tar_bytes(dict(reversed(files.items())), {"l": "a"}, ["tmp"])
+    with tarfile.open(fileobj=io.BytesIO(entry)) as archive:
         entries = archive.getmembers()
     assert [entry.name for entry in entries] == ["b", "tmp", "a", "b/x", "l"]
     assert {(entry.mtime, entry.uid, entry.gid, entry.uname) for entry in entries} == {(0, 0, 0, "")}
     assert [oct(entry.mode) for entry in entries[:2]] == ["0o755", "0o1777"]
 
 
-def test_the_packed_library_leaves_out_what_an_environment_has_no_use_for(tmp_path: Path) -> None:
+def test_the_packed_library_excludes_unneeded_modules(tmp_path: Path) -> None:
     root = tmp_path / "python3.11"
     for name in (
         "json/__init__.py",
@@ -286,7 +286,7 @@ def test_a_process_identity_tells_processes_apart_that_share_a_number() -> None:
 
 
 def test_a_process_keeps_its_identity_when_the_clock_is_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = process_identity(os.getpid())
+    identity = process_identity(os.getpid())
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)  # the kernel moves it with the clock
-    assert process_identity(os.getpid()) == before
+    assert process_identity(os.getpid()) == identity

@@ -11,10 +11,10 @@ from tests.unit.sandbox.test_hostile_report import harmful, nasty_report
 LONG = [{"role": "user", "content": f"message {n}"} for n in range(30)]
 
 
-def test_what_to_change_comes_before_what_was_seen() -> None:
+def test_changes_precede_observations() -> None:
     floor = failed("floor", **FLOOR, examples=EXAMPLES)
-    told = as_text(report_of(Check("source", True, {}, 0.1), floor, failed("leak", share=0.5, allowed=0.05)))
-    assert told.startswith("Verdict: refused. Passed: source.\n")
+    text = as_text(report_of(Check("source", True, {}, 0.1), floor, failed("leak", share=0.5, allowed=0.05)))
+    assert text.startswith("Verdict: refused. Passed: source.\n")
     order = [
         f"Failed: floor ({MEANS['floor']})",
         "- empty reward is 0.41, needs ≤ 0.2",
@@ -25,36 +25,36 @@ def test_what_to_change_comes_before_what_was_seen() -> None:
         "floor, seed 11: Success without a write.",
         '  assistant: get_order({"order_id": "W1"})',
     ]
-    places = [told.index(one) for one in order]
+    places = [text.index(part) for part in order]
     assert places == sorted(places)
 
 
-def test_of_a_long_episode_the_end_is_shown() -> None:
-    told = as_text(
+def test_a_long_episode_is_cut_to_its_end() -> None:
+    text = as_text(
         report_of(failed("oracle", failed=1, examples=[{"seed": 3, "what": "It ends.", "transcript": LONG}]))
     )
-    assert "  (20 messages before these)\n  user: message 20\n" in told
-    assert "message 29" in told
-    assert "message 19" not in told
+    assert "  (20 messages before these)\n  user: message 20\n" in text
+    assert "message 29" in text
+    assert "message 19" not in text
 
 
 def test_hostile_text_is_harmless_and_bounded_in_words() -> None:
-    told = as_text(nasty_report())
-    assert harmful(told) == set()
-    assert len(told) < 200_000
+    text = as_text(nasty_report())
+    assert harmful(text) == set()
+    assert len(text) < 200_000
 
 
 def test_a_check_that_was_left_out_has_not_failed() -> None:
     left_out = Check("spread", True, {"left_out": "no base model was given"}, 0.1)
-    told = as_text(AdmissionReport("ab", True, [Check("source", True, {}, 0.1), left_out]))
-    assert "Failed" not in told
-    assert "Not checked: spread (no base model was given)." in told
+    text = as_text(AdmissionReport("ab", True, [Check("source", True, {}, 0.1), left_out]))
+    assert "Failed" not in text
+    assert "Not checked: spread (no base model was given)." in text
 
 
-def test_every_check_says_what_it_asks_with_the_numbers_in_force() -> None:
-    told = requirements(Thresholds(seeds=7, floor_reward=0.11, spread_low=0.3))
-    assert list(told) == list(CHECK_NAMES)
-    assert told["source"] == MEANS["source"]
-    assert "on each of 7 seeds" in told["oracle"]
-    assert "mean reward at most 0.11" in told["floor"]
-    assert "mean reward within 0.3 and 0.95" in told["spread"]
+def test_every_requirement_states_its_bounds() -> None:
+    texts = requirements(Thresholds(seeds=7, floor_reward=0.11, spread_low=0.3))
+    assert list(texts) == list(CHECK_NAMES)
+    assert texts["source"] == MEANS["source"]
+    assert "on each of 7 seeds" in texts["oracle"]
+    assert "mean reward at most 0.11" in texts["floor"]
+    assert "mean reward within 0.3 and 0.95" in texts["spread"]

@@ -28,9 +28,9 @@ def test_any_bytes_are_an_answer_or_a_protocol_fault(line: bytes) -> None:
 
 @given(JSON)
 def test_any_json_is_a_value_of_the_contract_or_an_environment_fault(value: object) -> None:
-    for read in (read_task, read_step, read_score, read_oracle, read_effects):
+    for reader in (read_task, read_step, read_score, read_oracle, read_effects):
         with pytest.raises(EnvironmentFault):
-            read(value)
+            reader(value)
     for field in ("messages", "done", "reward", "success", "parts", "system", "tools"):
         with pytest.raises(EnvironmentFault):
             read_task({field: value})
@@ -51,7 +51,7 @@ def test_any_json_is_a_value_of_the_contract_or_an_environment_fault(value: obje
         b'{"id": 1, "ok": {"x": ' + b"9" * 10_000 + b"}}",
     ],
 )
-def test_what_is_not_strict_json_in_the_envelope_is_a_protocol_fault(line: bytes) -> None:
+def test_a_line_without_strict_json_or_envelope_is_a_protocol_fault(line: bytes) -> None:
     with pytest.raises(ProtocolFault):
         read_answer(line)
 
@@ -109,13 +109,13 @@ def test_replies_of_another_form_are_faults(message: dict[str, object]) -> None:
 
 
 def test_the_record_of_effects_is_read_as_an_enemys() -> None:
-    told = {"events": ["open('\x1b[2J')"] * 30, "count": 30, "printed": 3, "printed_head": "\x07hi"}
-    read = read_effects(told)
-    assert read["events"] == [r"open('\x1b[2J')"] * 20
-    assert (read["count"], read["printed"], read["printed_head"]) == (30, 3, r"\x07hi")
+    record = {"events": ["open('\x1b[2J')"] * 30, "count": 30, "printed": 3, "printed_head": "\x07hi"}
+    effects = read_effects(record)
+    assert effects["events"] == [r"open('\x1b[2J')"] * 20
+    assert (effects["count"], effects["printed"], effects["printed_head"]) == (30, 3, r"\x07hi")
     for change in ({"events": 5}, {"events": [5]}, {"count": -1}, {"printed": True}, {"printed_head": None}):
         with pytest.raises(EnvironmentFault):
-            read_effects({**told, **change})
+            read_effects({**record, **change})
 
 
 def test_answers_carry_seconds_and_faults() -> None:
@@ -124,12 +124,14 @@ def test_answers_carry_seconds_and_faults() -> None:
     assert (answer.id, answer.seconds) == (3, 0.5)
 
 
-def test_of_a_message_openais_own_fields_alone_are_kept() -> None:
-    more = {"x": [[]] * 1000}
-    call = {"id": "c1", "function": {"name": "t", "arguments": "{}", **more}, **more}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call], **more}
-    answered = {"role": "tool", "tool_call_id": "c1", "name": "t", "content": "2", "tool_calls": None, **more}
-    task = read_task({**TASK, "messages": [{"role": "user", "content": "u", "tool_call_id": more}, asked, answered]})
+def test_only_openai_fields_of_a_message_are_kept() -> None:
+    extra_fields = {"x": [[]] * 1000}
+    call = {"id": "c1", "function": {"name": "t", "arguments": "{}", **extra_fields}, **extra_fields}
+    call_message = {"role": "assistant", "content": None, "tool_calls": [call], **extra_fields}
+    reply = {"role": "tool", "tool_call_id": "c1", "name": "t", "content": "2", "tool_calls": None, **extra_fields}
+    task = read_task(
+        {**TASK, "messages": [{"role": "user", "content": "u", "tool_call_id": extra_fields}, call_message, reply]}
+    )
     assert task.messages == [
         {"role": "user", "content": "u"},
         {
@@ -141,28 +143,28 @@ def test_of_a_message_openais_own_fields_alone_are_kept() -> None:
     ]
 
 
-def test_more_tool_calls_and_values_in_schemas_than_anyone_needs_are_an_environment_fault() -> None:
+def test_too_many_calls_or_schema_values_are_an_environment_fault() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call] * 129}
+    call_message = {"role": "assistant", "content": None, "tool_calls": [call] * 129}
     with pytest.raises(EnvironmentFault, match="129 tool calls, more than 128"):
-        read_task({**TASK, "messages": [*TASK["messages"], asked]})
+        read_task({**TASK, "messages": [*TASK["messages"], call_message]})
     tool = {"type": "function", "function": {"name": "t", "parameters": {"x": [[]] * 10_000}}}
     with pytest.raises(EnvironmentFault, match="more than 10,000 values"):
         read_task({**TASK, "tools": [tool]})
 
 
-def test_more_than_anyone_plays_or_is_paid_for_is_an_environment_fault() -> None:
+def test_too_many_messages_or_score_parts_are_an_environment_fault() -> None:
     score = {"reward": 0.5, "success": False, "parts": {}}
-    spoken = {"message": {"role": "assistant", "content": "x"}, "replies": []}
-    asked = json.dumps({f"k{at}": at for at in range(1001)})
-    call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": asked}}
-    asking = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "replies": []}
-    play = {"task": TASK, "turns": [spoken] * 1024, "done": True, "score": score}
+    message = {"message": {"role": "assistant", "content": "x"}, "replies": []}
+    call_message = json.dumps({f"k{at}": at for at in range(1001)})
+    call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": call_message}}
+    turn = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "replies": []}
+    play = {"task": TASK, "turns": [message] * 1024, "done": True, "score": score}
     assert len(read_oracle(play).turns) == 1024
     with pytest.raises(EnvironmentFault, match="1,025 messages and calls"):
-        read_oracle({**play, "turns": [spoken] * 1025})
+        read_oracle({**play, "turns": [message] * 1025})
     with pytest.raises(EnvironmentFault, match="arguments of a message hold more than 1,000 values"):
-        read_oracle({**play, "turns": [asking]})
+        read_oracle({**play, "turns": [turn]})
     with pytest.raises(EnvironmentFault, match="1,025 messages"):
         read_step({"messages": [{"role": "user", "content": "x"}] * 1025, "done": False})
     with pytest.raises(EnvironmentFault, match="257 parts"):

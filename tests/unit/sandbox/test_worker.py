@@ -100,10 +100,10 @@ def test_the_oracle_plays_a_whole_episode(worker: Child) -> None:
 
 def test_two_episodes_do_not_share_state(worker: Child) -> None:
     worker.load(LAMP_SHOP)
-    alone = worker.ask("reset", episode="a", seed=1)["ok"]
+    expected = worker.ask("reset", episode="a", seed=1)["ok"]
     worker.ask("reset", episode="b", seed=2)
     worker.ask("step", episode="b", message={"role": "assistant", "content": "hello"})
-    assert worker.ask("reset", episode="a", seed=1)["ok"] == alone
+    assert worker.ask("reset", episode="a", seed=1)["ok"] == expected
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ LEAVES_A_THREAD = (  # and waits until it is at work
 )
 
 
-def test_a_thread_that_is_left_at_work_is_told_once(worker: Child) -> None:
+def test_a_running_thread_is_reported_once(worker: Child) -> None:
     worker.load(tiny(reset=LEAVES_A_THREAD))
     assert worker.ask("effects")["ok"]["count"] == 0
     worker.ask("reset", episode="a", seed=1)
     worker.ask("step", episode="a", message={"role": "assistant", "content": "x"})
-    told = worker.ask("effects")["ok"]
-    assert "threads at work after the call: 1" in told["events"]
-    assert sum("threads at work" in event for event in told["events"]) == 1
+    record = worker.ask("effects")["ok"]
+    assert "threads at work after the call: 1" in record["events"]
+    assert sum("threads at work" in event for event in record["events"]) == 1
 
 
 def test_printing_cannot_corrupt_an_answer_and_is_counted(worker: Child) -> None:
@@ -179,7 +179,7 @@ def test_printing_cannot_corrupt_an_answer_and_is_counted(worker: Child) -> None
 
 
 @pytest.mark.parametrize(
-    ("deed", "event"),
+    ("action", "event"),
     [
         ("open('/etc/hostname').close()", "open('/etc/hostname'"),
         ("__import__('socket').socket().close()", "socket.__new__("),
@@ -187,8 +187,8 @@ def test_printing_cannot_corrupt_an_answer_and_is_counted(worker: Child) -> None
         ("__import__('subprocess').run(['/nonexistent'], check=False) if 0 else __import__('os').umask(0)", ""),
     ],
 )
-def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: str, event: str) -> None:
-    worker.load(tiny(reset=f"import csv, fractions; {deed}"))
+def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, action: str, event: str) -> None:
+    worker.load(tiny(reset=f"import csv, fractions; {action}"))
     worker.ask("reset", episode="a", seed=1)
     events = worker.ask("effects")["ok"]["events"]
     assert len(events) == bool(event)
@@ -201,9 +201,9 @@ def test_a_text_that_does_not_parse_touches_no_file(worker: Child) -> None:
         "import sys", "import ast, os, sys; os.chdir('/')"
     )  # no library lies there
     worker.load(parse + elsewhere)
-    before = worker.ask("effects")["ok"]["count"]
+    first_record = worker.ask("effects")["ok"]["count"]
     assert "ok" in worker.ask("reset", episode="a", seed=1)
-    assert worker.ask("effects")["ok"]["count"] == before
+    assert worker.ask("effects")["ok"]["count"] == first_record
 
 
 def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child) -> None:
@@ -214,26 +214,26 @@ def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child)
 
 
 def test_the_record_of_effects_is_bounded(worker: Child) -> None:
-    many = "from os import listdir; [listdir('/') for _ in range(30)]"
+    source = "from os import listdir; [listdir('/') for _ in range(30)]"
     long = 'exec(\'try: subprocess.run(["x" * 999], cwd="y" * 999, env={"z": "z" * 999})\\nexcept OSError: 0\')'
-    worker.load(tiny(reset=long, step=many).replace("import sys", "import subprocess, sys"))
+    worker.load(tiny(reset=long, step=source).replace("import sys", "import subprocess, sys"))
     worker.ask("reset", episode="a", seed=1)
     event = worker.ask("effects")["ok"]["events"][0]
     assert event.startswith("subprocess.Popen('xxx")
     assert len(event) == 200
     assert "x" * 80 not in event
     worker.ask("step", episode="a", message={})
-    told = worker.ask("effects")["ok"]
-    assert len(told["events"]) == 20
-    assert told["count"] >= 30
+    record = worker.ask("effects")["ok"]
+    assert len(record["events"]) == 20
+    assert record["count"] >= 30
 
 
-def test_the_record_of_what_was_printed_is_bounded_and_takes_text_alone(worker: Child) -> None:
+def test_the_printed_record_is_bounded_and_accepts_only_text(worker: Child) -> None:
     worker.load(tiny(reset="print('x' * 150); print('y' * 150)", step="sys.stdout.write(5)"))
     worker.ask("reset", episode="a", seed=1)
-    told = worker.ask("effects")["ok"]
-    assert told["printed"] == 302
-    assert told["printed_head"] == "x" * 150 + "\n" + "y" * 49
+    record = worker.ask("effects")["ok"]
+    assert record["printed"] == 302
+    assert record["printed_head"] == "x" * 150 + "\n" + "y" * 49
     error = worker.ask("step", episode="a", message={})["fault"]["error"]
     assert error == "TypeError: write() argument must be str, not int"
 
@@ -250,13 +250,13 @@ def test_a_value_that_is_no_json_is_a_fault(worker: Child, value: str) -> None:
 
 
 def test_no_line_is_longer_than_the_bound(worker: Child) -> None:
-    most = 64 * 1024
+    limit = 64 * 1024
     worker.load(tiny(step="return [{'role': 'user', 'content': 'x' * message['size']}]"))
     worker.ask("reset", episode="a", seed=1)
     kinds = set()
-    for size in range(most - 400, most, 20):
+    for size in range(limit - 400, limit, 20):
         answer = worker.ask("step", episode="a", message={"size": size})
-        assert worker.line_bytes <= most
+        assert worker.line_bytes <= limit
         kinds |= answer.keys()
     assert kinds == {"ok", "fault"}
 
@@ -273,8 +273,8 @@ def test_a_calls_own_budget_counts_and_ends_with_the_call() -> None:
     child.ask("reset", episode="a", seed=1, budget=20)
     assert child.ask("step", episode="a", message={}, budget=0.05)["fault"]["error"] == "more than 0.05 s"
     assert "ok" in child.ask("score", episode="a", budget=1.0)
-    until = time.monotonic() + 1.2
-    while time.monotonic() < until:  # the score's alarm does not ring in what comes after it
+    deadline = time.monotonic() + 1.2
+    while time.monotonic() < deadline:  # the score's alarm does not ring in what comes after it
         assert "ok" in child.ask("effects")
     child.process.communicate(timeout=20)
     assert child.process.returncode == 0
@@ -284,21 +284,21 @@ class Narrow(io.RawIOBase):
     """A pipe that takes seven bytes at a time."""
 
     def __init__(self) -> None:
-        self.got = b""
+        self.received = b""
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self.got += bytes(data[:7])
+        self.received += bytes(data[:7])
         return len(data[:7])
 
 
 def test_an_answer_leaves_whole_however_little_the_pipe_takes() -> None:
     pipe = Narrow()
     assert serve(io.BytesIO(b'{"id": 1, "op": "effects"}\n'), cast(Any, pipe), Worker(1, 1, Effects()), 4096) == 0
-    assert json.loads(pipe.got)["ok"]["count"] == 0
-    assert pipe.got.endswith(b"\n")
+    assert json.loads(pipe.received)["ok"]["count"] == 0
+    assert pipe.received.endswith(b"\n")
 
 
 def test_an_exception_that_cannot_be_read_is_still_a_fault(worker: Child) -> None:
@@ -308,7 +308,7 @@ def test_an_exception_that_cannot_be_read_is_still_a_fault(worker: Child) -> Non
     assert worker.ask("step", episode="a", message={})["fault"]["error"] == "Bad: (its text could not be read)"
 
 
-def test_what_a_fault_tells_is_bounded_and_can_be_sent(worker: Child) -> None:
+def test_a_faults_text_is_bounded_and_encodable(worker: Child) -> None:
     worker.load(tiny(reset="raise ValueError('x' * 5000)", step="raise ValueError(chr(0xD800))"))
     fault = worker.ask("reset", episode="a", seed=1)["fault"]
     assert fault["error"] == "ValueError: " + "x" * (500 - len("ValueError: "))
@@ -317,18 +317,18 @@ def test_what_a_fault_tells_is_bounded_and_can_be_sent(worker: Child) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [
         ("class E(Exception):\n    def __str__(self): return Long('x' * 9000)\n", "E: " + "x" * 497),
         ("class M(type):\n    __name__ = 'forged'\nclass E(Exception, metaclass=M): pass\n", "E: "),
     ],
     ids=["a text that cuts itself", "a name of its own"],
 )
-def test_an_exception_says_no_more_of_itself_than_it_is(worker: Child, name: str, said: str) -> None:
+def test_an_exception_cannot_forge_its_text(worker: Child, name: str, text: str) -> None:
     long = "class Long(str):\n    def __getitem__(self, at): return 'y' * 9000\n"
     worker.load(tiny(step="raise E").replace("import sys\n", "import sys\n" + long + name))
     worker.ask("reset", episode="a", seed=1)
-    assert worker.ask("step", episode="a", message={})["fault"]["error"] == said
+    assert worker.ask("step", episode="a", message={})["fault"]["error"] == text
 
 
 def test_an_alarm_of_its_own_or_none_at_all_changes_no_deadline(worker: Child) -> None:
