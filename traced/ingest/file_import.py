@@ -177,7 +177,7 @@ def import_file(
     totals = (counts.added, counts.known, counts.replaced, counts.passed, counts.bad)
     judged_count = 0
     if rules is not None:
-        report = apply_rules(store, rules, format_name, job.labels, again=False, limit=None, at=at)
+        report = apply_rules(store, rules, format_name, job.labels, include_judged=False, limit=None, at=at)
         judged_count = sum(report.judged.values())
     return ImportResult(cycle.id, format_name, counts.outcomes, *totals, bad_file, resumed, counts.told, judged_count)
 
@@ -239,10 +239,10 @@ def _store_batch(session: Session, ledger: Ledger, batch: list[Trajectory], labe
 
 def _apply_source_outcomes(session: Session, imported: list[Trajectory], labels: Labels, at: datetime) -> int:
     """Replace outcomes of rules and of the judge by those that the source brings later; returns how many changed."""
-    judged = {trajectory.id: trajectory for trajectory in imported if trajectory.outcome is not Outcome.UNKNOWN}
+    by_id = {trajectory.id: trajectory for trajectory in imported if trajectory.outcome is not Outcome.UNKNOWN}
     changed = 0
-    for trajectory_id in sorted(router_trajectories(session, list(judged))):
-        trajectory, current = judged[trajectory_id], get_trajectory(session, trajectory_id)
+    for trajectory_id in sorted(router_trajectories(session, list(by_id))):
+        trajectory, current = by_id[trajectory_id], get_trajectory(session, trajectory_id)
         if effective_outcome(session, current, labels).source not in (OutcomeSource.RULES, OutcomeSource.JUDGE):
             continue
         # Refused where evidence of a cycle refers to the trajectory.

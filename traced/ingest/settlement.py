@@ -152,7 +152,7 @@ def rescore_feedback(session: Session, feedback: Feedback, labels: Labels) -> in
 
 def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
     """Delete trajectories that this one continues and take over their exchanges; returns whether there were any."""
-    replaced = False
+    has_replaced = False
     for earlier in serving.trajectories_of(session, trajectory.task_id):
         shorter = get_trajectory(session, earlier, tokens=False)
         length = len(shorter.messages)
@@ -162,8 +162,8 @@ def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
         # Refused where evidence of a cycle refers to the shorter one: then both stay.
         if is_continued and delete_reported(session, earlier):
             serving.reassign_exchanges(session, earlier, trajectory.id)
-            replaced = True
-    return replaced
+            has_replaced = True
+    return has_replaced
 
 
 def _assemble(session: Session, conversation_id: str, target: str) -> _Conversation:

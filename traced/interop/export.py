@@ -116,7 +116,7 @@ def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Exported(folder, package, kind, origin.hash, origin.admitted, origin.warning)
+    return Exported(folder, package, kind, origin.hash, origin.is_admitted, origin.warning)
 
 
 def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
@@ -146,7 +146,7 @@ def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
         "source": f"{inner}/{ENVIRONMENT}",
         "capability": origin.capability,
         "cycle": origin.cycle,
-        "admitted": origin.admitted,
+        "admitted": origin.is_admitted,
         "verdict": origin.verdict,
         "traced": version("traced"),
         "files": {path: hashlib.sha256(content).hexdigest() for path, content in sorted(files.items())},

@@ -30,7 +30,7 @@ class Origin:
         description: The description of the capability.
         synthesizer: What wrote it.
         cycle: The id of its cycle.
-        admitted: The verdict of admission; None before any admission.
+        is_admitted: The verdict of admission; None before any admission.
         failed: The checks of admission that refused it.
         judged_at: The date of the admission.
     """
@@ -41,7 +41,7 @@ class Origin:
     description: str = ""
     synthesizer: str = ""
     cycle: str = ""
-    admitted: bool | None = None
+    is_admitted: bool | None = None
     failed: list[str] = field(default_factory=list)
     judged_at: str = ""
 
@@ -53,18 +53,18 @@ class Origin:
     @property
     def verdict(self) -> str:
         """The verdict of admission in words."""
-        if self.admitted is None:
+        if self.is_admitted is None:
             return "never judged"
-        return (
-            f"admitted {self.judged_at}" if self.admitted else f"refused {self.judged_at} by {', '.join(self.failed)}"
-        )
+        if self.is_admitted:
+            return f"admitted {self.judged_at}"
+        return f"refused {self.judged_at} by {', '.join(self.failed)}"
 
     @property
     def warning(self) -> str:
         """Why it should not be used for training yet; "" for an admitted one."""
-        if self.admitted:
+        if self.is_admitted:
             return ""
-        if self.admitted is None:
+        if self.is_admitted is None:
             return "traced has not judged this environment."
         return f"traced refused this environment ({', '.join(self.failed)})."
 
@@ -105,17 +105,17 @@ def origin_of_stored(session: Session, environment: str) -> Origin | None:
     origins = list_origins(session, environment)
     if not origins:
         return None
-    newest = origins[0]
-    capability = get_capability_entry(session, newest.capability, newest.cycle_id).capability
+    row = origins[0]
+    capability = get_capability_entry(session, row.capability, row.cycle_id).capability
     admissions = list_admissions(session, environment)
     report = admissions[-1].report if admissions else None
     return Origin(
-        newest.source_code,
-        newest.capability,
-        newest.capability,
+        row.source_code,
+        row.capability,
+        row.capability,
         capability.description,
-        newest.synthesizer,
-        newest.cycle_id,
+        row.synthesizer,
+        row.cycle_id,
         report.admitted if report else None,
         [check.name for check in report.checks if not check.passed] if report else [],
         f"{admissions[-1].at:%Y-%m-%d}" if admissions else "",

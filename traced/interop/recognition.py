@@ -166,11 +166,11 @@ def unplayable_report(foreign: ForeignPackage) -> AdmissionReport:
         for line in inspect_source(text)[1]["refused"]
         if not _EXPECTED_FINDING.search(line)
     ]
-    read = {**foreign.declaration.as_evidence(), "files": len(foreign.sources)}
-    read["noted"] = [clipped(line, 200) for line in findings[:20]]
+    declared = {**foreign.declaration.as_evidence(), "files": len(foreign.sources)}
+    declared["noted"] = [clipped(line, 200) for line in findings[:20]]
     reasons = {name: {"left_out": foreign.declaration.reason_left_out(name)} for name in CHECK_NAMES}
     checks = [
-        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0)
+        Check(name, False, {**evidence, **(declared if name == "source" else {})}, 0.0)
         for name, evidence in reasons.items()
     ]
     digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
@@ -216,17 +216,17 @@ def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     tools = [*_decorated(nodes, "tool"), *_names_in_list(nodes, "tools")]
     if kind == "openenv":
-        environments = [one for one in classes if _derives(one, "Environment") and "step" in _members(one)]
-        rubrics = [one.name for one in classes if _derives(one, "Rubric")]
-        names = [one.name for one in environments]
+        environments = [cls for cls in classes if _derives(cls, "Environment") and "step" in _members(cls)]
+        rubrics = [cls.name for cls in classes if _derives(cls, "Rubric")]
+        names = [cls.name for cls in environments]
         return Declaration(
             kind, "reset, step and state", names, rubrics, tools, imports, _openenv_lacks(environments, classes)
         )
-    tasksets = [one.name for one in classes if _derives(one, "Taskset")]
+    tasksets = [cls.name for cls in classes if _derives(cls, "Taskset")]
     loaders = [node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "load_environment"]
     rewards = [*_decorated(nodes, "reward"), *_names_in_list(nodes, "funcs")]
     interface = "verifiers.v1: tasksets" if tasksets else "verifiers 0.1: load_environment"
-    has_validation = any(_derives(one, "Task") and "validate" in _members(one) for one in classes)
+    has_validation = any(_derives(cls, "Task") and "validate" in _members(cls) for cls in classes)
     lacks = {
         SEED: "its tasks are loaded rows and do not start from a seed",
         SOLUTION: "its reference solution is a check (Task.validate, run by vf-validate), not messages"
@@ -240,9 +240,9 @@ def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
 def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]) -> dict[str, str]:
     fields = [
         node.target.id
-        for one in classes
-        if _derives(one, "Action")
-        for node in one.body
+        for cls in classes
+        if _derives(cls, "Action")
+        for node in cls.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     ]
     lacks = {
@@ -251,8 +251,8 @@ def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]
     }
     resets = [
         node
-        for one in environments
-        for node in one.body
+        for cls in environments
+        for node in cls.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "reset"
     ]
     if not any("seed" in {arg.arg for arg in [*node.args.args, *node.args.kwonlyargs]} for node in resets):

@@ -43,8 +43,8 @@ async def deliver_due(engine: Engine, settings: NotifySection, *, now: Clock) ->
     hooks = {hook.name: hook for hook in settings.hooks}
     if not hooks:
         return DeliveryResult()
-    due = await asyncio.to_thread(_due_notices, engine, settings, now())
-    grouped = groupby(sorted(due, key=attrgetter("hook", "seq")), key=attrgetter("hook"))
+    notices = await asyncio.to_thread(_due_notices, engine, settings, now())
+    grouped = groupby(sorted(notices, key=attrgetter("hook", "seq")), key=attrgetter("hook"))
     queues = [_deliver_in_order(engine, settings, hooks[name], list(group), now) for name, group in grouped]
     results = await asyncio.gather(*queues)
     return DeliveryResult(sum(result.delivered for result in results), sum(result.failed for result in results))

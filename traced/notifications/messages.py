@@ -47,9 +47,9 @@ def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
     return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", key)
 
 
-def daemon_held_up(subject: str, reason: str, command: str, since: datetime) -> Message:
-    """The daemon has been waiting since ``since`` for something that a person has to repair (Docker, a full disk)."""
-    key = f"trouble:{subject}:{since.isoformat(timespec='seconds')}"
+def daemon_held_up(subject: str, reason: str, command: str, started_at: datetime) -> Message:
+    """The daemon has waited since ``started_at`` for something that a person has to repair (Docker, disk)."""
+    key = f"trouble:{subject}:{started_at.isoformat(timespec='seconds')}"
     return Message("trouble", subject, f"The daemon cannot continue because of {subject}: {reason}", command, key)
 
 
@@ -67,9 +67,9 @@ def announce(session: Session, message: Message, hooks: Sequence[str], *, at: da
 
 @dataclass
 class _Outage:
-    since: datetime
+    started_at: datetime
     last: datetime
-    reported: bool = False
+    is_reported: bool = False
 
 
 @dataclass
@@ -84,7 +84,7 @@ class OutageTracker:
         if outage is None or not timedelta(0) <= at - outage.last <= FORGET_AFTER:
             outage = self.stages[stage] = _Outage(at, at)
         outage.last = at
-        if outage.reported or at - outage.since < REPORT_AFTER:
+        if outage.is_reported or at - outage.started_at < REPORT_AFTER:
             return None
-        outage.reported = True
-        return outage.since
+        outage.is_reported = True
+        return outage.started_at

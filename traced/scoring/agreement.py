@@ -1,14 +1,9 @@
-"""How well a judge agrees with labels: Cohen's kappa with its interval, and whether that is enough to listen to it.
+"""Measure how well a judge agrees with labels (Cohen's kappa), and whether that is enough to trust its verdicts.
 
-Invariants: an agreement is measured on conversations whose outcome somebody else said, kept in the audit under the
-judge's name (model and prompt) with everything that it was computed from, and never changed. Conversations that the
-judge leaves open are counted apart: they would stay unknown.
-
-A judge counts (``trusted``) when the newest kept agreement of exactly this model and prompt was measured against people
-or against the outcomes that a source came with, on at least ``min_labels`` conversations that it decided, successes and
-failures among them, and kappa itself reaches ``min_agreement``. The interval is shown and kept, but not the bar: at 30
-labels it is about 0.5 wide, so that its low bound would turn away judges that agree as well as people do.
-Not covered: whether the labelled conversations are like those that it will judge.
+An agreement is stored in the audit log under the name of the judge, which holds its model and prompt, with everything
+that it was computed from. A judge is trusted if the newest agreement against people's labels or a source's outcomes
+reaches ``min_agreement`` on at least ``min_labels`` decided conversations, with successes and failures among them.
+Not covered: whether the labelled conversations are like those that the judge will see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,18 +27,36 @@ from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, it
 from traced.scoring.judge import Judge, Judgement, judge_each
 
 ACTION = "outcomes agreement"
-TRUSTED_SOURCES = (
-    OutcomeSource.PEOPLE,
-    OutcomeSource.SOURCE,
-)  # a judge that agrees with rules says what rules say for nothing
+# Agreement with rules proves nothing: the rules themselves would do.
+TRUSTED_SOURCES = (OutcomeSource.PEOPLE, OutcomeSource.SOURCE)
 RESAMPLES = 2000
 LEVEL = 0.95
-CELLS = [(label, said) for label in ("success", "failure") for said in ("success", "failure")]
+CELLS = [(label, verdict) for label in ("success", "failure") for verdict in ("success", "failure")]
 
 
 @dataclass
 class Agreement:
-    """A judge beside labels. ``table`` counts "LABEL judged VERDICT"; ``kappa`` is None where one side never varies."""
+    """The agreement of a judge with labels; stored as JSON.
+
+    Args:
+        judge: The name of the judge.
+        source: The source of the conversations.
+        against: Who gave the labels.
+        seed: The seed of the interval.
+        labelled: The number of conversations.
+        table: The number of conversations by "LABEL judged VERDICT".
+        unclear: Conversations that the judge left open, which would stay unknown.
+        failed: Conversations that the judge could not be asked about.
+        prompt_tokens: Tokens that the judge read.
+        completion_tokens: Tokens that the judge wrote.
+        disagreeing: The ids of trajectories on which label and verdict differ.
+        reasons: Why conversations were unclear or failed, with their number.
+        decided: Conversations with a verdict.
+        accuracy: The share of them that agrees.
+        kappa: Cohen's kappa; None where labels or verdicts never vary.
+        low: The low end of its interval.
+        high: The high end of its interval.
+    """
 
     judge: str
     source: str
@@ -65,41 +78,44 @@ class Agreement:
 
 
 async def measure(
-    store: Engine, judge: Judge, source: str, labels: Labels, against: OutcomeSource, *, limit: int, seed: int
+    store: Engine, judge: Judge, source: str, labels: Labels, label_source: OutcomeSource, *, limit: int, seed: int
 ) -> Agreement:
-    """Judge the newest ``limit`` conversations that ``against`` has judged; raises ``OutcomesError`` without any."""
-    conversations = labelled_conversations(store, source, labels, against, limit)
+    """Judge the newest ``limit`` conversations that ``label_source`` labelled; raises ``OutcomesError``."""
+    conversations = labelled_conversations(store, source, labels, label_source, limit)
     if not conversations:
         raise OutcomesError(
-            f"no trajectory of {source!r} was judged by {against}: there is nothing to agree with",
-            hint="traced outcomes label TRAJECTORY success, or feedback to the router",
+            f"no trajectory of {source!r} has an outcome by {label_source}: there is nothing to compare with",
+            hint="traced outcomes label TRAJECTORY success, or send feedback to the gateway",
         )
     judgements: list[Judgement] = []
     await judge_each(judge, conversations, judgements.append)
-    return summarize(judge.name, source, against, judgements, seed)
+    return summarize(judge.name, source, label_source, judgements, seed)
 
 
 def labelled_conversations(
-    store: Engine, source: str, labels: Labels, against: OutcomeSource, limit: int
+    store: Engine, source: str, labels: Labels, label_source: OutcomeSource, limit: int
 ) -> list[Trajectory]:
-    """The newest trajectories of the source whose outcome is the word of ``against``."""
+    """The newest trajectories of a source whose outcome comes from ``label_source``."""
     with read_session(store) as session:
         ids = reported_ids(session, source, (Outcome.SUCCESS, Outcome.FAILURE))
     conversations: list[Trajectory] = []
     for trajectory in iterate_trajectories(store, ids):
         with read_session(store) as session:
-            status = effective_outcome(session, trajectory, labels)
-        if status.source is against:  # their word, also where evidence keeps the stored outcome as it was
-            conversations.append(replace(trajectory, outcome=status.outcome))
+            effective = effective_outcome(session, trajectory, labels)
+        if effective.source is label_source:
+            # The stored outcome may differ: it cannot change while evidence of a cycle refers to it.
+            conversations.append(replace(trajectory, outcome=effective.outcome))
         if len(conversations) == limit:
             break
     return conversations
 
 
-def summarize(judge: str, source: str, against: OutcomeSource, judgements: Sequence[Judgement], seed: int) -> Agreement:
-    """The figures of judgements on trajectories whose outcome is known."""
+def summarize(
+    judge: str, source: str, label_source: OutcomeSource, judgements: Sequence[Judgement], seed: int
+) -> Agreement:
+    """Compute the agreement from judgements on trajectories with known outcomes."""
     cells = {_cell(*cell): 0 for cell in CELLS}
-    result = Agreement(judge, source, against.value, seed, len(judgements), cells)
+    result = Agreement(judge, source, label_source.value, seed, len(judgements), cells)
     for judgement in judgements:
         result.prompt_tokens += judgement.prompt_tokens
         result.completion_tokens += judgement.completion_tokens
@@ -131,7 +147,7 @@ def cohen_kappa(counts: Sequence[int]) -> float | None:
 
 
 def kappa_interval(counts: Sequence[int], seed: int) -> tuple[float | None, float | None]:
-    """The percentile interval of kappa over seeded resamples of the conversations; (None, None) where it has none."""
+    """The percentile interval of kappa over seeded bootstrap resamples; (None, None) where kappa is not defined."""
     total = sum(counts)
     resampled = np.random.default_rng(seed).multinomial(total, np.array(counts) / total, size=RESAMPLES)
     kappas = _kappas(resampled)
@@ -142,35 +158,25 @@ def kappa_interval(counts: Sequence[int], seed: int) -> tuple[float | None, floa
     return float(low), float(high)
 
 
-def _kappas(tables: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Kappa of each row of four counts; NaN where it is not defined."""
-    a, b, c, d = (tables[:, column].astype(float) for column in range(4))
-    total = a + b + c + d
-    observed = total * (a + d)  # times n², so that whole numbers stay whole
-    expected = (a + b) * (a + c) + (c + d) * (b + d)
-    denominator = total * total - expected
-    return np.divide(observed - expected, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
-
-
 def save_agreement(session: Session, agreement: Agreement, settings: JudgeSection, at: datetime) -> None:
-    """Keep an agreement as evidence."""
-    bar = {"min_agreement": settings.min_agreement, "min_labels": settings.min_labels}
+    """Store an agreement in the audit log, with the thresholds of its time."""
+    thresholds = {"min_agreement": settings.min_agreement, "min_labels": settings.min_labels}
     reason = f"measured against {agreement.against} of {agreement.source}"
-    detail = asdict(agreement) | bar
+    detail = asdict(agreement) | thresholds
     save_audit(session, AuditEntry(at, this_user(), "local", ACTION, agreement.judge, reason, detail))
 
 
 def latest_agreement(session: Session, judge: str) -> Mapping[str, Any] | None:
-    """The newest kept agreement of a judge with labels that count; None where it was never measured."""
+    """The newest stored agreement of a judge with people or a source; None if there is none."""
     entries = list_audit(session, subject=judge, limit=1000)
-    counting = (
-        entry.detail for entry in entries if entry.action == ACTION and entry.detail["against"] in TRUSTED_SOURCES
+    return next(
+        (entry.detail for entry in entries if entry.action == ACTION and entry.detail["against"] in TRUSTED_SOURCES),
+        None,
     )
-    return next(counting, None)
 
 
 def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection) -> str:
-    """What keeps a judge from counting; "" where nothing does."""
+    """Why the verdicts of a judge do not count; "" if they do."""
     if agreement is None:
         return "its agreement with labels was never measured"
     table = agreement["table"]
@@ -181,7 +187,9 @@ def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection)
     if agreement["decided"] < settings.min_labels:
         return f"it was measured on {agreement['decided']} labels, outcomes.judge.min_labels is {settings.min_labels}"
     if not all(label_counts.values()):
-        return "its labels were all alike, so that they show nothing"
+        return "its labels were all the same, which proves nothing"
+    # Kappa itself and not its interval, which at 30 labels is about 0.5 wide: its low end would reject judges that
+    # agree as well as people do.
     if agreement["kappa"] is None or agreement["kappa"] < settings.min_agreement:
         kappa = "not defined" if agreement["kappa"] is None else f"{agreement['kappa']:.2f}"
         return f"its agreement is {kappa}, outcomes.judge.min_agreement is {settings.min_agreement}"
@@ -189,12 +197,23 @@ def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection)
 
 
 def require_trusted(session: Session, judge: Judge) -> Mapping[str, Any]:
-    """The agreement that lets a judge count; raises ``JudgeNotTrusted``."""
+    """The agreement because of which the verdicts of a judge count; raises ``JudgeNotTrusted``."""
     agreement = latest_agreement(session, judge.name)
     reason = distrust_reason(agreement, judge.settings)
     if reason or agreement is None:
         raise JudgeNotTrusted(f"{judge.name} does not count yet: {reason}", hint="traced outcomes agreement")
     return agreement
+
+
+def _kappas(tables: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """Kappa of each row of four counts; NaN where it is not defined."""
+    a, b, c, d = (tables[:, column].astype(float) for column in range(4))
+    total = a + b + c + d
+    # Multiplied by n², so that whole numbers stay whole and perfect agreement is exactly 1.
+    observed = total * (a + d)
+    expected = (a + b) * (a + c) + (c + d) * (b + d)
+    denominator = total * total - expected
+    return np.divide(observed - expected, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
 
 
 def _cell(label: str, verdict: str) -> str:

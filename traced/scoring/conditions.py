@@ -1,4 +1,4 @@
-"""Conditions of rules: what is looked at in a conversation, and what has to hold of it.
+"""Conditions of rules on a conversation.
 
     call = {tool = "cancel_*", arguments = TESTS, result = TESTS, which = "any" | "first" | "last" | "every"}
     answer, user = TEST of the last text of the agent, of the user; a text is a regular expression
@@ -6,26 +6,13 @@
     all = [CONDITION, ...]    any = [CONDITION, ...]    not = CONDITION
 
     TEST: {path = "$.a.b", matches | eq | ne | lt | le | gt | ge | in | exists = ...}; TESTS: one or a list of them
+    path: $.order.id    $['order']["a.b"]    $.items[0]    $.items[-1]    $.items[*].price    $.items.*    $
 
-Invariants: everything in a table has to hold; a test holds where one of the values that its path leads to passes all of
-it, so of a value that is not there only ``exists = false`` holds. Values of different kinds are not equal and in no
-order; true is no number. ``matches`` looks anywhere in a text; what is no text is looked at as its JSON.
-Not covered: regular expressions that take for ever (whoever writes the file is trusted).
-
-What rules and judges may see of a trajectory: what anybody who was there could see, and nothing else.
-
-Invariants: neither outcome, reward, ``parts`` nor ``detail`` are read; calls come with their results as
-``agents.transcript`` pairs them.
-
-Paths into JSON values: a small part of RFC 9535 (JSONPath).
-
-    $.order.id    $['order']["a.b"]    $.items[0]    $.items[-1]    $.items[*].price    $.items.*    $
-
-Invariants: a path gives values in the order of the document; where nothing is there it gives none, and never raises.
-How it fails: ``ValueError`` for a text that is no such path, with the place. Not covered: slices, filters, ``..``,
-several indices in one pair of brackets.
-
-What every table of a rule file is made of: unknown keys are refused with those that are allowed.
+Everything in a table has to hold; a test holds if one of the values at its path passes all of it, so only
+``exists = false`` holds of a missing value. Values of different types are neither equal nor ordered. ``matches``
+searches anywhere in a text, other values are searched as JSON. Rules see what a participant saw: no outcome, no reward.
+Paths are a small part of RFC 9535 (JSONPath). Not covered: slices, filters, ``..``, and regular expressions that never
+end (the author of a rule file is trusted).
 """
 
 import fnmatch
@@ -42,21 +29,53 @@ from pydantic_core import PydanticCustomError
 from agents.transcript import Call, transcript
 from store.types import EndCause, Trajectory
 
+# The type of the validation error for a key that a table does not have.
+UNKNOWN_KEY = "unknown_key"
+# Stands for a value that is not there; None is a value of JSON.
+MISSING: Any = object()
+END_CAUSES = [cause.value for cause in EndCause]
+ORDER_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+# A key, an index, or None for all children.
+PathStep = str | int | None
+Path = tuple[PathStep, ...]
+
+_STEP = re.compile(
+    r"""\.(?P<key>[^\W\d][\w-]*) | \[(?P<index>-?\d+)\] | (?P<every>\.\*|\[\*\])
+      | \['(?P<single>(?:[^'\\]|\\.)*)'\] | \["(?P<double>(?:[^"\\]|\\.)*)"\]""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation; ``answer`` and ``user`` are the last texts of either side, None where there is none."""
+    """The parts of a conversation that rules see.
+
+    Args:
+        id: The id of its task.
+        calls: The tool calls with their results.
+        answer: The last text of the agent.
+        user: The last text of the user.
+        turns: The number of the agent's messages.
+        end_cause: Why it ended.
+    """
 
     id: str
     calls: list[Call]
     answer: str | None
     user: str | None
-    turns: int  # messages of the assistant
+    turns: int
     end_cause: EndCause
 
 
 def conversation_of(trajectory: Trajectory) -> Conversation:
-    """The public side of a trajectory; raises ``agents.errors.TranscriptError`` for messages without a role."""
+    """The conversation of a trajectory; raises ``agents.errors.TranscriptError`` for messages without a role."""
     parsed = transcript(trajectory)
     return Conversation(
         id=trajectory.task_id,
@@ -68,42 +87,31 @@ def conversation_of(trajectory: Trajectory) -> Conversation:
     )
 
 
-PathStep = str | int | None  # a key, an index, or every one
-Path = tuple[PathStep, ...]
-
-_STEP = re.compile(
-    r"""\.(?P<key>[^\W\d][\w-]*) | \[(?P<index>-?\d+)\] | (?P<every>\.\*|\[\*\])
-      | \['(?P<single>(?:[^'\\]|\\.)*)'\] | \["(?P<double>(?:[^"\\]|\\.)*)"\]""",
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-
-
 def parse_path(text: str) -> Path:
-    """Read a path; raises ``ValueError``."""
+    """Parse a path; raises ``ValueError`` with the position of the mistake."""
     if not text.startswith("$"):
-        raise ValueError(f'{text!r} is no path: it begins with "$", e.g. "$.order.status"')
+        raise ValueError(f'{text!r} is not a path: a path begins with "$", e.g. "$.order.status"')
     steps: list[PathStep] = []
     offset = 1
     while offset < len(text):
         match = _STEP.match(text, offset)
         if match is None:
             raise ValueError(
-                f'{text!r} is no path from character {offset + 1} on: a step is .key, ["any key"], [0], [-1] or [*]'
+                f'{text!r} is not a path from character {offset + 1} on: a step is .key, ["any key"], [0], [-1] or [*]'
             )
         steps.append(_step(match))
         offset = match.end()
     return tuple(steps)
 
 
-def values_at(path: Path, value: Any) -> Iterator[Any]:
-    """The values that a path leads to."""
+def values_at(path: Path, value: object) -> Iterator[Any]:
+    """The values at a path, in the order of the document; none if there is nothing."""
     if not path:
         yield value
         return
     step, rest = path[0], path[1:]
-    for inner in _children(step, value):
-        yield from values_at(rest, inner)
+    for child in _children(step, value):
+        yield from values_at(rest, child)
 
 
 def _step(match: re.Match[str]) -> PathStep:
@@ -116,7 +124,7 @@ def _step(match: re.Match[str]) -> PathStep:
     return _ESCAPED.sub(r"\1", match["single"] if match["single"] is not None else match["double"])
 
 
-def _children(step: PathStep, value: Any) -> Iterator[Any]:
+def _children(step: PathStep, value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         if step is None:
             yield from value.values()
@@ -129,19 +137,16 @@ def _children(step: PathStep, value: Any) -> Iterator[Any]:
             yield value[step]
 
 
-UNKNOWN_KEY = "unknown_key"
-
-
 class Table(BaseModel):
-    """One table; its values are not changed after reading."""
+    """A table of a rule file; refuses unknown keys and names the allowed ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, value: Any) -> Any:
+    def _refuse_unknown_keys(cls, value: object) -> object:
         if not isinstance(value, dict):
-            raise PydanticCustomError("no_table", "a table is expected, with {allowed}", {"allowed": cls.allowed()})
+            raise PydanticCustomError("no_table", "expected a table with {allowed}", {"allowed": cls.allowed()})
         for key in value:
             if key not in cls._names():
                 context = {"key": key, "allowed": cls.allowed()}
@@ -158,21 +163,11 @@ class Table(BaseModel):
         return [field.alias or name for name, field in cls.model_fields.items()]
 
 
-MISSING: Any = object()
-END_CAUSES = [cause.value for cause in EndCause]
-ORDER_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
-
-
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"not a regular expression: {error}") from error
     return text
 
 
@@ -181,7 +176,7 @@ def _path(text: str) -> str:
     return text
 
 
-def _orderable(value: Any) -> Any:
+def _orderable(value: object) -> object:
     if not isinstance(value, str) and not _is_number(value):
         raise ValueError("only numbers and texts have an order")
     return value
@@ -193,9 +188,10 @@ OrderedValue = Annotated[Any, AfterValidator(_orderable)]
 
 
 class Test(Table):
-    """What has to hold of a value."""
+    """A test of a value."""
 
-    __test__ = False  # it is none of pytest's
+    # Keeps pytest from collecting it.
+    __test__ = False
 
     path: PathText | None = None
     matches: Pattern | None = None
@@ -214,11 +210,12 @@ class Test(Table):
         if not tests:
             raise ValueError("a test needs one of matches, eq, ne, lt, le, gt, ge, in, exists")
         if self.exists is False and len(tests) > 1:
-            raise ValueError("exists = false goes with no other test: nothing else holds of what is not there")
+            raise ValueError("exists = false excludes every other test: no test holds of a missing value")
         return self
 
     def holds(self, value: Any, text: str | None = None) -> bool:
-        """Whether it holds of ``value`` (``MISSING``: of nothing); ``text`` is how it was written."""
+        """Whether the test holds of ``value`` or ``MISSING``; ``text`` is the value as it was written."""
+        # A pattern without a path searches the text as it was written, not JSON that was formatted again.
         values = [] if value is MISSING else list(values_at(parse_path(self.path or "$"), value))
         if self.exists is False:
             return not values
@@ -240,7 +237,7 @@ class Test(Table):
 
 
 def json_equal(left: Any, right: Any) -> bool:
-    """JSON's equality: numbers by value, true and false are none."""
+    """Whether JSON values are equal: numbers by value, and booleans are not numbers."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):
@@ -255,27 +252,27 @@ def _in_order(compare: Callable[[Any, Any], bool], value: Any, bound: Any) -> bo
     return comparable and compare(value, bound)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
-def _as_matches(value: Any) -> Any:
+def _as_matches(value: object) -> object:
     return {"matches": value} if isinstance(value, str) else value
 
 
-def _as_equal(value: Any) -> Any:
+def _as_equal(value: object) -> object:
     return {"eq": value} if isinstance(value, str | int) else value
 
 
-def _as_tool(value: Any) -> Any:
+def _as_tool(value: object) -> object:
     return {"tool": value} if isinstance(value, str) else value
 
 
@@ -283,7 +280,7 @@ def _check_end_causes(test: Test) -> Test:
     values = [value for value in [test.eq, test.ne, *(test.one_of or [])] if value is not None]
     for value in values:
         if value not in END_CAUSES:
-            raise ValueError(f"{value!r} is no end of a conversation; allowed are {', '.join(END_CAUSES)}")
+            raise ValueError(f"{value!r} is not an end of a conversation; allowed are {', '.join(END_CAUSES)}")
     return test
 
 
@@ -294,7 +291,7 @@ EndTest = Annotated[Test, AfterValidator(_check_end_causes), BeforeValidator(_as
 
 
 class CallTest(Table):
-    """What has to hold of the calls of a tool; ``tool`` is a name, with * and ? for any characters."""
+    """A test of the calls of a tool; ``tool`` is a name with the wildcards * and ?."""
 
     tool: str = Field(min_length=1)
     arguments: Tests = Field(default=[])
@@ -302,7 +299,7 @@ class CallTest(Table):
     which: Literal["any", "first", "last", "every"] = "any"
 
     def holds(self, calls: Sequence[Call]) -> bool:
-        """Whether it holds of a conversation's calls."""
+        """Whether the test holds of the calls of a conversation."""
         matching = calls_of(self.tool, calls)
         if self.which in ("first", "last"):
             matching = matching[:1] if self.which == "first" else matching[-1:]
@@ -310,6 +307,7 @@ class CallTest(Table):
         return bool(passing) and (self.which != "every" or len(passing) == len(matching))
 
     def _passes(self, call: Call) -> bool:
+        # Arguments that are not valid JSON are tested as text.
         arguments: Any = call.raw if call.arguments is None else call.arguments
         result, text = (MISSING, None) if call.result is None else (call.result.value, call.result.text)
         return all(test.holds(arguments, call.raw) for test in self.arguments) and all(
@@ -318,12 +316,12 @@ class CallTest(Table):
 
 
 def calls_of(tool: str, calls: Sequence[Call]) -> list[Call]:
-    """The calls of the tools that a name with * and ? means."""
+    """The calls of the tools that match a name with the wildcards * and ?."""
     return [call for call in calls if fnmatch.fnmatchcase(call.name, tool)]
 
 
 class Condition(Table):
-    """Everything in it has to hold."""
+    """A condition on a conversation: everything in it has to hold."""
 
     call: Annotated[CallTest, BeforeValidator(_as_tool)] | None = None
     answer: TextTest | None = None
@@ -341,7 +339,7 @@ class Condition(Table):
         return self
 
     def holds(self, conversation: Conversation) -> bool:
-        """Whether it holds of a conversation."""
+        """Whether the condition holds of a conversation."""
         return (
             (self.call is None or self.call.holds(conversation.calls))
             and (

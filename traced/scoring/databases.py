@@ -1,11 +1,10 @@
-"""Questions to the databases of the agent's own application: one value each, read-only and for a limited time.
+"""Query the databases of the agent's own application for rules: one value, read-only, and for a limited time.
 
-Invariants: SQLite is opened ``mode=ro`` and may only read (no ATTACH, no PRAGMA); PostgreSQL is asked one statement in
-a READ ONLY transaction that is always rolled back. A password is never in the file, only in an environment variable,
-and no text that leaves this module holds one. A database that could not be reached or was too slow is not asked again
-for ``PAUSE_S``, so that one that hangs does not hold up conversations.
-How it fails: ``NoAnswer`` says why. Not covered: functions of a PostgreSQL server that act outside of its transactions;
-the thread of a server that accepts a connection and then says nothing stays until the server does something.
+Invariants: SQLite is opened ``mode=ro`` and may only read (no ATTACH, no PRAGMA); PostgreSQL runs one statement in a
+READ ONLY transaction that is always rolled back. No text that leaves this module holds a password. A database that was
+unreachable or too slow is not queried again for ``PAUSE_S``, so that it does not delay conversations.
+How it fails: ``QueryFailed``. Not covered: functions of a PostgreSQL server that act outside of its transactions; the
+thread of a server that accepts a connection and never answers.
 """
 
 import contextlib
@@ -30,42 +29,44 @@ from traced.core.redaction import redacted_text
 from traced.scoring.conditions import MISSING, Table
 
 PAUSE_S = 30.0
+# Added to the time limit of the thread, so that the database's own time limit reports first.
 GRACE_S = 1.0
-INSTRUCTIONS_PER_CHECK = 1000  # of SQLite's machine, between two looks at the clock
+# Instructions of SQLite's virtual machine between two checks of the time limit.
+INSTRUCTIONS_PER_CHECK = 1000
 ALLOWED_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 UNAVAILABLE_ERRORS = ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
 BACKENDS = ("sqlite", "postgresql")
 
 
 class QueryFailed(Exception):
-    """The database did not answer; the text says why."""
+    """A query has no answer; the text says why."""
 
 
 class _Unavailable(QueryFailed):
-    """It cannot be reached, or is too slow."""
+    """The database cannot be reached or is too slow."""
 
 
 def _check_no_password(url: str) -> str:
     if url and (_parse_url(url).password or "password" in _parse_url(url).query):
-        raise ValueError("the URL holds a password; put it into an environment variable and name that in url_env")
+        raise ValueError("the URL holds a password; put the URL into an environment variable and name that in url_env")
     return url
 
 
 class Database(Table):
-    """Where a database is: ``url`` without a password, or the environment variable ``url_env`` that holds the URL."""
+    """A database: its ``url`` without a password, or the environment variable ``url_env`` with the URL."""
 
     url: Annotated[str, AfterValidator(_check_no_password)] = ""
     url_env: str = ""
     timeout_s: float = Field(default=2.0, gt=0, le=60, strict=False)
 
     @model_validator(mode="after")
-    def _one_place(self) -> "Database":
+    def _has_one_url(self) -> "Database":
         if bool(self.url) == bool(self.url_env):
-            raise ValueError("exactly one of url and url_env is needed")
+            raise ValueError("exactly one of url and url_env has to be set")
         return self
 
-    def place(self, folder: Path) -> URL:
-        """The parsed URL, a SQLite file's taken from ``folder``; raises ``NoAnswer``."""
+    def resolve(self, folder: Path) -> URL:
+        """The parsed URL, with a SQLite file relative to ``folder``; raises ``QueryFailed``."""
         location = self.url or os.environ.get(self.url_env, "")
         if not location:
             raise QueryFailed(f"the environment variable {self.url_env} is not set")
@@ -78,7 +79,7 @@ class Database(Table):
 
 @dataclass
 class Databases:
-    """The databases of a rule file, which stands in ``folder``. It may be asked from one thread at a time."""
+    """The databases of a rule file in ``folder``; used by one thread at a time."""
 
     by_name: Mapping[str, Database]
     folder: Path
@@ -87,14 +88,14 @@ class Databases:
     _paused: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def ask(self, name: str, query: str, parameters: Mapping[str, Any]) -> Any:
-        """The first column of the first row, ``MISSING`` where there is no row; raises ``NoAnswer``."""
+        """The first column of the first row, ``MISSING`` if there is no row; raises ``QueryFailed``."""
         pause_end, reason = self._paused.get(name, (0.0, ""))
         if self.clock() < pause_end:
             raise QueryFailed(reason)
         database = self.by_name[name]
         label = name
         try:
-            url = database.place(self.folder)
+            url = database.resolve(self.folder)
             label = f"{name} ({url.database})" if _is_sqlite(url) else name
             run_query = self._bound_query(url, query, parameters, database.timeout_s)
             return _run_with_timeout(run_query, database.timeout_s)
@@ -117,11 +118,9 @@ def _parse_url(location: str) -> URL:
     try:
         url = make_url(location)
     except ArgumentError:
-        raise ValueError("no database URL; write sqlite:///FILE or postgresql://HOST/NAME") from None
+        raise ValueError("not a database URL; write sqlite:///FILE or postgresql://HOST/NAME") from None
     if url.get_backend_name() not in BACKENDS:
-        raise ValueError(
-            f"{url.get_backend_name()!r} is no database that rules can ask; allowed are sqlite, postgresql"
-        )
+        raise ValueError(f"rules cannot query {url.get_backend_name()!r}; allowed are sqlite, postgresql")
     if _is_sqlite(url) and not url.database:
         raise ValueError("a SQLite URL needs a file: sqlite:///FILE")
     return url
@@ -135,7 +134,8 @@ def _query_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_
     path = Path(file).absolute().as_uri()
     try:
         with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s)) as connection:
-            connection.isolation_level = None  # no BEGIN by itself
+            # Python must not begin a transaction by itself.
+            connection.isolation_level = None
             connection.set_authorizer(
                 lambda action, *_: sqlite3.SQLITE_OK if action in ALLOWED_ACTIONS else sqlite3.SQLITE_DENY
             )
@@ -147,15 +147,17 @@ def _query_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_
         unavailable = getattr(error, "sqlite_errorname", "") in UNAVAILABLE_ERRORS
         raise (_Unavailable if unavailable else QueryFailed)(str(error)) from None
     except (OverflowError, ValueError) as error:
-        raise QueryFailed(f"a parameter is no value for it: {type(error).__name__}") from None
+        raise QueryFailed(f"a parameter cannot be used in the query: {type(error).__name__}") from None
 
 
 def _postgres_engine(url: URL, timeout_s: float) -> Engine:
     limit = round(timeout_s * 1000)
     options = {
-        "connect_timeout": max(2, round(timeout_s)),  # less than 2 means 2 to libpq
+        # libpq takes less than 2 seconds for 2.
+        "connect_timeout": max(2, round(timeout_s)),
         "options": f"-c statement_timeout={limit} -c default_transaction_read_only=on",
-        "prepare_threshold": 0,  # a prepared statement is one statement
+        # A prepared statement cannot hold a second one that ends the read-only transaction.
+        "prepare_threshold": 0,
     }
     try:
         return create_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=options)
@@ -171,17 +173,19 @@ def _query_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -
     except DBAPIError as error:
         message = redacted_text(" ".join(str(error.orig).split()))
         raise (_Unavailable if _is_unavailable(error) else QueryFailed)(_redact_password(message, engine.url)) from None
-    except (SQLAlchemyError, OverflowError, ValueError) as error:  # no text of it is shown: it may hold the URL
-        raise QueryFailed(f"it cannot be asked: {type(error).__name__}") from None
+    except (SQLAlchemyError, OverflowError, ValueError) as error:
+        # Only the type: the message may hold the URL.
+        raise QueryFailed(f"the query failed: {type(error).__name__}") from None
 
 
 def _value(row: Sequence[Any] | None, has_rows: object) -> Any:
     if not has_rows:
-        raise QueryFailed("the query gives no rows")
+        raise QueryFailed("the query returns no rows")
     return MISSING if row is None else _json_value(row[0])
 
 
 def _is_unavailable(error: DBAPIError) -> bool:
+    # Canceled by the statement timeout, connection errors, out of resources, shutting down.
     state = getattr(error.orig, "sqlstate", None)
     if state is None:
         return isinstance(error, OperationalError)
@@ -193,18 +197,21 @@ def _redact_password(message: str, url: URL) -> str:
 
 
 def _run_with_timeout(query: Callable[[], Any], timeout_s: float) -> Any:
-    """What ``ask`` gives; raises ``_Away`` where it takes longer, whatever it waits for."""
+    """The result of ``query``; raises ``_Unavailable`` if it takes too long, whatever it waits for."""
+    # A thread, because nothing else interrupts name resolution or a server that never answers.
     results: list[Any] = []
 
     def run() -> None:
         try:
             results.append((query(), None))
-        except Exception as error:  # raised again where it was asked for
+        except Exception as error:
+            # Raised again in the calling thread.
             results.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(2 * timeout_s + GRACE_S)  # connecting, asking
+    # Connecting and querying may take the time limit each.
+    thread.join(2 * timeout_s + GRACE_S)
     with contextlib.suppress(IndexError):
         value, error = results[0]
         if error is not None:

@@ -1,12 +1,12 @@
-"""What can go wrong while outcomes are decided.
+"""Errors of scoring.
 
     TracedError
     └── OutcomesError
-        ├── RuleFileError    the rule file cannot be used as it stands; names its lines (exit code 2)
-        ├── JudgeError       the judge cannot be asked: no model is set, its prompt or its key cannot be read
+        ├── RuleFileError    the rule file has mistakes; names their lines (exit code 2)
+        ├── JudgeError       the judge cannot be asked: no model, or its prompt or API key cannot be read
         └── JudgeNotTrusted  the judge's agreement with people is unknown or too low, so its verdicts do not count
 
-A database or a judge that does not answer is no error here: the outcome stays unknown, and the reason is kept.
+A database or a judge that does not answer is not an error: the outcome stays unknown, with the reason.
 """
 
 from traced.core.errors import TracedError
@@ -17,7 +17,7 @@ class OutcomesError(TracedError):
 
 
 class RuleFileError(OutcomesError):
-    """The rule file cannot be used as it stands."""
+    """The rule file has mistakes."""
 
     exit_code = 2
 

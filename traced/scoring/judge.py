@@ -1,17 +1,13 @@
-"""A judge: a language model that reads a conversation and says how it went.
+"""A judge: a language model that reads a conversation and decides how it went.
 
-It is asked through any OpenAI-compatible server (``agents.llm``) and sees what anybody saw who was there: messages,
-tool calls, results; neither rewards nor outcomes, ids or parts.
+It sees what a participant saw, messages, tool calls and results, but no rewards, outcomes or ids. Its name holds the
+model and the hash of all instructions, so another prompt is another judge. Answers in the wrong form are repaired at
+most ``REPAIRS`` times; an unusable answer and a conversation that is too long mean unknown, with the reason. A judge
+that is served by a gateway asks it not to record the request.
 
-Invariants: an answer that is not in form, a refusal too, is sent back at most ``REPAIRS`` times; what stays without
-form and a conversation that is too long are unknown, with the reason; so is what was not answered, which is ``failed``
-then and is asked again the next time. A judge's name holds its model and the hash of all that it is told besides the
-conversation, so that another prompt is another judge. A router that serves the judge is told to record nothing.
-
-How it fails: ``JudgeError`` where asking on makes no sense (no such model, no permission, no key).
-Not covered: a conversation that talks the judge round. It stands between marks with a number that its own text cannot
-contain, so it cannot end itself, and the instructions say that it is data; a model may still believe what it reads
-there. The measured agreement tells how often that happens in ordinary conversations, not under attack.
+How it fails: ``JudgeError`` where further requests are useless (no such model, no permission, no key).
+Not covered: prompt injection. The conversation is enclosed in marks that its text cannot contain, and the instructions
+call it data, but a model may still obey it; agreement is measured on ordinary conversations, not under attack.
 """
 
 import asyncio
@@ -39,12 +35,16 @@ from traced.scoring.evidence import JUDGE
 from traced.scoring.rules import Decision
 
 REPAIRS = 2
-PATIENCE_FACTOR = 2  # times the seconds of an answer: for how long a request that fails is tried again
-REASON_LIMIT = 500  # characters
+# Failing requests are retried for so many times the timeout of an answer.
+PATIENCE_FACTOR = 2
+# Characters of a stored reason.
+REASON_LIMIT = 500
 FINAL_QUESTION = "How did it go?"
 JUDGE_PURPOSE = Purpose("", "judge")
 
 
+# The schema, docstring and descriptions included, is sent to the model and is part of the judge's name: any change
+# makes it a new judge, whose agreement has to be measured again.
 class JudgeReply(BaseModel):
     """How the conversation went."""
 
@@ -54,14 +54,14 @@ class JudgeReply(BaseModel):
 
     @property
     def decision(self) -> Decision:
-        """As it counts."""
+        """The reply as a decision."""
         outcome = Outcome.UNKNOWN if self.outcome == "unclear" else Outcome(self.outcome)
         return Decision(outcome, float(outcome is Outcome.SUCCESS), reason=self.reason[:REASON_LIMIT])
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge made of one conversation, and the tokens that it took."""
+    """The decision of a judge on one conversation, and the tokens that it took."""
 
     trajectory: Trajectory
     decision: Decision
@@ -78,13 +78,13 @@ class Judge:
 
     @property
     def name(self) -> str:
-        """Who it is among those who judge."""
+        """The author of its verdicts."""
         definition = json.dumps([self.prompt, JudgeReply.model_json_schema(), REPAIRS, _question("0")])
         return f"{JUDGE}{self.settings.model}@{hashlib.sha256(definition.encode()).hexdigest()[:12]}"
 
 
 def judge_from_settings(settings: JudgeSection) -> Judge:
-    """The judge that the settings describe; raises ``JudgeError``."""
+    """The judge in the settings; raises ``JudgeError``."""
     if not settings.model:
         raise JudgeError("no judge is set", hint='outcomes.judge.model = "NAME", and base_url where it is served')
     try:
@@ -95,15 +95,18 @@ def judge_from_settings(settings: JudgeSection) -> Judge:
     return Judge(settings, prompt)
 
 
-async def judge_each(judge: Judge, conversations: Iterable[Trajectory], then: Callable[[Judgement], None]) -> None:
-    """Judge conversations, as many at once as the settings say; ``then`` is told of each. Raises ``JudgeError``."""
-    waiting = iter(conversations)
-    line = Transport(_endpoint(judge.settings))
-    async with line.open():
+async def judge_each(
+    judge: Judge, conversations: Iterable[Trajectory], on_judgement: Callable[[Judgement], None]
+) -> None:
+    """Judge conversations concurrently and pass each judgement to ``on_judgement``; raises ``JudgeError``."""
+    # The workers share one iterator, so conversations are read from the store only as fast as they are judged.
+    remaining = iter(conversations)
+    transport = Transport(_endpoint(judge.settings))
+    async with transport.open():
 
         async def work() -> None:
-            for conversation in waiting:
-                then(await _judge(judge, line, conversation))
+            for conversation in remaining:
+                on_judgement(await _judge(judge, transport, conversation))
 
         workers = [asyncio.create_task(work()) for _ in range(judge.settings.concurrency)]
         try:
@@ -115,7 +118,7 @@ async def judge_each(judge: Judge, conversations: Iterable[Trajectory], then: Ca
 
 
 def render_conversation(messages: Iterable[Message]) -> str:
-    """A conversation as the judge reads it: one JSON object a line, public fields only."""
+    """A conversation as the judge reads it: one JSON object a line, with public fields only."""
     return "\n".join(json.dumps(_public(message), ensure_ascii=False) for message in messages)
 
 
@@ -134,7 +137,7 @@ def _endpoint(settings: JudgeSection) -> Endpoint:
     if not key and not settings.base_url:
         raise JudgeError(
             f"the judge has no API key: the environment variable {settings.api_key_env} is not set",
-            hint="set it, or outcomes.judge.base_url for a server of your own",
+            hint="set it, or set outcomes.judge.base_url to your own server",
         )
     return Endpoint(
         settings.base_url or OPENAI,
@@ -149,7 +152,7 @@ def _endpoint(settings: JudgeSection) -> Endpoint:
     )
 
 
-async def _judge(judge: Judge, line: Transport, trajectory: Trajectory) -> Judgement:
+async def _judge(judge: Judge, transport: Transport, trajectory: Trajectory) -> Judgement:
     conversation = render_conversation(trajectory.messages)
     limit = judge.settings.max_characters
     if len(conversation) > limit:
@@ -157,7 +160,7 @@ async def _judge(judge: Judge, line: Transport, trajectory: Trajectory) -> Judge
         return Judgement(trajectory, Decision(Outcome.UNKNOWN, reason=reason))
     messages = (ChatMessage("system", judge.prompt), ChatMessage("user", _question(conversation)))
     ledger = InMemoryLedger()
-    model = Model(line.endpoint, ledger, repairs=REPAIRS, transport=line)
+    model = Model(transport.endpoint, ledger, repairs=REPAIRS, transport=transport)
     decision = await _decision(model, Question(JUDGE_PURPOSE, messages, temperature=judge.settings.temperature))
     usage = ledger.usage(JUDGE_PURPOSE)
     return Judgement(trajectory, decision, usage.prompt_tokens, usage.completion_tokens)
@@ -170,5 +173,6 @@ async def _decision(model: Model, question: Question) -> Decision:
         message = redacted_text(error.message)
         raise JudgeError(f"the judge cannot be asked: {message}", hint="see outcomes.judge in the settings") from None
     except ModelError as error:
+        # An unusable answer is a decision; a request that failed is not, and is repeated the next time.
         reason = redacted_text(error.message)[:REASON_LIMIT]
         return Decision(Outcome.UNKNOWN, reason=reason, failed=not isinstance(error, OutOfForm))

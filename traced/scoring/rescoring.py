@@ -1,9 +1,8 @@
-"""Rules and the judge on stored trajectories: what rules would say, and the word of either made to count.
+"""Apply rules and the judge to stored trajectories, or check what rules would decide.
 
-Invariants: no transaction is open while a rule asks a database or a judge answers; what is said is stored as it comes,
-so that stopping halfway loses nothing; ``evidence.keep_verdict`` decides whether it counts. Applying twice changes
-nothing. Listeners of the service are told at the end, however it comes, of what is new. Trajectories that cycles
-recorded were judged by their environments and are not looked at.
+No transaction is open while a rule queries a database or a judge answers, and verdicts are stored one by one, so that
+stopping halfway loses nothing. Applying twice changes nothing. Trajectories that cycles recorded were scored by their
+environments and are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from traced.scoring.evidence import (
     JUDGE,
     OUTCOMES_EVENT,
     RULES,
+    EffectiveOutcome,
     Labels,
     OutcomeSource,
     effective_outcome,
@@ -42,30 +42,49 @@ NO_RULE = Decision(Outcome.UNKNOWN, reason="no rule matches any more")
 
 @dataclass
 class RuleCount:
-    """What one rule decides: how many, and beside what is known of them, by whom; ``against`` names those it is not."""
+    """The trajectories that one rule decides, compared with their outcomes; printed as JSON.
+
+    Args:
+        rule: The name of the rule.
+        outcome: The outcome that it gives.
+        decides: The number of trajectories.
+        agrees: The number with the same outcome, by "people", "source" and "judge".
+        disagrees: The number with another outcome, likewise.
+        against: The ids of those with another outcome.
+    """
 
     rule: str
     outcome: str
     decides: int = 0
-    agrees: dict[str, int] = field(default_factory=dict)  # by "people", "source", "judge"
+    agrees: dict[str, int] = field(default_factory=dict)
     disagrees: dict[str, int] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
 
 
 @dataclass
 class RulesReport:
-    """What rules would decide of a source's trajectories."""
+    """What rules would decide on the trajectories of a source; ``unchecked`` counts failed checks by reason."""
 
     source: str
     trajectories: int
     rules: list[RuleCount]
     undecided: int = 0
-    unchecked: dict[str, int] = field(default_factory=dict)  # by reason
+    unchecked: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class ApplyReport:
-    """What was decided: trajectories by outcome, those left unknown, and why some of them; verdicts that are new."""
+    """The result of applying rules or the judge; printed as JSON.
+
+    Args:
+        source: The source of the trajectories.
+        verdicts: New verdicts.
+        judged: Trajectories with a new outcome, by outcome.
+        unknown: Trajectories that stay unknown.
+        reasons: Why they stay unknown, with their number.
+        prompt_tokens: Tokens that the judge read.
+        completion_tokens: Tokens that the judge wrote.
+    """
 
     source: str
     verdicts: int = 0
@@ -76,7 +95,7 @@ class ApplyReport:
     completion_tokens: int = 0
 
     def count(self, decision: Decision, changed: bool) -> None:
-        """Count what was said of one trajectory."""
+        """Count the decision on one trajectory."""
         self.verdicts += changed
         if not decision.outcome.is_judged:
             self.unknown += 1
@@ -87,7 +106,7 @@ class ApplyReport:
 
 
 def check_rules(store: Engine, rules: Rules, source: str, labels: Labels, limit: int | None) -> RulesReport:
-    """What the rules say of the newest ``limit`` trajectories; nothing is stored."""
+    """Decide the newest ``limit`` trajectories by rules without storing anything."""
     with read_session(store) as session:
         ids = reported_ids(session, source, limit=limit)
     report = RulesReport(source, len(ids), [RuleCount(rule.name, rule.outcome) for rule in rules.rules])
@@ -100,16 +119,16 @@ def check_rules(store: Engine, rules: Rules, source: str, labels: Labels, limit:
             report.undecided += 1
         else:
             with read_session(store) as session:
-                status = effective_outcome(session, trajectory, labels)
-            _count(counts[decision.rule], trajectory, decision, status.outcome, status.source)
+                effective = effective_outcome(session, trajectory, labels)
+            _count(counts[decision.rule], trajectory.id, decision, effective)
     return report
 
 
 def apply_rules(
-    store: Engine, rules: Rules, source: str, labels: Labels, *, again: bool, limit: int | None, at: datetime
+    store: Engine, rules: Rules, source: str, labels: Labels, *, include_judged: bool, limit: int | None, at: datetime
 ) -> ApplyReport:
-    """Judge the trajectories that nobody judged; with ``again`` also those that rules or the judge did."""
-    outcomes = tuple(Outcome) if again else (Outcome.UNKNOWN,)
+    """Score unknown trajectories by rules; with ``include_judged`` also those that rules or the judge scored."""
+    outcomes = tuple(Outcome) if include_judged else (Outcome.UNKNOWN,)
     with read_session(store) as session:
         ids = reported_ids(session, source, outcomes, limit)
     report = ApplyReport(source)
@@ -122,59 +141,57 @@ def apply_rules(
                 continue
             decision = rules.decide(trajectory)
             decided_before = previous is not None and previous.label != Outcome.UNKNOWN
+            # The rules have changed: an "unknown" verdict revokes the earlier one.
             if decision == UNDECIDED and decided_before:
                 decision = NO_RULE
+            # A failed check must not revoke an earlier verdict.
             is_storable = decision != UNDECIDED and not (decision.failed and decided_before)
             row = verdict(trajectory.id, rules_author(rules.hash), decision, at) if is_storable else None
-            report.count(decision, tell(store, row, labels))
+            report.count(decision, _store(store, row, labels))
     return report
 
 
 async def apply_judge(
     store: Engine, judge: Judge, source: str, labels: Labels, *, limit: int | None, at: datetime
 ) -> ApplyReport:
-    """Let a judge that counts judge at most ``limit`` trajectories that nobody did; raises ``JudgeNotTrusted``."""
+    """Score at most ``limit`` unknown trajectories by a trusted judge; raises ``JudgeNotTrusted``."""
     require_trusted_judge(store, judge)
     with read_session(store) as session:
         ids = reported_ids(session, source, (Outcome.UNKNOWN,))
     report = ApplyReport(source)
 
-    def then(judgement: Judgement) -> None:
+    def store_judgement(judgement: Judgement) -> None:
         decision = judgement.decision
-        row = (
-            None if decision.failed else verdict(judgement.trajectory.id, judge.name, decision, at)
-        )  # asked again later
-        report.count(decision, tell(store, row, labels))
+        # Nothing is stored of a request that failed, so that it is repeated the next time.
+        row = None if decision.failed else verdict(judgement.trajectory.id, judge.name, decision, at)
+        report.count(decision, _store(store, row, labels))
         report.prompt_tokens += judgement.prompt_tokens
         report.completion_tokens += judgement.completion_tokens
 
     with _event_at_end(store, report, judge.name, at):
-        await judge_each(judge, islice(_not_yet_judged(store, ids, judge.name), limit), then)
+        await judge_each(judge, islice(_not_yet_judged(store, ids, judge.name), limit), store_judgement)
     return report
+
+
+def require_trusted_judge(store: Engine, judge: Judge) -> None:
+    """Raise ``JudgeNotTrusted`` unless the verdicts of a judge count."""
+    with read_session(store) as session:
+        require_trusted(session, judge)
 
 
 @contextmanager
 def _event_at_end(store: Engine, report: ApplyReport, author: str, at: datetime) -> Iterator[None]:
-    """One event of all verdicts that are new by the end."""
+    # One event for all new verdicts, also where the work was stopped.
     try:
         yield
     finally:
         if report.verdicts:
             with write_session(store) as session:
-                save_event(
-                    session,
-                    Event(at, OUTCOMES_EVENT, report.source, detail={"who": author, "judged": report.judged}),
-                )
+                detail = {"who": author, "judged": report.judged}
+                save_event(session, Event(at, OUTCOMES_EVENT, report.source, detail=detail))
 
 
-def require_trusted_judge(store: Engine, judge: Judge) -> None:
-    """Make sure that a judge counts; raises ``JudgeNotTrusted``."""
-    with read_session(store) as session:
-        require_trusted(session, judge)
-
-
-def tell(store: Engine, row: Feedback | None, labels: Labels) -> bool:
-    """Store a verdict; whether it changed anything."""
+def _store(store: Engine, row: Feedback | None, labels: Labels) -> bool:
     if row is None:
         return False
     with write_session(store) as session:
@@ -182,7 +199,6 @@ def tell(store: Engine, row: Feedback | None, labels: Labels) -> bool:
 
 
 def _not_yet_judged(store: Engine, ids: Sequence[str], name: str) -> Iterator[Trajectory]:
-    """Those of which this judge has not spoken yet."""
     for trajectory in iterate_trajectories(store, ids):
         with read_session(store) as session:
             previous = latest_verdict(JUDGE, feedback_on(session, trajectory.id))
@@ -190,25 +206,18 @@ def _not_yet_judged(store: Engine, ids: Sequence[str], name: str) -> Iterator[Tr
             yield trajectory
 
 
-def _count(
-    count: RuleCount,
-    trajectory: Trajectory,
-    decision: Decision,
-    recorded_outcome: Outcome,
-    outcome_source: OutcomeSource,
-) -> None:
+def _count(count: RuleCount, trajectory_id: str, decision: Decision, effective: EffectiveOutcome) -> None:
     count.decides += 1
-    if (
-        outcome_source in (OutcomeSource.NOBODY, OutcomeSource.RULES)
-        or not recorded_outcome.is_judged
-        or not decision.outcome.is_judged
-    ):
+    # Outcomes of earlier rules say nothing about the quality of these.
+    if effective.source in (OutcomeSource.NOBODY, OutcomeSource.RULES):
         return
-    if recorded_outcome is decision.outcome:
-        _increment(count.agrees, outcome_source.value)
+    if not effective.outcome.is_judged or not decision.outcome.is_judged:
+        return
+    if effective.outcome is decision.outcome:
+        _increment(count.agrees, effective.source.value)
     else:
-        _increment(count.disagrees, outcome_source.value)
-        count.against.append(trajectory.id)
+        _increment(count.disagrees, effective.source.value)
+        count.against.append(trajectory_id)
 
 
 def _increment(counts: dict[str, int], key: str) -> None:

@@ -1,12 +1,7 @@
-"""The rule file, read and checked: every mistake with its line, its rule, and what is allowed there.
+"""Read and check a rule file: every mistake is reported with its line, its rule and what is allowed there.
 
-Invariants: a file is used whole or not at all; ``hash`` tells one version from another.
-How it fails: ``RuleFileError``.
-
-At which line each value of a TOML document stands; the standard library's reader does not tell.
-
-Invariants: only for texts that ``tomllib`` reads, so that nothing has to be checked here; a path is what leads to a
-value in what ``tomllib`` gives: keys and, in arrays, indices. Lines count from 1. Not covered: columns.
+A file is used as a whole or not at all. Line numbers come from a small TOML tokenizer, because ``tomllib`` reports none
+for values; it runs only on texts that ``tomllib`` has accepted, so it checks nothing. Not covered: columns.
 """
 
 import hashlib
@@ -18,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from traced.scoring.conditions import UNKNOWN_KEY
 from traced.scoring.databases import Databases
 from traced.scoring.errors import RuleFileError
 from traced.scoring.rules import Rules, RuleTables
 
+# Mistakes in one error message.
+MAX_REPORTED = 20
+HINT = "traced outcomes check FILE"
+
+# The keys and array indices that lead to a value.
 TomlPath = tuple[str | int, ...]
 
 _TOKEN = re.compile(
@@ -34,6 +35,61 @@ _TOKEN = re.compile(
 )
 
 
+@dataclass
+class WatchedRules:
+    """The rules of a file that is read again when it changes; a file with mistakes leaves the last good rules in force.
+
+    ``problem`` says why the file cannot be used, "" if it can.
+    """
+
+    path: Path
+    problem: str = ""
+    _rules: Rules | None = None
+    _version: tuple[int, int] | None = field(default=None)
+
+    def current(self) -> Rules | None:
+        """The last good rules; None if there never were any."""
+        try:
+            stat = self.path.stat()
+            version = (stat.st_mtime_ns, stat.st_size)
+        except OSError:
+            version = None
+        # A missing file is read all the same: the error becomes the problem.
+        if version is None or version != self._version:
+            self._version = version
+            try:
+                self._rules, self.problem = read_rules(self.path), ""
+            except RuleFileError as error:
+                self.problem = str(error)
+        return self._rules
+
+
+def read_rules(path: Path) -> Rules:
+    """Read the rules of a file; raises ``RuleFileError``."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RuleFileError(f"{path} cannot be read: {error.strerror}", hint="check outcomes.rules") from None
+    try:
+        text = content.decode()
+        raw = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RuleFileError(f"{path} is not valid TOML: {error}", hint=HINT) from None
+    try:
+        tables = RuleTables.model_validate(raw)
+        mistakes = list(_cross_table_mistakes(tables))
+    except ValidationError as error:
+        mistakes = [(_place(details), _message(details)) for details in error.errors()]
+    if mistakes:
+        raise RuleFileError(_report(path, raw, lines_of(text), mistakes), hint=HINT)
+    return Rules(tables.rule, Databases(tables.databases, path.absolute().parent), hashlib.sha256(content).hexdigest())
+
+
+def lines_of(text: str) -> dict[TomlPath, int]:
+    """The line of every value and table header of a valid TOML text, counted from 1."""
+    return _Reader(text).texts_read()
+
+
 @dataclass(frozen=True)
 class _Token:
     kind: str
@@ -41,17 +97,13 @@ class _Token:
     line: int
 
 
-def lines_of(text: str) -> dict[TomlPath, int]:
-    """The line of every value, and of every table's header."""
-    return _Reader(text).texts_read()
-
-
 class _Reader:
     def __init__(self, text: str) -> None:
         self._tokens = [token for token in _tokens(text) if token.kind != "space"]
         self._position = 0
         self._lines: dict[TomlPath, int] = {}
-        self._tables: dict[TomlPath, int] = {}  # how many an array of tables has so far
+        # The number of elements of each array of tables so far.
+        self._tables: dict[TomlPath, int] = {}
 
     def texts_read(self) -> dict[TomlPath, int]:
         base: TomlPath = ()
@@ -100,14 +152,15 @@ class _Reader:
         token = self._next()
         if token.kind != "mark":
             while self._position < len(self._tokens) and self._tokens[self._position].kind == "bare":
-                self._position += 1  # a date and its time
-            self._rest_of_number()
+                # A date and its time are two tokens.
+                self._position += 1
+            self._skip_fraction()
         elif token.text == "[":
             self._items(path)
         else:
             self._table(path)
 
-    def _rest_of_number(self) -> None:
+    def _skip_fraction(self) -> None:
         while self._position < len(self._tokens) and self._tokens[self._position].text == ".":
             self._position += 2
 
@@ -123,7 +176,7 @@ class _Reader:
             self._pair(path)
 
     def _close(self, mark: str) -> bool:
-        """Go over line breaks and commas; whether the bracket closes here."""
+        """Skip line breaks and commas; returns whether the bracket closes here."""
         while self._tokens[self._position].kind == "line" or self._tokens[self._position].text == ",":
             self._position += 1
         return self._take(mark)
@@ -148,98 +201,47 @@ def _tokens(text: str) -> Iterator[_Token]:
         line += match.group().count("\n")
 
 
-MAX_REPORTED = 20
-HINT = "traced outcomes check FILE"
-
-
-def read_rules(path: Path) -> Rules:
-    """The rules of a file; raises ``RuleFileError``."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RuleFileError(f"{path} cannot be read: {error.strerror}", hint="outcomes.rules names the file") from None
-    try:
-        text = content.decode()
-        raw = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RuleFileError(f"{path} is no TOML: {error}", hint=HINT) from None
-    try:
-        tables = RuleTables.model_validate(raw)
-        mistakes = list(_cross_table_mistakes(tables))
-    except ValidationError as error:
-        mistakes = [(_place(one), _message(one)) for one in error.errors()]
-    if mistakes:
-        raise RuleFileError(_report(path, raw, lines_of(text), mistakes), hint=HINT)
-    return Rules(tables.rule, Databases(tables.databases, path.absolute().parent), hashlib.sha256(content).hexdigest())
-
-
-@dataclass
-class WatchedRules:
-    """The rules of a file as it is by now: a file that changes is read again, one that is bad leaves the last good one.
-
-    ``problem`` says what keeps it from being used, "" where nothing does.
-    """
-
-    path: Path
-    problem: str = ""
-    _rules: Rules | None = None
-    _version: tuple[int, int] | None = field(default=None)
-
-    def current(self) -> Rules | None:
-        """The rules; None where the file was never good."""
-        try:
-            stat = self.path.stat()
-            version = (stat.st_mtime_ns, stat.st_size)
-        except OSError:
-            version = None
-        if version is None or version != self._version:
-            self._version = version
-            try:
-                self._rules, self.problem = read_rules(self.path), ""
-            except RuleFileError as error:
-                self.problem = str(error)
-        return self._rules
-
-
 def _cross_table_mistakes(tables: RuleTables) -> Iterator[tuple[TomlPath, str]]:
-    """What no table can see alone."""
     names: dict[str, int] = {}
     for number, rule in enumerate(tables.rule):
         first = names.setdefault(rule.name, number)
         if first != number:
-            yield ("rule", number, "name"), f"rule {first + 1} has this name as well; verdicts are told by it"
+            yield (
+                ("rule", number, "name"),
+                f"rule {first + 1} has this name as well; verdicts are stored under the name",
+            )
         if rule.check is not None and rule.check.database not in tables.databases:
             available = ", ".join(tables.databases) or "none"
-            message = f"no database {rule.check.database!r}; described under [databases.NAME] are: {available}"
+            message = f"no database {rule.check.database!r}; the databases under [databases.NAME] are: {available}"
             yield ("rule", number, "check", "database"), message
 
 
-def _place(error: Any) -> TomlPath:
+def _place(error: ErrorDetails) -> TomlPath:
     key = (error["ctx"]["key"],) if error["type"] == UNKNOWN_KEY else ()
     return (*error["loc"], *key)
 
 
-def _message(error: Any) -> str:
+def _message(error: ErrorDetails) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{message[:1].lower()}{message[1:]}"
 
 
-def _report(path: Path, raw: Any, lines: dict[TomlPath, int], mistakes: list[tuple[TomlPath, str]]) -> str:
+def _report(path: Path, raw: dict[str, Any], lines: dict[TomlPath, int], mistakes: list[tuple[TomlPath, str]]) -> str:
     located = sorted((_line(lines, place), place, message) for place, message in mistakes)
-    told = [
-        f"{path}, line {line}{_rule(raw, place)}: {_key(place)}{message}"
+    reports = [
+        f"{path}, line {line}{_rule_name(raw, place)}: {_key(place)}{message}"
         for line, place, message in located[:MAX_REPORTED]
     ]
     rest = [f"and {len(located) - MAX_REPORTED} more"] if len(located) > MAX_REPORTED else []
-    return "\n".join([*told, *rest])
+    return "\n".join([*reports, *rest])
 
 
 def _line(lines: dict[TomlPath, int], place: TomlPath) -> int:
-    """The line of the value, or of the nearest one around it."""
+    """The line of a value, or of the nearest table or array around it."""
     return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
 
 
-def _rule(raw: Any, place: TomlPath) -> str:
+def _rule_name(raw: dict[str, Any], place: TomlPath) -> str:
     if place[:1] != ("rule",) or len(place) < 2 or not isinstance(place[1], int):
         return ""
     rule = raw["rule"][place[1]] if isinstance(raw.get("rule"), list) else {}

@@ -1,11 +1,11 @@
-"""Rules in order: the first that matches a conversation decides its outcome.
+"""Rules: the first one that matches a conversation decides its outcome.
 
     [[rule]]
     name = "cancelled as asked"
-    outcome = "success"                        # or "failure", or "unknown": it is then looked at no further
+    outcome = "success"                        # or "failure", or "unknown": no later rule is tried
     when = {call = {tool = "cancel_order", result = {path = "$.status", eq = "cancelled"}}}
 
-    [rule.check]                               # besides, or instead of ``when``
+    [rule.check]                               # besides or instead of ``when``
     database = "shop"
     query = "select status from orders where id = :order"
     with = {order = {tool = "cancel_order", argument = "$.order_id"}}
@@ -14,9 +14,8 @@
     [databases.shop]
     url_env = "SHOP_DATABASE_URL"
 
-Invariants: rules see what ``conversation`` has and nothing else; a value that a query needs and the conversation has
-not means that the rule does not match. Where a database does not answer the outcome is unknown, with the reason, and no
-later rule is asked: the one that could not be checked may have been the one that counts.
+A rule does not match if the conversation lacks a value that its query needs. If a database does not answer, the outcome
+is unknown with the reason, and no later rule is tried: the one that could not be checked may have been the one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +41,12 @@ from traced.scoring.conditions import (
 )
 from traced.scoring.databases import Database, Databases, QueryFailed
 
-SUCCESS_THRESHOLD = 0.5  # a reward from here on is a success
+# The least reward of a success.
+SUCCESS_THRESHOLD = 0.5
 
 
 class ParameterSource(Table):
-    """Where a parameter of a query comes from: an argument or a result of a tool's call, or the conversation's id."""
+    """The source of a query parameter: an argument or a result of a tool call, or the id of the conversation."""
 
     tool: str = ""
     argument: PathText | None = None
@@ -55,14 +55,14 @@ class ParameterSource(Table):
     conversation: bool = False
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "ParameterSource":
-        ways = [self.conversation, self.argument is not None, self.result is not None]
-        if sum(ways) != 1 or self.conversation == bool(self.tool):
-            raise ValueError("either {tool, argument}, {tool, result} or {conversation = true} is needed")
+    def _has_one_source(self) -> "ParameterSource":
+        sources = [self.conversation, self.argument is not None, self.result is not None]
+        if sum(sources) != 1 or self.conversation == bool(self.tool):
+            raise ValueError("expected {tool, argument}, {tool, result} or {conversation = true}")
         return self
 
     def value(self, conversation: Conversation) -> Any:
-        """The value in a conversation, ``MISSING`` where there is none; of several the first."""
+        """The first value in a conversation, ``MISSING`` if there is none."""
         if self.conversation:
             return conversation.id
         calls = calls_of(self.tool, conversation.calls)
@@ -77,7 +77,7 @@ class ParameterSource(Table):
 
 
 class Check(Table):
-    """A question to a database and the answer that it has to give."""
+    """A database query and the answer that it has to give."""
 
     database: str
     query: str
@@ -94,7 +94,7 @@ class Check(Table):
 
 
 class Rule(Table):
-    """One rule."""
+    """A rule; ``because`` is the reason that is stored with its outcomes."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     outcome: Literal["success", "failure", "unknown"]
@@ -104,18 +104,16 @@ class Rule(Table):
     check: Check | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> "Rule":
+    def _is_consistent(self) -> "Rule":
         if self.when is None and self.check is None:
-            raise ValueError("a rule needs when or check: none may judge every conversation")
+            raise ValueError("a rule needs when or check, else it would match every conversation")
         if self.score is not None and self.outcome != ("success" if self.score >= SUCCESS_THRESHOLD else "failure"):
-            raise ValueError(
-                f"a success has a score of at least {SUCCESS_THRESHOLD}, a failure less, what is unknown none"
-            )
+            raise ValueError(f"a success has a score of at least {SUCCESS_THRESHOLD}, a failure less, unknown none")
         return self
 
     @property
     def reward(self) -> float:
-        """What the outcome is worth, in [0, 1]."""
+        """The reward of the outcome, in [0, 1]."""
         return self.score if self.score is not None else float(self.outcome == "success")
 
 
@@ -128,9 +126,9 @@ class RuleTables(Table):
 
 @dataclass(frozen=True)
 class Decision:
-    """What is decided: the outcome, its reward, by which rule ("" if none matched) and why.
+    """An outcome with its reward, the rule that matched ("" if none did) and the reason.
 
-    ``failed``: it is unknown only because something did not answer.
+    ``failed`` says that it is unknown only because a database or a judge did not answer.
     """
 
     outcome: Outcome
@@ -152,7 +150,7 @@ class Rules:
     hash: str = ""
 
     def decide(self, trajectory: Trajectory) -> Decision:
-        """What the first matching rule says; never raises for what is in a conversation."""
+        """The decision of the first matching rule; never raises because of the content of a conversation."""
         try:
             conversation = conversation_of(trajectory)
         except AgentsError as error:
@@ -171,7 +169,7 @@ class Rules:
 
 @dataclass
 class _QueryCache:
-    """The questions on one conversation; the same one is asked once."""
+    """The queries for one conversation; equal ones run once."""
 
     databases: Databases
     _results: dict[tuple[Any, ...], Any] = field(default_factory=dict)

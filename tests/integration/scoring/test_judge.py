@@ -224,7 +224,10 @@ def test_its_word_counts_once_its_agreement_with_people_is_measured() -> None:
         assert (again.judged, len(server.asked)) == ({}, asked)  # what it left open is not asked again
     with write_session(store) as opened:
         stored = get_trajectory(opened, "t40")
-        assert (stored.outcome, effective_outcome(opened, stored, LABELS).source) == (Outcome.SUCCESS, OutcomeSource.JUDGE)
+        assert (stored.outcome, effective_outcome(opened, stored, LABELS).source) == (
+            Outcome.SUCCESS,
+            OutcomeSource.JUDGE,
+        )
         assert feedback_on(opened, "t40")[0].who == judge.name
         assert get_trajectory(opened, "t00").outcome is Outcome.FAILURE  # Ada said so
         assert [one.label for one in feedback_on(opened, "u")] == ["unknown"]
@@ -286,5 +289,5 @@ def test_what_was_judged_before_the_judge_was_gone_is_told() -> None:
 def test_there_is_nothing_to_agree_with() -> None:
     store = open_store("sqlite://")
     production(store)
-    with served(by_words) as server, pytest.raises(OutcomesError, match="nothing to agree with"):
+    with served(by_words) as server, pytest.raises(OutcomesError, match="nothing to compare with"):
         asyncio.run(measure(store, judge_at(server), "shop", LABELS, OutcomeSource.RULES, limit=40, seed=7))

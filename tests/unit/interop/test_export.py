@@ -82,7 +82,7 @@ def test_the_readme_tells_the_origin_and_warns_only_of_what_was_not_admitted(kin
     assert synthesized.hash in proved
     assert "admitted 2026-01-02" in proved
     assert "Warning" not in proved
-    refused = lamp_shop(admitted=False, failed=["oracle", "leak"], judged_at="2026-01-02")
+    refused = lamp_shop(is_admitted=False, failed=["oracle", "leak"], judged_at="2026-01-02")
     told = package_files(refused, kind)["README.md"].decode()
     assert "**Warning: traced refused this environment (oracle, leak).**" in told
     assert "refused 2026-01-02 by oracle, leak" in told

@@ -8,7 +8,14 @@ from sqlmodel import Session
 
 from store.database import open_store, write_session
 from store.errors import NotFound
-from store.repositories.events import add_notice, begin_delivery, due_notices, end_delivery, next_delivery_at, undelivered_notices
+from store.repositories.events import (
+    add_notice,
+    begin_delivery,
+    due_notices,
+    end_delivery,
+    next_delivery_at,
+    undelivered_notices,
+)
 from traced.notifications.messages import announce, approval_needed, daemon_held_up, input_quarantined
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

@@ -108,7 +108,7 @@ def test_what_is_unclear_or_failed_is_counted_apart() -> None:
     [
         (of(20, 0, S) + of(20, 0, F), ""),
         (of(15, 0, S) + of(14, 0, F), "measured on 29 labels"),
-        (of(40, 0, S), "all alike"),
+        (of(40, 0, S), "all the same"),
         (of(12, 8, S) + of(12, 8, F), "agreement is 0.20"),
         ([(S, Decision(U, reason="?"))] * 40, "measured on 0 labels"),
     ],
@@ -155,5 +155,9 @@ def test_what_people_say_counts_also_where_evidence_keeps_the_stored_outcome() -
     with write_session(store) as opened:
         save_trajectories(opened, [conversation(trajectory_id=name, outcome=F) for name in ("a", "b")])
         save_feedback(opened, Feedback("a", T0, score=1.0, who="alice"))
-    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.PEOPLE, 10)] == [("a", S)]
-    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.SOURCE, 10)] == [("b", F)]
+    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.PEOPLE, 10)] == [
+        ("a", S)
+    ]
+    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.SOURCE, 10)] == [
+        ("b", F)
+    ]

@@ -134,7 +134,7 @@ def test_a_password_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         databases.ask("shop", "select 1", {})
     assert "s3cr3t" not in str(caught.value)
     assert caught.value.__cause__ is None
-    assert "s3cr3t" not in repr(databases.known)
+    assert "s3cr3t" not in repr(databases.by_name)
 
 
 def test_rules_ask_what_the_conversation_names(tmp_path: Path, shop: sqlite3.Connection) -> None:

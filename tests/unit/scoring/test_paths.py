@@ -72,5 +72,5 @@ def test_paths(path: str, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("path", ["", "a.b", "$.", "$..a", "$[1:2]", "$[?(@.a)]", "$.a[", "$ .a"])
 def test_what_is_no_path_is_refused_with_the_place(path: str) -> None:
-    with pytest.raises(ValueError, match="is no path"):
+    with pytest.raises(ValueError, match="is not a path"):
         parse_path(path)

@@ -28,7 +28,7 @@ def written(tmp_path: Path, text: str) -> Path:
             6,
             ["when.any[1].cal", "call, answer"],
         ),
-        (GOOD.replace('{call = "x"}', '{call = "x", answer = "("}'), 4, ["when.answer", "no regular expression"]),
+        (GOOD.replace('{call = "x"}', '{call = "x", answer = "("}'), 4, ["when.answer", "not a regular expression"]),
         (GOOD.replace('{call = "x"}', '{ended = "never"}'), 4, ["'never'", "max_turns", "silence"]),
         (GOOD.replace('{call = "x"}', "{turns = {gt = true}}"), 4, ["only numbers and texts"]),
         (GOOD.replace('{call = "x"}', "{turns = {}}"), 4, ["matches, eq, ne"]),
@@ -84,10 +84,10 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
     with pytest.raises(RuleFileError, match=r"nowhere\.toml cannot be read"):
         read_rules(tmp_path / "nowhere.toml")
-    with pytest.raises(RuleFileError, match=r"no TOML: .*line 1"):
+    with pytest.raises(RuleFileError, match=r"not valid TOML: .*line 1"):
         read_rules(written(tmp_path, "a b"))
     (tmp_path / "rules.toml").write_bytes(b"\xff")
-    with pytest.raises(RuleFileError, match="no TOML"):
+    with pytest.raises(RuleFileError, match="not valid TOML"):
         read_rules(tmp_path / "rules.toml")
 
 

@@ -121,7 +121,7 @@ def read_call(span: Span, events: Sequence[Event]) -> Call | None:
 
 
 def _read(span: Span, events: Sequence[Event]) -> Call | None:
-    contents = (read(span.attributes, events) for read in CONVENTIONS)
+    contents = (convention(span.attributes, events) for convention in CONVENTIONS)
     content = next((content for content in contents if content is not None), None)
     if content is None and not span.failed:
         # OpenInference never sends messages as log records, so waiting for them is useless.

@@ -183,7 +183,7 @@ def response_body(signal: Signal, encoding: Encoding, *, rejected: int = 0, mess
     # Here and below: protobuf and the OTLP schema are loaded at the first request, not at start-up.
     from google.protobuf.json_format import MessageToJson
 
-    response = _response(signal)
+    response = _schema(signal)[1]()
     setattr(response.partial_success, "rejected_spans" if signal == "traces" else "rejected_log_records", rejected)
     response.partial_success.error_message = message
     text: bytes = MessageToJson(response, indent=None).encode() if encoding == JSON else response.SerializeToString()
@@ -211,7 +211,7 @@ def _varint(number: int) -> bytes:
 def _decode(signal: Signal, body: bytes, encoding: Encoding) -> Any:
     from google.protobuf import json_format, message
 
-    request = _request(signal)
+    request = _schema(signal)[0]()
     try:
         if encoding == JSON:
             parsed_body = json.loads(body, object_hook=_ids_to_base64)
@@ -224,24 +224,15 @@ def _decode(signal: Signal, body: bytes, encoding: Encoding) -> Any:
     return request
 
 
-def _request(signal: Signal) -> Any:
+def _schema(signal: Signal) -> tuple[Any, Any]:
+    """The request and the response type of traces or logs."""
     if signal == "traces":
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 
-        return ExportTraceServiceRequest()
-    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+        return traces.ExportTraceServiceRequest, traces.ExportTraceServiceResponse
+    from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
 
-    return ExportLogsServiceRequest()
-
-
-def _response(signal: Signal) -> Any:
-    if signal == "traces":
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
-        return ExportTraceServiceResponse()
-    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-
-    return ExportLogsServiceResponse()
+    return logs.ExportLogsServiceRequest, logs.ExportLogsServiceResponse
 
 
 def _ids_to_base64(fields: dict[str, Any]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_an_outcome_that_comes_later_counts_before_the_rules(
     def outcome(**told: Any) -> tuple[ImportResult, str]:
         path.write_text(json.dumps({"messages": HELLO, **told}))
         found = import_file(store, judging, ImportRequest(path), at=AT)
-        apply_rules(store, read_rules(rules), "openai", LABELS, again=True, limit=None, at=AT)
+        apply_rules(store, read_rules(rules), "openai", LABELS, include_judged=True, limit=None, at=AT)
         with write_session(store) as opened:
             [stored] = list_trajectories(opened)
             by = effective_outcome(opened, stored, LABELS).source

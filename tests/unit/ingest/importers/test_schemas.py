@@ -14,7 +14,9 @@ values = st.recursive(
 
 @given(values, values)
 def test_the_order_of_calls_does_not_matter(one: object, other: object) -> None:
-    assert merge_schemas(infer_schema(one), infer_schema(other)) == merge_schemas(infer_schema(other), infer_schema(one))
+    assert merge_schemas(infer_schema(one), infer_schema(other)) == merge_schemas(
+        infer_schema(other), infer_schema(one)
+    )
 
 
 @given(values, values, values)
