@@ -23,7 +23,7 @@ class Observation:
 
     index: int
     text: str
-    value: Any
+    value: object
     error: bool
 
 
@@ -36,7 +36,7 @@ class Call:
 
     index: int
     name: str
-    arguments: dict[str, Any] | None
+    arguments: dict[str, object] | None
     raw: str
     result: Observation | None
 
@@ -86,7 +86,7 @@ def transcript(trajectory: Trajectory) -> Transcript:
     open_calls: list[tuple[int, str, str, str]] = []
     answers: dict[int, Observation] = {}
     for index, message in enumerate(trajectory.messages):
-        role, text = _role(trajectory.id, index, message), _text(message)
+        role, text = _role(trajectory.id, index, message), message_text(message)
         if role in ("system", "developer"):
             system.append(text)
         elif role == "tool":
@@ -134,7 +134,7 @@ def tool_function(tool: Tool) -> dict[str, Any]:
     return function if isinstance(function, dict) else {}
 
 
-def _is_error(value: Any) -> bool:
+def _is_error(value: object) -> bool:
     if isinstance(value, dict):
         if value.get("error") or value.get("errors"):
             return True
@@ -166,7 +166,8 @@ def _is_call(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("function") or {}, dict)
 
 
-def _text(message: Message) -> str:
+def message_text(message: Message) -> str:
+    """The text of a message, empty if it has none; content parts are joined by newlines."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -181,7 +182,7 @@ def _function(call: dict[str, Any]) -> tuple[str, str, str]:
     return str(call.get("id", "")), str(function.get("name", "")), raw if isinstance(raw, str) else json.dumps(raw)
 
 
-def _arguments(raw: str) -> dict[str, Any] | None:
+def _arguments(raw: str) -> dict[str, object] | None:
     try:
         value = json.loads(raw or "{}")
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.analyst.intents import Intents, learn_intents
-from agents.analyst.preconditions import Link, mine_links
+from agents.analyst.preconditions import Link, mine_links, share
 from agents.analyst.tools import ToolKind, Validators, classify, functions, validators
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
@@ -62,7 +62,7 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         choices=_choices(declared, uses),
         copied_parameters={parameter for parameter, values in uses.items() if _is_copied(values)},
         date_parameters={
-            parameter for parameter, values in uses.items() if _share(is_date(use.value) for use in values) > 0.5
+            parameter for parameter, values in uses.items() if share(is_date(use.value) for use in values) > 0.5
         },
         described_parameters=_described_parameters(views),
         links=mine_links(views, outcomes, kinds, declared, intents),
@@ -112,10 +112,10 @@ def _enums(declared: dict[str, Tool]) -> Iterator[tuple[Parameter, list[str]]]:
 
 def _is_copied(values_used: Sequence[_Use]) -> bool:
     """Whether the values are codes (texts with digits) that mostly appear in an earlier text."""
-    if _share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in values_used) < _MAJORITY:
+    if share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in values_used) < _MAJORITY:
         return False
     return (
-        _share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in values_used)
+        share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in values_used)
         >= _MAJORITY
     )
 
@@ -127,9 +127,4 @@ def _described_parameters(views: Sequence[View]) -> set[Parameter]:
         for call, picks in zip(view.transcript.calls, view.picks, strict=True):
             for pick in picks:
                 verdicts[call.name, pick.path].append(pick.right is not None)
-    return {parameter for parameter, flags in verdicts.items() if len(flags) >= _MIN_USES and _share(iter(flags)) > 0.5}
-
-
-def _share(flags: Iterator[bool]) -> float:
-    values = list(flags)
-    return sum(values) / len(values) if values else 0.0
+    return {parameter for parameter, flags in verdicts.items() if len(flags) >= _MIN_USES and share(flags) > 0.5}

@@ -108,7 +108,7 @@ def _intended_dates(view: View, today: date, index: int) -> set[str]:
 
 def _dates(call: Call, corpus: Corpus) -> set[str]:
     return {
-        value
+        str(value)
         for path, value in leaves(call.arguments or {})
         if (call.name, path) in corpus.date_parameters and is_date(value)
     }

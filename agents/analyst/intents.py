@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.analyst.language import REFUSAL, identifiers, pairs, related, stem, stems, words
+from agents.analyst.language import REFUSAL, SENTENCE_END, identifiers, pairs, related, stem, stems, words
 from agents.analyst.tools import ToolKind
 from agents.analyst.values import leaves
 from agents.analyst.view import Clause, View
@@ -29,7 +29,6 @@ _DECLINES = re.compile(r"\b(do not|don't|won't) (want|need|wish|like) (?!it\b|th
 _MAX_SPREAD, _MIN_PRECISION, _MIN_RECALL, _MIN_LIFT, _MIN_COUNT = 0.3, 0.4, 0.4, 3.0, 8
 # A word of a tool's name that leads to a call less often than this is ignored.
 _IDLE_RATE = 0.15
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ def refusals(view: View, request: Request) -> Iterator[int]:
     for message in view.transcript.agent:
         if message.index <= request.index:
             continue
-        for sentence in _SENTENCE.split(message.text):
+        for sentence in SENTENCE_END.split(message.text):
             if REFUSAL.search(sentence) and _concerns(sentence, request):
                 yield message.index
                 break

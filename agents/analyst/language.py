@@ -14,6 +14,7 @@ import snowballstemmer
 from dateutil.relativedelta import relativedelta
 
 WORD = re.compile(r"[a-z0-9]+")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 IDENTIFIER = re.compile(r"(?<![\w-])(?=[\w-]*\d)[A-Za-z][\w-]*|(?<![\w.$-])\d{4,}(?![\w-])|(?<!\w)[A-Z]{5,}(?!\w)")
 REFUSAL = re.compile(
     r"\b(cannot|can't|can not|unable|not able|not possible|isn't possible|not allowed|not permitted|not eligible|"

@@ -7,12 +7,11 @@ failure or the policy demands it. The content of the read is not checked.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agents.analyst.intents import Intents, refusals
-from agents.analyst.language import related, stem, stems, words
+from agents.analyst.language import SENTENCE_END, related, stem, stems, words
 from agents.analyst.tools import ToolKind
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
@@ -31,6 +30,12 @@ class Link:
     write_parameter: str
     read_tool: str
     read_parameter: str
+
+
+def share(flags: Iterable[bool]) -> float:
+    """The fraction of true flags, 0 without flags."""
+    values = list(flags)
+    return sum(values) / len(values) if values else 0.0
 
 
 def satisfied(link: Link, calls: Sequence[Call], write: Call) -> bool:
@@ -77,7 +82,7 @@ def _is_supported(
     link: Link, attempts: Sequence[tuple[View, Call, bool]], prompts: set[str], names: Collection[str]
 ) -> bool:
     obedience = [(satisfied(link, view.transcript.calls, call), success) for view, call, success in attempts]
-    support = _share([is_obeyed for is_obeyed, success in obedience if success])
+    support = share([is_obeyed for is_obeyed, success in obedience if success])
     if support >= _NEARLY_ALL:
         return True
     # A date is not an object: only the policy can make it a precondition.
@@ -87,7 +92,7 @@ def _is_supported(
     failures_without_read = [not success for is_obeyed, success in obedience if not is_obeyed]
     harmful = (
         min(len(failures_with_read), len(failures_without_read)) >= _MIN_COUNT
-        and _share(failures_without_read) - _share(failures_with_read) >= _MIN_HARM
+        and share(failures_without_read) - share(failures_with_read) >= _MIN_HARM
     )
     return support >= _FAIR_SHARE and (harmful or demanded(link, prompts, names))
 
@@ -99,7 +104,7 @@ def demanded(link: Link, prompts: set[str], names: Collection[str]) -> bool:
     read_words = {stem(word) for word in nouns if shared[word] == 1} or {stem(word) for word in nouns}
     write_words = {stem(word) for word in words(link.write_tool)}
     for prompt in prompts:
-        for sentence in re.split(r"(?<=[.!?])\s+|\n+", prompt):
+        for sentence in SENTENCE_END.split(prompt):
             sentence_stems = set(stems(sentence))
             if (
                 _DEMAND.search(sentence)
@@ -114,7 +119,7 @@ def _any_related(expected: set[str], stems_present: set[str]) -> bool:
     return any(related(first, other) for first in expected for other in stems_present)
 
 
-def _argument_values(write: Call, parameter: str) -> list[Any]:
+def _argument_values(write: Call, parameter: str) -> list[object]:
     return [value for path, value in leaves(write.arguments or {}) if path == parameter]
 
 
@@ -136,7 +141,7 @@ def _refused_writes(
         if request.tool is None or index is None:
             continue
         accepted = _parameters(declared[request.tool])
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         for call in view.transcript.calls:
             if call.index < index and call.succeeded and kinds.get(call.name) is ToolKind.READ:
                 arguments |= {name: value for name, value in (call.arguments or {}).items() if name in accepted}
@@ -159,15 +164,11 @@ def _candidates(view: View, write: Call, kinds: Mapping[str, ToolKind]) -> Itera
                     yield Link(write.name, path, call.name, read_path)
 
 
-def _identifying(value: Any) -> bool:
+def _identifying(value: object) -> bool:
     return isinstance(value, str) and any(c.isdigit() for c in value)
 
 
-def _concerns_value(call: Call, link: Link, value: Any) -> bool:
+def _concerns_value(call: Call, link: Link, value: object) -> bool:
     if dict(leaves(call.arguments or {})).get(link.read_parameter) == value:
         return True
     return call.result is not None and any(leaf == value for _, leaf in leaves(call.result.value))
-
-
-def _share(flags: Sequence[bool]) -> float:
-    return sum(flags) / len(flags) if flags else 0.0

@@ -7,7 +7,6 @@ does both counts as a write.
 from collections import defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
 
@@ -31,7 +30,7 @@ _PURE_VERBS = frozenset(words("calculate compute think reason plan note convert 
 _HANDOFF_VERBS = frozenset(words("transfer escalate handoff hand handover"))
 _PEOPLE_WORDS = frozenset(words("human humans person people operator representative agent agents staff"))
 # Tool -> its validator, None if it declares no (valid) parameters.
-Validators = dict[str, Any]
+Validators = dict[str, Draft202012Validator | None]
 
 
 class ToolKind(StrEnum):
@@ -117,7 +116,7 @@ def fits_schema(call: Call, tool_validators: Validators) -> bool:
     return set(call.arguments) <= set(validator.schema["properties"]) and bool(validator.is_valid(call.arguments))
 
 
-def _validator(parameters: object) -> Any:
+def _validator(parameters: object) -> Draft202012Validator | None:
     if not isinstance(parameters, dict) or not parameters.get("properties"):
         return None
     try:

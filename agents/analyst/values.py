@@ -6,7 +6,6 @@ A path joins keys with dots and writes ``[]`` for list elements ("flights[].date
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from agents.analyst.language import WORD
 from agents.transcript import Transcript
@@ -21,10 +20,10 @@ class Record:
     """One of several sibling records: the values that name it (``handles``) and the fields that describe it."""
 
     handles: frozenset[str]
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Every leaf of a JSON value with its path."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -36,14 +35,14 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def siblings(value: Any) -> Iterator[list[Record]]:
+def siblings(value: object) -> Iterator[list[Record]]:
     """Every group of two or more records side by side: a list of objects, or an object of objects.
 
     Lists inside a list are alternatives made of parts (the legs of a journey), so their parts are no siblings.
     """
     if isinstance(value, list):
         items = [(None, item) for item in value if isinstance(item, dict)]
-        inner: list[Any] = [item for item in value if not isinstance(item, list)]
+        inner: list[object] = [item for item in value if not isinstance(item, list)]
     elif isinstance(value, dict):
         items = [(key, item) for key, item in value.items() if isinstance(item, dict) and _CODE.fullmatch(str(key))]
         inner = list(value.values())
@@ -55,7 +54,7 @@ def siblings(value: Any) -> Iterator[list[Record]]:
         yield from siblings(item)
 
 
-def _records(rows: list[tuple[Any, dict[str, Any]]]) -> list[Record]:
+def _records(rows: list[tuple[str | None, dict[str, object]]]) -> list[Record]:
     """Records of rows; a field names its record by its key (an id, a title) or by holding a code unique among the
     siblings.
     """
@@ -76,7 +75,7 @@ def _records(rows: list[tuple[Any, dict[str, Any]]]) -> list[Record]:
     ]
 
 
-def _distinct_codes(values: list[Any]) -> bool:
+def _distinct_codes(values: list[object]) -> bool:
     codes = [value for value in values if isinstance(value, str) and _CODE.fullmatch(value) and not is_date(value)]
     return len(codes) == len(values) == len(set(codes))
 

@@ -52,10 +52,6 @@ class Model:
     async def __aexit__(self, *_: object) -> None:
         await self._exit_stack.aclose()
 
-    def with_budget(self, budget: Budget) -> "Model":
-        """The same model over the same transport with another budget."""
-        return Model(self.endpoint, self.ledger, repairs=self.repairs, budget=budget, transport=self.transport)
-
     def usage(self, purpose: Purpose) -> Usage:
         """The usage counted for a purpose."""
         return self.ledger.usage(purpose)

@@ -7,8 +7,9 @@ that obeys text between the marks can only waste an answer, because every answer
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 Role = Literal["system", "user", "assistant"]
 IS_DATA = (
@@ -50,7 +51,7 @@ class Question:
     temperature: float = 0.0
     max_tokens: int = 4096
 
-    def key(self, model: str, form: dict[str, Any] | None) -> str:
+    def key(self, model: str, form: Mapping[str, object] | None) -> str:
         """SHA-256 (hex) of the request; the purpose is left out, so the same request is paid for once."""
         request = [model, [[message.role, message.text] for message in self.messages], form]
         sampling = [self.variant, self.temperature, self.max_tokens]

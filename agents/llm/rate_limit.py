@@ -244,8 +244,8 @@ class CircuitBreaker:
                 return self._probe
             if self._open_until > deadline:
                 raise CircuitOpen(
-                    f"it failed {self._failures} times in a row; the next attempt is in {self._open_until - now:.0f} s, "
-                    f"by one request; last failure: {self._last_failure}"
+                    f"it failed {self._failures} times in a row; the next attempt is in "
+                    f"{self._open_until - now:.0f} s, by one request; last failure: {self._last_failure}"
                 )
             await self._sleep(self._open_until - now)
         return None

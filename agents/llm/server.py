@@ -17,7 +17,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -30,6 +30,7 @@ from agents.llm.structured_output import NOT_THIS_WAY, TOO_LONG
 
 if TYPE_CHECKING:
     import openai
+    from langchain_core.messages import AIMessageChunk, BaseMessage
     from langchain_openai import ChatOpenAI
 
 
@@ -114,7 +115,12 @@ async def open_client(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
             yield _client(endpoint, client, sync_client, timeouts)
 
 
-def _client(endpoint: Endpoint, http: Any, sync_client: Any, timeouts: Any) -> "ChatOpenAI":
+def _client(
+    endpoint: Endpoint,
+    http: "openai.DefaultAsyncHttpxClient",
+    sync_client: "openai.DefaultHttpxClient",
+    timeouts: "openai.Timeout",
+) -> "ChatOpenAI":
     from langchain_core.outputs import ChatGenerationChunk
     from langchain_openai import ChatOpenAI
 
@@ -151,7 +157,11 @@ def _client(endpoint: Endpoint, http: Any, sync_client: Any, timeouts: Any) -> "
 
 
 async def request_completion(
-    client: "ChatOpenAI", endpoint: Endpoint, messages: Sequence[ChatMessage], body: dict[str, Any], max_tokens: int
+    client: "ChatOpenAI",
+    endpoint: Endpoint,
+    messages: Sequence[ChatMessage],
+    body: Mapping[str, object],
+    max_tokens: int,
 ) -> RawResponse:
     """Send messages and read the streamed answer.
 
@@ -179,7 +189,7 @@ async def request_completion(
     raise failure
 
 
-async def list_models(client: "ChatOpenAI", endpoint: Endpoint, timeout_s: float) -> list[dict[str, Any]]:
+async def list_models(client: "ChatOpenAI", endpoint: Endpoint, timeout_s: float) -> list[dict[str, object]]:
     """The entries of the server's model list; raises as ``request_completion`` does."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -196,7 +206,7 @@ async def list_models(client: "ChatOpenAI", endpoint: Endpoint, timeout_s: float
 
 
 async def _read_stream(
-    client: "ChatOpenAI", messages: Sequence[ChatMessage], body: dict[str, Any], limit: int
+    client: "ChatOpenAI", messages: Sequence[ChatMessage], body: Mapping[str, object], limit: int
 ) -> RawResponse:
     from langsmith import tracing_context
 
@@ -214,7 +224,7 @@ async def _read_stream(
     return response
 
 
-def _append_chunk(response: RawResponse, chunk: Any) -> int:
+def _append_chunk(response: RawResponse, chunk: "AIMessageChunk") -> int:
     """Append a chunk to the response; returns its length in characters."""
     text, refusal = str(chunk.text), str(chunk.additional_kwargs.get("refusal", ""))
     response.text += text
@@ -231,11 +241,11 @@ def _append_chunk(response: RawResponse, chunk: Any) -> int:
     return length
 
 
-def _langchain_message(message: ChatMessage) -> Any:
+def _langchain_message(message: ChatMessage) -> "BaseMessage":
     """A langchain message whose braces are plain text."""
-    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+    from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-    kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
+    kinds: dict[str, type[BaseMessage]] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
     return kinds[message.role](message.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
@@ -262,7 +272,7 @@ def _failure(error: Exception, endpoint: Endpoint) -> Exception:
 
 def _status_failure(error: "openai.APIStatusError", excerpt: str, endpoint: Endpoint) -> Exception:
     status, section = error.status_code, endpoint.section
-    body: dict[str, Any] = error.body if isinstance(error.body, dict) else {}
+    body: Mapping[str, object] = error.body if isinstance(error.body, dict) else {}
     code = str(body.get("code") or body.get("type") or "")
     retry_after = retry_delay(error.response.headers.get("retry-after"), datetime.now(UTC))
     message = f"{endpoint.name} answered with status {status}: {excerpt}"

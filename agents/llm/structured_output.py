@@ -12,11 +12,11 @@ import json
 import re
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NoReturn
 
 from agents.llm.question import ChatMessage, Question
 
-Schema = dict[str, Any]
+Schema = dict[str, object]
 
 OUTPUT_MODES = ("json_schema", "tool call", "JSON in text")
 PROMPT_MODE = len(OUTPUT_MODES) - 1
@@ -74,10 +74,10 @@ def unsupported_parameter(param: str, complaint: str, unsupported: Set[str]) -> 
     return next((name for name in candidates if (name == param if param else name in complaint)), "")
 
 
-def request_body(question: Question, form: Schema | None, mode: int, unsupported: Set[str]) -> dict[str, Any]:
+def request_body(question: Question, form: Schema | None, mode: int, unsupported: Set[str]) -> dict[str, object]:
     """The fields of a request besides the messages."""
     limit = "max_tokens" if "max_completion_tokens" in unsupported else "max_completion_tokens"
-    body: dict[str, Any] = {limit: question.max_tokens}
+    body: dict[str, object] = {limit: question.max_tokens}
     if "stream_options" not in unsupported:
         body["stream_options"] = {"include_usage": True}
     if "temperature" not in unsupported:
@@ -108,7 +108,7 @@ class Unreadable(ValueError):
     """The answer does not hold exactly one JSON object."""
 
 
-def parse_object(answer: str) -> dict[str, Any]:
+def parse_object(answer: str) -> dict[str, object]:
     """The one JSON object of an answer; raises ``Unreadable``."""
     if len(answer) > MAX_CHARACTERS:
         raise Unreadable(f"the answer has {len(answer)} characters, which is too long")
@@ -127,7 +127,7 @@ def parse_object(answer: str) -> dict[str, Any]:
     return objects[0]
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
+def _objects(text: str) -> list[dict[str, object]]:
     """All objects of a text that starts with one; objects inside an unreadable one are not searched."""
     objects = []
     start = OBJECT_START.search(text)
@@ -143,8 +143,8 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return objects
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    mapping: dict[str, object] = {}
     for key, value in pairs:
         if key in mapping:
             raise ValueError(f"the key {key!r} is there twice")
@@ -152,7 +152,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def _reject_constant(name: str) -> Any:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 

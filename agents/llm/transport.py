@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from agents.errors import ModelRefused, ModelUnavailable
@@ -48,7 +48,7 @@ class _Request:
     """The messages and body of one request; ``started`` is set on the first attempt."""
 
     messages: tuple[ChatMessage, ...]
-    body: dict[str, Any]
+    body: dict[str, object]
     max_tokens: int
     started: float | None = None
 

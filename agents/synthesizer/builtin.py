@@ -1,17 +1,10 @@
-"""The builtin synthesizer: an environment for a capability, lifted from the target's own recorded conversations.
+"""The builtin synthesizer: writes an environment for a capability from the target's recorded conversations.
 
-Invariants: reads ``Trajectory.messages``, ``tools`` and ``outcome`` and the labels, nothing else; the same input and
-seed give the same bytes; every template's recorded solution reached reward 1 on several seeds before it was written.
-Sources are successes in which the capability was exercised (by majority over the labelling runs); failures that lacked
-it, here and elsewhere, say which kinds of request come up most. Fails with ``SynthesisError`` when too few
-conversations can be lifted.
-
-Not covered: targets whose users must be simulated freely, and tools that compute.
-
-Writes the single file of an environment: its data as JSON, then the runtime's own source.
-
-Invariants: the same data gives the same bytes; the file imports the standard library and ``sandbox.contract`` only, and
-defines ``Environment``. Template lines are one each, so that a person can read and compare them.
+Templates come from successes in which the capability was exercised (by majority over the labelling runs); failures that
+lacked it decide which kinds of request come up most. Only messages, tools, outcomes and labels are read, and the same
+input and seed give the same bytes. The recorded solution of every template reached reward 1 on several seeds before it
+was written. Fails with ``SynthesisError`` if too few conversations give a template. Targets whose users need free
+simulation and tools that compute are not covered.
 """
 
 import inspect
@@ -19,7 +12,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -38,22 +31,29 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
 MINIMUM_TEMPLATES = 8
-MAX_TEMPLATE_BYTES = 190_000  # bytes of template JSON; admission takes files up to 256 KiB
-_COMPOUND_SHARE = 0.6  # above it, the capability is about several requests at once
-_PROBE_SEEDS = 6  # seeds on which every template's recorded solution is replayed
+# JSON of all templates; admission takes files up to 256 KiB.
+MAX_TEMPLATE_BYTES = 190_000
+# Above this share the capability is about several requests at once.
+_COMPOUND_SHARE = 0.6
+# Seeds on which every template's recorded solution is replayed.
+_PROBE_SEEDS = 6
 _MAX_COMPOUNDS = 150
 _MAX_CONTROLS = 30
-_USUAL_SHARE = 0.15  # share of the sources that write with a tool
+# Share of the sources that write with a tool.
+_USUAL_SHARE = 0.15
 
 
 def environment_source(data: dict[str, Any]) -> str:
-    """The file's text; ``data`` holds JSON values only."""
+    """The text of an environment file: ``data`` as JSON, then the source of the runtime.
+
+    The file imports the standard library and ``sandbox.contract`` only.
+    """
     summary = (
         f"Synthetic environment for the capability {data['capability']}: {len(data['templates'])} scenario templates."
     )
     return (
-        f'"""{summary}\n\nWritten by the builtin synthesizer from recorded conversations; the data comes first, then the'
-        ' runtime that\nevery such environment shares.\n"""\n\nimport json\n\n'
+        f'"""{summary}\n\nWritten by the builtin synthesizer from recorded conversations; the data comes first, then'
+        ' the runtime that\nevery such environment shares.\n"""\n\nimport json\n\n'
         f"DATA = json.loads(r'''\n{_json(data)}\n''')\n\n\n"
         f"# --- renaming ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(renaming))}\n\n"
         f"# --- runtime ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(runtime))}\n\n"
@@ -64,7 +64,7 @@ def environment_source(data: dict[str, Any]) -> str:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON, one line per field and per entry of a list field; quotes that would end the literal are escaped."""
+    """JSON with one line per field and per entry of a list field, so that templates can be read and compared."""
     rows = []
     for key, value in data.items():
         if isinstance(value, list) and value:
@@ -72,14 +72,17 @@ def _json(data: dict[str, Any]) -> str:
             rows.append(f"{json.dumps(key)}: [\n{lines}\n]")
         else:
             rows.append(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}")
+    # A quote would end the string literal that holds the JSON.
     return ("{\n" + ",\n".join(rows) + "\n}").replace("'", "\\u0027")
 
 
 @dataclass(frozen=True)
 class _Sources:
     present: list[Transcript]
-    lucky: list[Transcript]  # present as well, but another capability was lacking
-    unread: list[Transcript]  # succeeded without it
+    # Exercised as well, but another capability was lacking.
+    lucky: list[Transcript]
+    # Succeeded without the capability.
+    unread: list[Transcript]
     controls: list[Transcript]
     lacking: list[Transcript]
 
@@ -92,10 +95,14 @@ def synthesize(
     seed: int,
     extra_openings: Sequence[str] = (),
 ) -> str:
-    """The source text of a single-file environment for ``capability``.
+    """The source of a single-file environment for ``capability``.
 
-    ``extra_openings`` are openings of failures that lacked it and are not among ``trajectories``; no word of them is written.
-    Raises ``SynthesisError`` when fewer than ``MINIMUM_TEMPLATES`` conversations give a template that can be solved.
+    Args:
+        extra_openings: openings of failures that lacked the capability and are not among ``trajectories``; they only
+            weigh the strata, no word of them is written.
+
+    Raises:
+        SynthesisError: fewer than ``MINIMUM_TEMPLATES`` conversations give a solvable template.
     """
     rng = random.Random(f"synthesize:{capability.name}:{seed}")
     sorted_trajectories = sorted((item for item in trajectories if item.outcome.is_judged), key=lambda item: item.id)
@@ -128,7 +135,7 @@ def synthesize(
 
 
 def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
-    """The verdict that most labelling runs gave each trajectory; without a majority it is NA."""
+    """The verdict that most labelling runs gave each trajectory; NA without a majority."""
     votes: dict[str, Counter[Verdict]] = defaultdict(Counter)
     for label in labels:
         if label.capability == capability:
@@ -140,8 +147,8 @@ def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
     return verdicts
 
 
-def is_solvable(template: Template, common: dict[str, Any]) -> bool:
-    """The template's recorded solution reaches reward 1 on every probed seed, and doing nothing does not."""
+def is_solvable(template: Template, common: Mapping[str, object]) -> bool:
+    """Whether the recorded solution reaches reward 1 on every probe seed, and doing nothing does not."""
     single = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
     environment = TemplateEnvironment(_numbered(single))
     for seed in range(_PROBE_SEEDS):
@@ -158,7 +165,9 @@ def is_solvable(template: Template, common: dict[str, Any]) -> bool:
 
 
 def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> _Sources:
-    """Sort by outcome and verdict; successes that lacked another capability are lucky, not exemplary."""
+    """The judged trajectories by outcome and verdict; successes that lacked another capability are lucky, not
+    exemplary.
+    """
     verdicts = majority(labels, capability)
     other_capabilities = sorted({label.capability for label in labels} - {capability})
     lucky = {i for name in other_capabilities for i, v in majority(labels, name).items() if v is Verdict.LACKING}
@@ -181,11 +190,12 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
 
 
 def _fill(
-    drafts: list[Template], corpus: Corpus, common: dict[str, Any], rejections: Counter[str], rng: random.Random
+    drafts: list[Template], corpus: Corpus, common: Mapping[str, object], rejections: Counter[str], rng: random.Random
 ) -> list[Template]:
-    """Generalised templates that can be solved, of every kind in turn, until the room is used up."""
+    """Generalised, solvable templates of every kind in turn, until ``MAX_TEMPLATE_BYTES`` is used up."""
     selection: list[Template] = []
-    prompts: set[str] = set()  # each is written once
+    # Each system prompt is written once, so it counts once.
+    prompts: set[str] = set()
     used = 0
     for draft in in_turn(drafts, rng):
         template = generalise(draft, corpus, rng)
@@ -213,7 +223,7 @@ def _extract_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Te
 
 
 def _compose(templates: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
-    """Compounds of single-request successes, where the capability's own conversations are mostly compound."""
+    """Compounds of single-request successes, if the capability's own conversations are mostly compound."""
     openings = [item.user[0].text for item in corpus.transcripts if item.user]
     style = speech_style(openings, response_templates.farewells(corpus.transcripts))
     compound = [is_compound(item["opening"][0], style.phrases) for item in templates]
@@ -245,12 +255,12 @@ def _write_tools(template: Template) -> set[str]:
 
 
 def _needs_reads(capability: Capability) -> bool:
-    """Whether the capability is to look before acting, so that a write on luck does not count."""
+    """Whether the capability is to read before acting, so that a write without a read does not count."""
     return any(word in capability.name for word in ("verif", "precondition"))
 
 
-def _common(capability: Capability, corpus: Corpus) -> dict[str, Any]:
-    """Everything of an environment's data but its templates."""
+def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
+    """The data of an environment except its templates."""
     return {
         "capability": capability.name,
         "tools": corpus.tools,

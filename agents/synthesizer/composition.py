@@ -1,8 +1,8 @@
-"""Makes compound templates of two single requests, joined as users of the target join them.
+"""Composes templates of two single requests, joined as the target's users join them.
 
-Invariants: both requests come from successful conversations under the same policy text, are given by the same customer
-(the identifiers of the greeting are made one), and hold no contradicting records; identifiers of the second are renamed
-away from the first and its dates are moved to the first's day. Not covered: requests whose facts the user withholds.
+Both requests come from successful conversations under the same policy text. Identifiers in the greeting are unified,
+other identifiers of the second are renamed away from the first, and its dates move to the first's day. Templates that
+contain contradicting records do not fit together. Requests whose facts the user withholds are not composed.
 """
 
 import json
@@ -17,11 +17,11 @@ from typing import Any
 from agents.synthesizer.corpus import DATE, IDENTIFIER, masked, sentences
 from agents.synthesizer.generalization import fresh_identifier, identifiers, renamed
 from agents.synthesizer.runtime import question_words
-from agents.synthesizer.scenario_extraction import Template, calls_of
+from agents.synthesizer.scenario_extraction import Step, Template, calls_of
 
 
 def joiners(openings: Sequence[str], greetings: set[str]) -> list[str]:
-    """Phrases put before a second request ("Also, "), found where a sentence goes on as single requests begin."""
+    """Phrases before a second request ("Also, "), found where a sentence continues as single requests begin."""
     parts = [[s for s in sentences(text) if masked(s) not in greetings] for text in openings]
     starters = Counter(" ".join(part_list[0].lower().split()[:2]) for part_list in parts if part_list)
     common = [start for start, count in starters.items() if count >= max(2, 0.01 * len(openings))]
@@ -35,19 +35,19 @@ def joiners(openings: Sequence[str], greetings: set[str]) -> list[str]:
 
 
 def greetings_of(openings: Sequence[str]) -> set[str]:
-    """Masked first sentences that recur, whatever is asked afterwards."""
+    """Masked first sentences that recur whatever is requested after them."""
     firsts = Counter(masked(parts[0]) for text in openings if len(parts := sentences(text)) > 1)
     return {text for text, count in firsts.items() if count >= 3}
 
 
 def is_compound(opening: str, phrases: Sequence[str]) -> bool:
-    """True when the opening holds a joining phrase."""
+    """Whether the opening contains a joining phrase."""
     return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening) for phrase in phrases)
 
 
 @dataclass(frozen=True)
 class SpeechStyle:
-    """How users of a target speak: masked greetings, joining phrases; and the words of the agent's farewells."""
+    """The users' masked greetings and joining phrases, and the words of the agent's farewells."""
 
     greetings: set[str]
     phrases: list[str]
@@ -55,13 +55,13 @@ class SpeechStyle:
 
 
 def speech_style(openings: Sequence[str], farewells: list[list[str]]) -> SpeechStyle:
-    """Mine greetings and joining phrases from opening messages."""
+    """The greetings and joining phrases of opening messages."""
     greetings = greetings_of(openings)
     return SpeechStyle(greetings, joiners(openings, greetings), farewells)
 
 
 def compose(first: Template, second: Template, style: SpeechStyle, rng: random.Random) -> Template | None:
-    """The compound of two single-request templates, or None where they do not fit together."""
+    """The compound of two single-request templates, None if they do not fit together."""
     second = _same_day(first, second)
     first_greeting, _ = _split(first, style.greetings)
     second_greeting, request = _split(second, style.greetings)
@@ -94,7 +94,7 @@ def compose(first: Template, second: Template, style: SpeechStyle, rng: random.R
 
 
 def _same_day(first: Template, second: Template) -> Template:
-    """``two`` with its dates moved so that its prompt's first date is that of ``one``."""
+    """``second`` with its dates moved so that its prompt's first date is that of ``first``."""
     days = [date.fromisoformat(match.group()) for t in (first, second) if (match := DATE.search(t["system"]))]
     if len(days) < 2 or days[0] == days[1]:
         return second
@@ -112,7 +112,7 @@ def _shift_dates(value: Any, delta: timedelta) -> Any:
 
 
 def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
-    """Greeting and request of an opening of one message; both empty where they cannot be told apart."""
+    """Greeting and request of a one-message opening; both empty if they cannot be separated."""
     parts = sentences(template["opening"][0])
     if len(template["opening"]) != 1 or len(parts) < 2 or masked(parts[0]) not in greetings:
         return "", ""
@@ -120,13 +120,13 @@ def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
 
 
 def _withholds_nothing(template: Template) -> bool:
-    """The user withholds nothing: the agent begins with a call, and has the last word."""
+    """Whether the agent begins with a call and has the last word, so the user gave all facts in the opening."""
     last = template["steps"][-1]
     return bool(template["steps"][0]["calls"]) and "say" in last and "reply" not in last
 
 
 def _conflict(first: Template, second: Template) -> bool:
-    """The same call has two answers."""
+    """Whether the same call has two answers."""
     answers = {
         json.dumps([call["tool"], call["args"]], sort_keys=True): call["result"] for call in calls_of(first["steps"])
     }
@@ -137,12 +137,11 @@ def _conflict(first: Template, second: Template) -> bool:
     return False
 
 
-def _join_steps(
-    first: list[dict[str, Any]], second: list[dict[str, Any]], farewells: list[list[str]]
-) -> list[dict[str, Any]]:
-    """The steps of both, with one last text that sums up both."""
+def _join_steps(first: list[Step], second: list[Step], farewells: list[list[str]]) -> list[Step]:
+    """The steps of both, with one final text that sums up both."""
     parts = sentences(first[-1]["say"])
     if parts and parts[-1].endswith("?") and sorted(question_words(parts[-1])) in farewells:
+        # "Anything else?" of the first request would be followed by its answer.
         parts = parts[:-1]
-    last = {**second[-1], "say": " ".join([*parts, second[-1]["say"]])}
+    last: Step = {**second[-1], "say": " ".join([*parts, second[-1]["say"]])}
     return [*first[:-1], *second[:-1], last]

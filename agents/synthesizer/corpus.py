@@ -1,15 +1,9 @@
-"""What all recorded conversations of a target say together: pools of values, error formats, acknowledgements, manners.
+"""Statistics over all recorded conversations of a target: value pools, records, tools, and helpers to read values.
 
-Invariants: mined from messages and tool schemas only; every list is ordered by content or by frequency and then
-content, so that the same conversations give the same corpus. A value may be renamed when users refer to things by it
-(its field is *referential*) and when neither policy nor tool schema speaks of it; numbers when their field varies.
-
-Not covered: fields that are named by numbers; languages in which a word's form changes with its role.
-
-Reading recorded values: the leaves of a record, and what kind of value a leaf is.
-
-Invariants: a path is the tool's name and the keys down to the leaf, list positions and identifier keys left out, so
-that the same field of different records has the same path. Numbers are named by their JSON text ("35", "158.5").
+Mined from messages and tool schemas only, in an order that depends on content. A name may be replaced if users refer to
+things by it and neither policy nor schema contains it; a number if its field varies. A path is the tool's name and the
+keys down to a leaf, without list positions and identifier keys, so a field has one path in all records. Numbers are
+named by their JSON text ("35", "158.5"). Fields named by numbers and inflected languages are not covered.
 """
 
 import json
@@ -19,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
+from typing import TypeGuard
 
 from agents.transcript import Call, Transcript, tool_function
 from store.types import Tool
@@ -37,8 +31,8 @@ _READ_VERB = re.compile(
 _DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membership|tier|category)$")
 
 
-def leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Every scalar of nested data with its path; identifier keys of a mapping count as leaves at ``(*path, "*")``."""
+def leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
+    """Every scalar of nested data with its path; identifier keys of an object are leaves at ``(*path, "*")``."""
     if isinstance(value, dict):
         for key, part in value.items():
             is_key_identifier = is_identifier(key)
@@ -52,30 +46,30 @@ def leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def is_identifier(value: Any) -> bool:
-    """A code of letters and digits that starts with a letter, such as W1234 or credit_card_17."""
+def is_identifier(value: object) -> TypeGuard[str]:
+    """Whether this is a code of letters and digits that starts with a letter, such as W1234 or credit_card_17."""
     return isinstance(value, str) and IDENTIFIER.fullmatch(value) is not None
 
 
-def is_name(value: Any) -> bool:
-    """A word or short phrase that could name a thing; codes in capitals (airports) are not names."""
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a word or short phrase could name a thing; codes in capitals (airports) are not names."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None and not value.isupper()
 
 
-def is_number(value: Any) -> bool:
-    """A number, booleans excluded."""
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether this is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def has_word(text: str, word: str) -> bool:
-    """``word`` stands in ``text`` as a whole word, case ignored."""
+    """Whether ``word`` occurs in ``text`` as a whole word, ignoring case."""
     if word.lower() not in text.lower():
         return False
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def days_of(text: str) -> list[date]:
-    """The ISO dates of a text that are days of the calendar, in order of appearance."""
+    """The valid ISO dates of a text, in order."""
     days = []
     for part in DATE.findall(text):
         with suppress(ValueError):
@@ -84,12 +78,12 @@ def days_of(text: str) -> list[date]:
 
 
 def shape(identifier: str) -> str:
-    """Letters kept, digits masked: W1234 is W####."""
+    """An identifier with its digits masked: W1234 is W####."""
     return re.sub(r"\d", "#", identifier)
 
 
-def style_of(text: str, value: Any) -> str:
-    """How a tool writes its JSON: "compact", "spaced", or "text" where it cannot be written again byte for byte."""
+def style_of(text: str, value: object) -> str:
+    """How a tool writes its JSON: "compact", "spaced", or "text" if it cannot be reproduced byte for byte."""
     if not isinstance(value, dict | list):
         return "text"
     if json.dumps(value, separators=(",", ":"), ensure_ascii=False) == text:
@@ -102,43 +96,53 @@ def sentences(text: str) -> list[str]:
     return [part for part in re.split(r"(?<=[.?!])\s+", text.strip()) if part]
 
 
+def masked_words(text: str) -> set[str]:
+    """The words of a masked text, without commas and full stops."""
+    return set(masked(text).replace(".", " ").replace(",", " ").split())
+
+
 def masked(text: str) -> str:
-    """A text with identifiers, dates and numbers masked, in lower case: what recurs between conversations."""
+    """A lower-case text with identifiers, dates and numbers masked, to find what recurs between conversations."""
     return re.sub(r"\b\w*\d[\w-]*", "#", text).lower()
 
 
 @dataclass(frozen=True)
 class Record:
-    """A read of a successful conversation, with that conversation's write tools (sorted) and policy (days masked)."""
+    """A read of a successful conversation, with that conversation's write tools (sorted) and policy (dates removed)."""
 
     tool: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     text: str
-    value: Any
+    value: object
     writes: tuple[str, ...]
     policy: str
 
 
 @dataclass
 class Corpus:
-    """The mined common knowledge; see the module's docstring."""
+    """The mined statistics."""
 
     transcripts: list[Transcript]
     tools: list[Tool]
     writes: set[str]
     pools: list[list[str]]
     pool_of: dict[Path, int]
-    records: dict[str, list[Record]] = field(default_factory=dict)  # by tool
+    # By tool.
+    records: dict[str, list[Record]] = field(default_factory=dict)
     prefixes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     free_text: dict[str, list[str]] = field(default_factory=dict)
-    shapes: set[str] = field(default_factory=set)  # of every identifier in records and arguments
-    days: list[date] = field(default_factory=list)  # the first and the last that any system prompt names
-    siblings: dict[tuple[str, str], list[list[Any]]] = field(default_factory=dict)  # lists at (tool, key) of records
-    policy: str = ""  # every system prompt and tool schema
+    # Of every identifier in records and arguments.
+    shapes: set[str] = field(default_factory=set)
+    # The first and the last date in any system prompt.
+    days: list[date] = field(default_factory=list)
+    # Lists of records by (tool, key).
+    siblings: dict[tuple[str, str], list[list[object]]] = field(default_factory=dict)
+    # Every system prompt and tool schema.
+    policy: str = ""
 
 
 def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -> Corpus:
-    """Mine the conversations; records are lent by those whose trajectory ids are ``exemplary``."""
+    """Mine the conversations; records come from those whose trajectory ids are ``exemplary``."""
     tools = merged_tools(transcripts)
     writes = {name for tool in tools if not is_read(name := str(tool_function(tool).get("name", "")))}
     systems = sorted({t.system for t in transcripts})
@@ -164,14 +168,14 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
 
 
 def is_read(tool: str) -> bool:
-    """A tool that only looks, by the verb in its name."""
+    """Whether a tool only reads, by the verb in its name."""
     return _READ_VERB.fullmatch(tool.lower().split("_")[0]) is not None
 
 
 def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
-    """Every tool's most frequent schema, in the order of first sight; of tools without one, a schema of their calls."""
+    """Every tool's most frequent schema, in order of appearance; tools without one get a schema of their calls."""
     schema_counts: dict[str, Counter[str]] = {}
-    calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    calls: dict[str, list[dict[str, object]]] = defaultdict(list)
     for transcript in transcripts:
         for tool in transcript.tools:
             function = tool_function(tool)
@@ -186,9 +190,9 @@ def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
     return declared + [_schema_of_calls(name, calls[name]) for name in sorted(calls) if name not in schema_counts]
 
 
-def _schema_of_calls(name: str, calls: list[dict[str, Any]]) -> Tool:
-    """The schema that recorded arguments fit: the type of each, and as required those that every call gives."""
-    properties: dict[str, Any] = {}
+def _schema_of_calls(name: str, calls: list[dict[str, object]]) -> Tool:
+    """A schema that the recorded arguments fit; arguments that every call gives are required."""
+    properties: dict[str, object] = {}
     for arguments in calls:
         for argument, value in arguments.items():
             properties.setdefault(argument, {"type": _json_type(value)})
@@ -197,13 +201,13 @@ def _schema_of_calls(name: str, calls: list[dict[str, Any]]) -> Tool:
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
-def _json_type(value: Any) -> str:
+def _json_type(value: object) -> str:
     kinds = {bool: "boolean", str: "string", list: "array", dict: "object"}
     return kinds.get(type(value), "number")
 
 
 def deciding(path: Path) -> bool:
-    """A field whose value decides behaviour by its name, such as a status."""
+    """Whether a field's name says that its value decides behaviour, such as a status."""
     return _DECIDING.search(path[-1].lower()) is not None
 
 
@@ -225,8 +229,8 @@ def _shapes(calls: list[Call]) -> set[str]:
     return {shape(value) for value in values if is_identifier(value)}
 
 
-def _siblings(records: dict[str, list[Record]]) -> dict[tuple[str, str], list[list[Any]]]:
-    lists: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
+def _siblings(records: dict[str, list[Record]]) -> dict[tuple[str, str], list[list[object]]]:
+    lists: dict[tuple[str, str], list[list[object]]] = defaultdict(list)
     for tool, reads in records.items():
         for record in reads:
             for key, value in record.value.items() if isinstance(record.value, dict) else ():
@@ -245,6 +249,7 @@ def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[st
                 for path, value in leaves(call.result.value, (call.name,)):
                     if is_name(value) and not deciding(path):
                         local_values[path].add(value)
+                    # Smaller numbers are counts, and changing one would contradict the texts.
                     elif is_number(value) and value >= 10:
                         local_values[(*path, "#")].add(json.dumps(value))
         user_words = " ".join(message.text for message in transcript.user)
@@ -264,7 +269,7 @@ def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[st
 
 
 def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, int]]:
-    """Join fields that share values: the same thing's name in two records is one pool."""
+    """Pools of fields that share values: the same thing's name in two records is one pool."""
     groups: list[tuple[set[Path], set[str]]] = []
     for path, names in values.items():
         paths, union = {path}, set(names)
@@ -280,7 +285,7 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, i
 
 
 def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
-    """By tool and argument, the letters in front of its identifiers, where all values are identifiers."""
+    """By tool and argument, the letters before the digits of its identifiers, if all values are identifiers."""
     prefixes_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():
@@ -293,7 +298,7 @@ def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
 
 
 def _free_text(calls: list[Call]) -> dict[str, list[str]]:
-    """Arguments in which the agent writes prose: a usual value has four words or more."""
+    """Arguments in which the agent writes prose: the median value has four words or more."""
     words: dict[tuple[str, str], list[int]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():

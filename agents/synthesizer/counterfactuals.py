@@ -1,14 +1,12 @@
-"""Twins of refusals: what looking first finds where the change may be made.
+"""Counterfactuals of refusals: the same request where the policy allows it.
 
-An agent that changes things without looking, and looks only when it refuses, leaves refusals as the one kind of
-success that shows the capability; trained on these alone it would learn to refuse always. Its unread successes show the
-other half, but not the look. A twin is such a success with the refusals' own read put before its write, in a record
-whose state its policy allows; or a refusal whose record is in another of the states that its policy leaves out, so that
-no single state stands for all of them.
+An agent that reads only when it refuses leaves refusals as the only successes that show reading first; trained on these
+it would learn to refuse always. A counterfactual is a success without the read, with the refusal's read put before its
+write, on a record whose state the policy allows; or a refusal in another state that the policy leaves out.
 
-Invariants: the state decides by a rule that is read from the policy and holds in every conversation that shows it: the
-sentences about the write name the states in which it was made, and none in which it was refused (five refusals at
-least). Where it does not hold there are no twins. Not covered: conditions on more than one field, on amounts or dates.
+The rule must hold in every conversation: the policy's sentences about the write name each state in which it was made
+and none in which it was refused (at least five refusals). Otherwise there are no counterfactuals. Conditions on several
+fields, amounts or dates are not covered.
 """
 
 import json
@@ -17,23 +15,24 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from agents.synthesizer.corpus import Corpus, Record, deciding, has_word, masked, sentences
+from agents.synthesizer.corpus import Corpus, Record, deciding, has_word, masked_words, sentences
 from agents.synthesizer.generalization import imputed_read
 from agents.synthesizer.runtime import likeness
-from agents.synthesizer.scenario_extraction import Template, calls_of
+from agents.synthesizer.scenario_extraction import RecordedCall, Template, calls_of
 
 _FEWEST_REFUSALS = 5
-_MIN_SIMILARITY = 0.5  # of the masked words of two openings that ask for the same thing
+# Of the masked words of two openings for the same request.
+_MIN_SIMILARITY = 0.5
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A read, of one argument, on which a refusal rests, the field that decided, and the words of the request."""
+    """A read with one argument on which a refusal rests, the deciding field, and the words of the request."""
 
-    read_call: dict[str, Any]
-    state: str  # key of the deciding field
+    read_call: RecordedCall
+    # Key of the deciding field.
+    state: str
     template: Template
     request_words: set[str]
 
@@ -41,7 +40,7 @@ class _Refusal:
 def counterfactual_templates(
     exemplary: Sequence[Template], unread: Sequence[Template], corpus: Corpus, rng: random.Random
 ) -> list[Template]:
-    """The twins of ``exemplary`` refusals, and of ``unread`` successes of the same request with the refusals' read."""
+    """The counterfactuals of ``exemplary`` refusals, built on ``unread`` successes of the same request."""
     refusals = [refusal for template in exemplary if template["refusal"] for refusal in _refusals(template)]
     counterfactuals = []
     for tool, group in _by_write(unread).items():
@@ -63,12 +62,12 @@ def _refusals(template: Template) -> Iterator[_Refusal]:
     for call in calls_of(template["steps"]):
         for key, value in call["result"].items() if isinstance(call["result"], dict) else ():
             if isinstance(value, str) and deciding((key,)) and has_word(agent_text, value) and len(call["args"]) == 1:
-                yield _Refusal(call, key, template, _words(template))
+                yield _Refusal(call, key, template, masked_words(template["opening"][0]))
 
 
-def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, dict[str, Any]]]]:
-    """Templates with exactly one write and no read, with the write, by its tool."""
-    by_tool: dict[str, list[tuple[Template, dict[str, Any]]]] = defaultdict(list)
+def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, RecordedCall]]]:
+    """Templates with exactly one write and no read, and the write, by its tool."""
+    by_tool: dict[str, list[tuple[Template, RecordedCall]]] = defaultdict(list)
     for template in templates:
         calls = list(calls_of(template["steps"]))
         if len(calls) == 1 and calls[0]["kind"] == "write":
@@ -76,12 +75,15 @@ def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, d
     return by_tool
 
 
-def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, Any]]) -> bool:
-    return max(likeness(refusal.request_words, _words(template)) for template, _ in group) >= _MIN_SIMILARITY
+def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, RecordedCall]]) -> bool:
+    return (
+        max(likeness(refusal.request_words, masked_words(template["opening"][0])) for template, _ in group)
+        >= _MIN_SIMILARITY
+    )
 
 
 def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Sequence[Template], corpus: Corpus) -> bool:
-    """Whether every conversation bears the rule out: named where it was written, unnamed where it was refused."""
+    """Whether the policy names the state in every conversation that wrote, and in none that refused."""
     refused_states = [
         r.read_call["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals
     ]
@@ -98,14 +100,14 @@ def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Seque
 
 
 def allowed(policy: str, tool: str, state: str, corpus: Corpus) -> list[str]:
-    """The values of a deciding field that the policy's sentences about a tool name."""
+    """The values of a deciding field named in the policy's sentences about a tool."""
     verb = tool.split("_")[0]
     policy_text = " ".join(sentence for sentence in sentences(policy) if has_word(sentence, verb))
     return [value for value in _values(state, corpus) if has_word(policy_text, value)]
 
 
 def _values(state: str, corpus: Corpus) -> list[str]:
-    """The values of a deciding field that records hold, sorted."""
+    """The values of a deciding field in the records, sorted."""
     records = [record.value for records in corpus.records.values() for record in records]
     return sorted({value[state] for value in records if isinstance(value, dict) and isinstance(value.get(state), str)})
 
@@ -127,12 +129,12 @@ def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template
         yield {**template, "steps": steps, "told": [new if value == old else value for value in template["told"]]}
 
 
-def _with_state(call: dict[str, Any], refusal: _Refusal, new: str) -> dict[str, Any]:
+def _with_state(call: RecordedCall, refusal: _Refusal, new: str) -> RecordedCall:
     return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.read_call else call
 
 
 def _counterfactual(
-    template: Template, call: dict[str, Any], refusal: _Refusal, corpus: Corpus, rng: random.Random
+    template: Template, call: RecordedCall, refusal: _Refusal, corpus: Corpus, rng: random.Random
 ) -> Template | None:
     """The template with the refusal's read before its write, on the template's own record."""
     states = allowed(template["system"], call["tool"], refusal.state, corpus)
@@ -148,7 +150,3 @@ def _counterfactual(
     steps = list(template["steps"])
     position = next(number for number, step in enumerate(steps) if step["calls"])
     return {**template, "steps": [*steps[:position], {"calls": [lookup]}, *steps[position:]]}
-
-
-def _words(template: Template) -> set[str]:
-    return set(masked(template["opening"][0]).replace(".", " ").replace(",", " ").split())

@@ -1,15 +1,9 @@
-"""What the recorded agent never looked at, borrowed from other conversations: sibling records and unread ones.
+"""Decides what may change in a template from seed to seed, and imputes records the recorded agent never read.
 
-Invariants: a borrowed record's identifiers are new or, where it refers to a thing of the same kind, the conversation's
-own; a sibling is added only where it cannot answer to the user's words and where no sum or flag depends on it. Not
-covered: what a borrowed record refers to in turn stays unknown.
-
-Decides what of a template may change from seed to seed, and fills in what the recorded agent never looked at.
-
-Invariants: identifiers always change; names only where users refer by them, where no plural or comparison depends on
-them, and one-to-one; amounts only where no policy, user or sum speaks of them; dates by one common shift that keeps
-today within the days on which conversations were recorded (whole weeks where weekdays are spoken of). A distractor
-record is added only where it cannot answer to the user's words.
+Identifiers always change. Names change one-to-one, if users refer by them and no plural or comparison depends on them;
+amounts if no policy, user or sum mentions them; dates by one shift within the recorded days (whole weeks if weekdays
+are mentioned). Imputed records come from other conversations under new identifiers, or the conversation's own of the
+same kind. A distractor is added only if it cannot match the user's words and no sum or flag depends on it.
 """
 
 import json
@@ -33,7 +27,7 @@ from agents.synthesizer.corpus import (
     shape,
     style_of,
 )
-from agents.synthesizer.scenario_extraction import Template, calls_of, texts_of, user_text
+from agents.synthesizer.scenario_extraction import RecordedCall, Template, calls_of, texts_of, user_text
 
 _COMPARISON = re.compile(
     r"\b(\w{3,}(er|est)|more|less|most|least) (than|one|ones|size|option)\b|\bcheap|\bexpensive", re.I
@@ -46,22 +40,22 @@ _MONTH = re.compile(
 )
 
 
-def content(template: Template) -> list[tuple[str, Any]]:
+def content(template: Template) -> list[tuple[str, object]]:
     """(tool, data) of everything recorded or added: results, arguments, distractors."""
-    items: list[tuple[str, Any]] = []
+    items: list[tuple[str, object]] = []
     for call in [*calls_of(template["steps"]), *template["extra"]]:
         items += [(call["tool"], call["result"]), ("arguments", call["args"])]
     return items + [(growth["tool"], {growth["list"]: [growth["record"]]}) for growth in template.get("grow", [])]
 
 
 def identifiers(template: Template) -> list[str]:
-    """Every identifier of a template's records and arguments, in the order of first sight."""
+    """Every identifier of a template's records and arguments, in order of first appearance."""
     values = [value for tool, data in content(template) for _, value in leaves(data, (tool,)) if is_identifier(value)]
     return list(dict.fromkeys(values))
 
 
 def fresh_identifier(old: str, taken_identifiers: set[str], rng: random.Random) -> str:
-    """An identifier of the same shape that is not taken; it is added to ``taken``."""
+    """An identifier of the same shape that is not taken; it is added to ``taken_identifiers``."""
     for _ in range(1000):
         new = re.sub(r"\d", lambda _: str(rng.randrange(10)), old)
         if new not in taken_identifiers:
@@ -79,8 +73,8 @@ def renamed(value: Any, mapping: dict[str, str]) -> Any:
     return [renamed(part, mapping) for part in value] if isinstance(value, list) else value
 
 
-def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
-    """At most one sibling for each list of records that the agent reads, from another conversation's record."""
+def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, object]]:
+    """At most one sibling per list of records that the agent reads, taken from another conversation."""
     taken_identifiers = set(identifiers(template))
     additions = []
     for call in {
@@ -96,8 +90,8 @@ def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[
     return additions
 
 
-def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template, corpus: Corpus) -> list[Any]:
-    """Records that could stand beside ``siblings`` without answering to the user's words."""
+def _siblings(call: RecordedCall, name: str, siblings: object, template: Template, corpus: Corpus) -> list[object]:
+    """Records that could stand beside ``siblings`` without matching the user's words."""
     if not isinstance(siblings, list) or not siblings or not all(isinstance(s, dict) for s in siblings):
         return []
     keys = set(siblings[0])
@@ -105,12 +99,14 @@ def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template
     if not any(is_identifier(v) for v in siblings[0].values()) or amounts:
         return []
     lists = corpus.siblings.get((call["tool"], name), [])
+    # The target never answered with a longer list.
     if len(siblings) >= max(map(len, lists), default=0):
         return []
+    # A flag or a status marks one record among its siblings; a second marked one would change the task.
     if any(isinstance(v, bool) for v in siblings[0].values()) or any(deciding((key,)) for key in keys):
         return []
     texts = "\n".join([*texts_of(template), json.dumps(call["result"])])
-    candidates: dict[str, Any] = {}
+    candidates: dict[str, object] = {}
     for record in (record for records in lists for record in records):
         if (
             isinstance(record, dict)
@@ -121,20 +117,20 @@ def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template
     return [candidates[key] for key in sorted(candidates)]
 
 
-def _answers_to(record: dict[str, Any], tool: str, name: str, texts: str, corpus: Corpus) -> bool:
+def _answers_to(record: dict[str, object], tool: str, name: str, texts: str, corpus: Corpus) -> bool:
     names = [value for path, value in leaves(record, (tool, name)) if path in corpus.pool_of]
-    return not names or any(has_word(texts, value) for value in names)
+    return not names or any(has_word(texts, str(value)) for value in names)
 
 
-def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
-    """Records for identifiers that the conversation names but never looks up, borrowed from like conversations."""
+def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> list[RecordedCall]:
+    """Imputed records for identifiers that the conversation names but never reads, from similar conversations."""
     calls = list(calls_of(template["steps"]))
     read_keys = {(call["tool"], value) for call in calls if call["kind"] == "read" for value in call["args"].values()}
     writes = tuple(sorted({call["tool"] for call in calls if call["kind"] == "write"}))
     policy = DATE.sub("", template["system"])
     mentioned, unplaced = _mentioned_identifiers(template)
     taken_identifiers = set(identifiers({**template, "extra": []}))
-    records: list[dict[str, Any]] = []
+    records: list[RecordedCall] = []
     for tool, donors in sorted(corpus.records.items()):
         prefixes = corpus.prefixes.get(tool, {})
         if len(prefixes) != 1 or any(len(d.arguments) != 1 for d in donors):
@@ -149,13 +145,13 @@ def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> li
     return records[:6]
 
 
-def imputed_read(donor: Record, key: tuple[str, str], template: Template, rng: random.Random) -> dict[str, Any]:
-    """The donor's record as a read of a template's own identifier: ``key`` is (argument, identifier)."""
+def imputed_read(donor: Record, key: tuple[str, str], template: Template, rng: random.Random) -> RecordedCall:
+    """The donor's record as a read of a template's own identifier; ``key`` is (argument, identifier)."""
     return _imputed_record(donor, key, _mentioned_identifiers(template)[1], set(identifiers(template)), rng)
 
 
 def _mentioned_identifiers(template: Template) -> tuple[list[str], list[str]]:
-    """Identifiers of the conversation: all, and those that only texts and arguments name."""
+    """All identifiers of the conversation, and those that occur only in texts and arguments."""
     texts = " ".join([*texts_of(template), json.dumps([c["args"] for c in calls_of(template["steps"])])])
     mentioned = list(dict.fromkeys(IDENTIFIER.findall(texts)))
     in_records = [v for c in calls_of(template["steps"]) for _, v in leaves(c["result"], ()) if is_identifier(v)]
@@ -163,14 +159,16 @@ def _mentioned_identifiers(template: Template) -> tuple[list[str], list[str]]:
 
 
 def _policy_matches(donor: Record, policy: str) -> bool:
-    """A record that decides behaviour is only lent to a conversation under the same policy."""
+    """Whether the donor's policy is the same; required for a record that decides behaviour."""
     return donor.policy == policy or not any(deciding(path) for path, _ in leaves(donor.value, (donor.tool,)))
 
 
 def _imputed_record(
     donor: Record, key: tuple[str, str], unplaced: list[str], taken_identifiers: set[str], rng: random.Random
-) -> dict[str, Any]:
-    """A donor's record under a new key (argument, identifier); where letters agree it refers to ``spare`` things."""
+) -> RecordedCall:
+    """A donor's record under a new key (argument, identifier) that refers to ``unplaced`` identifiers of the same
+    prefix.
+    """
     argument, identifier = key
     mapping = {str(donor.arguments[argument]): identifier}
     unplaced = [value for value in unplaced if value != identifier]
@@ -203,7 +201,7 @@ def generalise(template: Template, corpus: Corpus, rng: random.Random) -> Templa
     return template
 
 
-def _names(template: Template, corpus: Corpus) -> list[dict[str, Any]]:
+def _names(template: Template, corpus: Corpus) -> list[dict[str, object]]:
     text = "\n".join(texts_of(template))
     used: dict[int, set[str]] = defaultdict(set)
     for tool, data in content(template):
@@ -219,7 +217,7 @@ def _names(template: Template, corpus: Corpus) -> list[dict[str, Any]]:
     return [group for group in groups if group["values"]]
 
 
-def _numbers(template: Template, corpus: Corpus) -> list[dict[str, Any]]:
+def _numbers(template: Template, corpus: Corpus) -> list[dict[str, object]]:
     policy = {value for value in NUMBER.findall(DATE.sub("", template["system"]))}
     mentioned = policy | set(NUMBER.findall(user_text(template)))
     pools: dict[str, set[int]] = defaultdict(set)
@@ -244,7 +242,7 @@ def _numbers(template: Template, corpus: Corpus) -> list[dict[str, Any]]:
 
 
 def _is_sum(text: str, all_numbers: set[str]) -> bool:
-    """The amount takes part in a sum of two others."""
+    """Whether the amount takes part in a sum of two others."""
     values = sorted(float(v) for v in all_numbers)
     number = float(text)
     pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :] if a > 0]

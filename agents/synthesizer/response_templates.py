@@ -1,14 +1,13 @@
-"""How the target answers what no recording covers: its error formats, acknowledgements, usual records and small talk.
+"""How the target answers calls that no recording covers: errors, acknowledgements, usual records, small talk.
 
-Invariants: a pattern is a recorded text with argument values replaced by ``{name}`` marks, which the runtime fills. A
-tool without an error of its own borrows the form that the target uses elsewhere; where no error was ever recorded the
-form is ``{"error": "..."}``. Not covered: errors that depend on several records.
+A pattern is a recorded text whose argument values are replaced by ``{name}`` placeholders for the runtime. A tool
+without a recorded error uses the target's general form, or ``{"error": "..."}`` if no error was recorded at all.
 """
 
 import json
 import re
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from agents.synthesizer.corpus import DATE, IDENTIFIER, Corpus, is_identifier
 from agents.synthesizer.runtime import likeness, question_words
@@ -18,8 +17,8 @@ _UNKNOWN = re.compile(r"not found|unknown|no such|does not exist|doesn't exist|n
 _MALFORMED = re.compile(r"\b(needs|missing|required|argument|parameter|unexpected|invalid)", re.IGNORECASE)
 
 
-def error_patterns(corpus: Corpus) -> dict[str, Any]:
-    """Patterns for an unknown identifier (by tool, and the default), an unknown tool, bad JSON and bad arguments."""
+def error_patterns(corpus: Corpus) -> dict[str, object]:
+    """Patterns for an unknown identifier (per tool, and a default), an unknown tool, bad JSON and bad arguments."""
     failed = [call for t in corpus.transcripts for call in t.calls if call.result is not None and call.result.error]
     by_tool: dict[str, Counter[str]] = defaultdict(Counter)
     defaults: Counter[str] = Counter()
@@ -43,7 +42,7 @@ def error_patterns(corpus: Corpus) -> dict[str, Any]:
 
 
 def acknowledgements(corpus: Corpus) -> dict[str, str]:
-    """For every write tool its most usual answer, argument values replaced by marks."""
+    """The most usual answer of every write tool, with placeholders."""
     patterns: dict[str, Counter[str]] = defaultdict(Counter)
     for transcript in corpus.transcripts:
         for call in transcript.calls:
@@ -53,7 +52,7 @@ def acknowledgements(corpus: Corpus) -> dict[str, str]:
 
 
 def usual_answers(corpus: Corpus) -> dict[str, str]:
-    """Answers for arguments never recorded: tools asked by date, and tools whose answers are nearly all alike."""
+    """Answers for unrecorded arguments: of tools queried by date, and of tools whose answers are nearly all alike."""
     answers = {}
     for tool, calls in sorted(corpus.records.items()):
         patterns: Counter[str] = Counter()
@@ -67,7 +66,7 @@ def usual_answers(corpus: Corpus) -> dict[str, str]:
 
 
 def farewells(transcripts: list[Transcript]) -> list[list[str]]:
-    """The words of questions that end conversations: the agent's last question, where it recurs."""
+    """The words of closing questions: the agent's last question, if it recurs."""
     counts: Counter[tuple[str, ...]] = Counter()
     for transcript in transcripts:
         if transcript.agent and "?" in transcript.agent[-1].text:
@@ -77,7 +76,7 @@ def farewells(transcripts: list[Transcript]) -> list[list[str]]:
 
 
 def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
-    """Recurring questions and their usual reply; identifiers in it become their letters, as in "It is order {W}."."""
+    """Recurring questions and their usual reply; identifiers become their prefix, as in "It is order {W}."."""
     replies: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for transcript in transcripts:
         for message in transcript.agent:
@@ -94,9 +93,10 @@ def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
     return talk[:20]
 
 
-def _with_placeholders(text: str, arguments: dict[str, Any], *, by_name: bool) -> tuple[str, int]:
-    """Replace the values of arguments in a text by ``{argument}`` (or ``{value}``); also how many were replaced."""
+def _with_placeholders(text: str, arguments: Mapping[str, object], *, by_name: bool) -> tuple[str, int]:
+    """The text with argument values replaced by ``{argument}`` (or ``{value}``), and the number of replacements."""
     marks = 0
+    # Longest first, so that a value that contains another one is replaced as a whole.
     for name, value in sorted(arguments.items(), key=lambda item: -len(str(item[1]))):
         if isinstance(value, str) and (is_identifier(value) or DATE.fullmatch(value)):
             mark = "{" + (name if by_name else "value") + "}"
@@ -106,8 +106,8 @@ def _with_placeholders(text: str, arguments: dict[str, Any], *, by_name: bool) -
     return text, marks
 
 
-def _error_format(failed: list[Call]) -> Any:
-    """The target's way to write an error: a JSON object with one key, or a text that begins with Error."""
+def _error_format(failed: list[Call]) -> Callable[[str], str]:
+    """The target's error format: a JSON object with one key, or a text that begins with "Error"."""
     texts = [call.result.text for call in failed if call.result is not None]
     plain_count = sum(not text.lstrip().startswith("{") for text in texts)
     if plain_count > len(texts) / 2:

@@ -1,18 +1,15 @@
-"""Lifts a recorded conversation into a template: what was asked, known, done and told, and what may be renamed.
+"""Turns a recorded conversation into a template: opening, steps, reported facts, and what may be renamed.
 
-Invariants: only the conversation itself and the corpus are read, never a reward or hidden information. A template's
-``steps`` are the recorded agent messages with the target's answers, dead ends left out (a read made twice, a call that
-failed on an identifier that nobody had mentioned). Fails by returning None with a reason: a conversation without an
-opening, with an unanswered or malformed call, or with nothing to judge.
-
-Not covered: agent messages that hold both a text and tool calls keep their calls only.
+``steps`` are the recorded agent messages with the target's answers, without dead ends (a repeated read, a failed call
+on an identifier nobody had mentioned). Only the conversation and the corpus are read. A message with text and tool
+calls keeps its calls only.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from agents.synthesizer.corpus import (
     DATE,
@@ -29,20 +26,38 @@ from agents.synthesizer.corpus import (
 from agents.synthesizer.runtime import REFUSAL
 from agents.transcript import Call, Transcript
 
-Template = dict[str, Any]
 _MAX_FACTS = 6
+
+Template = dict[str, Any]
+
+
+class RecordedCall(TypedDict):
+    """A tool call with its answer; ``kind`` is "read", "write" or "error", ``style`` that of ``style_of``."""
+
+    tool: str
+    args: dict[str, Any]
+    result: Any
+    style: str
+    kind: str
+
+
+class Step(TypedDict):
+    """Calls of the agent, or a text ``say`` with the user's ``reply``."""
+
+    calls: list[RecordedCall]
+    say: NotRequired[str]
+    reply: NotRequired[str]
 
 
 @dataclass(frozen=True)
 class NoTemplate:
-    """Why a conversation gives no template."""
+    """The reason why a conversation gives no template."""
 
     reason: str
 
 
 def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTemplate:
-    """The template of one successful conversation, without its renaming lists
-    (``agents.synthesizer.generalization``)."""
+    """The template of a successful conversation, before ``agents.synthesizer.generalization``."""
     first = min((message.index for message in transcript.agent), default=transcript.length)
     first = min([first, *(call.index for call in transcript.calls)])
     opening = [message.text for message in transcript.user if message.index < first]
@@ -70,30 +85,30 @@ def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTem
     return template
 
 
-def _only_prose(call: dict[str, Any], corpus: Corpus) -> bool:
-    """A write whose arguments are the agent's own words, such as handing over with a summary."""
+def _only_prose(call: RecordedCall, corpus: Corpus) -> bool:
+    """Whether the arguments of a write are the agent's own words, such as handing over with a summary."""
     return set(call["args"]) <= set(corpus.free_text.get(call["tool"], []))
 
 
-def calls_of(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def calls_of(steps: list[Step]) -> Iterator[RecordedCall]:
     """Every call of a template's steps, in order."""
     for step in steps:
         yield from step["calls"]
 
 
 def texts_of(template: Template) -> list[str]:
-    """Every text of a template but the records: prompt, user, agent."""
+    """Every text of a template except the records: prompt, user, agent."""
     texts = [step[key] for step in template["steps"] for key in ("say", "reply") if key in step]
     return [template["system"], *template["opening"], *texts]
 
 
 def user_text(template: Template) -> str:
-    """Everything that the user says in a template."""
+    """Everything the user says in a template."""
     return "\n".join([*template["opening"], *(step["reply"] for step in template["steps"] if "reply" in step)])
 
 
-def _steps(transcript: Transcript, corpus: Corpus) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = []
+def _steps(transcript: Transcript, corpus: Corpus) -> list[Step]:
+    steps: list[Step] = []
     reads_made: set[str] = set()
     replies = {agent_texts.index: agent_texts.text for agent_texts in transcript.user}
     by_index: dict[int, list[Call]] = {}
@@ -108,7 +123,7 @@ def _steps(transcript: Transcript, corpus: Corpus) -> list[dict[str, Any]]:
             if calls:
                 steps.append({"calls": calls})
         else:
-            step = {"calls": [], "say": agent_texts[index]}
+            step: Step = {"calls": [], "say": agent_texts[index]}
             user_replies = [
                 replies[place]
                 for place in sorted(replies)
@@ -120,12 +135,12 @@ def _steps(transcript: Transcript, corpus: Corpus) -> list[dict[str, Any]]:
     return steps
 
 
-def _between(reply: int, index: int, *indexed: dict[int, Any]) -> bool:
+def _between(reply: int, index: int, *indexed: Mapping[int, object]) -> bool:
     return any(index < other < reply for mapping in indexed for other in mapping)
 
 
 def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, reads_made: set[str]) -> bool:
-    """A read made before with nothing written since, or a failure on an identifier that nobody had mentioned."""
+    """A read repeated with nothing written since, or a failure on an identifier nobody had mentioned."""
     if call.result is not None and call.result.error:
         earlier_text = " ".join(s.text for s in transcript.user_before(call.index)) + transcript.system
         earlier_text += " ".join(o.text for o in transcript.observations_before(call.index))
@@ -139,34 +154,35 @@ def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, reads_made: se
     return is_repeated
 
 
-def _call(call: Call, corpus: Corpus) -> dict[str, Any]:
+def _call(call: Call, corpus: Corpus) -> RecordedCall:
     result = call.result
     assert result is not None
     style = style_of(result.text, result.value)
     kind = "error" if result.error else "write" if call.name in corpus.writes else "read"
     return {
         "tool": call.name,
-        "args": call.arguments,
+        "args": call.arguments or {},
         "result": result.text if style == "text" else result.value,
         "style": style,
         "kind": kind,
     }
 
 
-def _refuses(steps: list[dict[str, Any]]) -> bool:
+def _refuses(steps: list[Step]) -> bool:
     return any(REFUSAL.search(step["say"]) for step in steps if "say" in step)
 
 
 def _reported_facts(template: Template) -> list[str]:
-    """Values that the agent told and the user had not: from the records, and amounts of the policy with their unit."""
+    """Values that the agent reported and the user had not: from the records, and policy amounts with their unit."""
     agent_text = "\n".join(step["say"] for step in template["steps"] if "say" in step)
     user_words = user_text(template)
     facts: list[str] = []
     for call in calls_of(template["steps"]):
         for path, value in leaves(call["result"], (call["tool"],)):
-            text = json.dumps(value) if is_number(value) else value
-            is_short = is_number(value) or (isinstance(value, str) and _tellable(value))
-            if is_short and path[-1] != "error" and has_word(agent_text, text) and not has_word(user_words, text):
+            if path[-1] == "error" or not (is_number(value) or (isinstance(value, str) and _tellable(value))):
+                continue
+            text = value if isinstance(value, str) else json.dumps(value)
+            if has_word(agent_text, text) and not has_word(user_words, text):
                 facts.append(text)
     facts += [phrase for phrase in _policy_amounts(template["system"]) if has_word(agent_text, phrase)]
     unique = list(dict.fromkeys(facts))

@@ -1,10 +1,9 @@
-"""Chooses which templates an environment holds and how often each kind comes up.
+"""Chooses the templates of an environment and how often each kind comes up.
 
-Invariants: templates are grouped into strata by what the recorded agent did; every stratum keeps templates in turn
-until the space is used up, so that rare kinds survive. A stratum weighs as the square root of its size, and more where
-the capability was seen lacking. Where looking before acting is what is learnt, neither acting nor refusing falls under
-a third, and both come up equally often where the same is asked; a small share of *controls* does not need the
-capability. So no one-sided shortcut pays.
+Templates are grouped into strata by what the recorded agent did, and each stratum contributes in turn until the space
+is used up, so rare kinds survive. A stratum weighs as the square root of its size, and more where the capability was
+lacking. Where reading before acting is trained, acting and refusing each weigh at least a third, and equally for the
+same request; a small share of controls does not need the capability. So no one-sided shortcut pays.
 """
 
 import math
@@ -13,18 +12,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agents.synthesizer.corpus import masked
+from agents.synthesizer.corpus import masked_words
 from agents.synthesizer.runtime import likeness
 from agents.synthesizer.scenario_extraction import Template, calls_of
 
 CONTROL_SHARE = 0.12
 _MIN_CLASS_SHARE = 1 / 3
-_MIN_SIMILARITY = 0.9  # likeness of openings that ask for the same
+# Of openings that ask for the same.
+_MIN_SIMILARITY = 0.9
 
 
 @dataclass
 class Stratum:
-    """Templates of one kind (positions), and how often the kind comes up (relative)."""
+    """Templates of one kind (positions) and their relative weight."""
 
     kind: str
     weight: float
@@ -32,14 +32,14 @@ class Stratum:
 
 
 def kind_of(template: Template) -> str:
-    """What the recorded agent did: its calls in order, errors marked; "answer" where it wrote nothing."""
+    """What the recorded agent did: its calls in order, errors marked; "answer" if it wrote nothing."""
     calls = [("!" if call["kind"] == "error" else "") + str(call["tool"]) for call in calls_of(template["steps"])]
     writes = any(call["kind"] == "write" for call in calls_of(template["steps"]))
     return ("control:" if template["control"] else "act:" if writes else "answer:") + " ".join(calls)
 
 
 def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Template]:
-    """Every template once, one of each kind before a second of any; shuffled within its kind."""
+    """Every template once, one of each kind before a second of any, shuffled within its kind."""
     groups: dict[str, list[Template]] = defaultdict(list)
     for template in templates:
         groups[kind_of(template)].append(template)
@@ -50,7 +50,7 @@ def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Templ
 
 
 def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, balanced: bool) -> list[Stratum]:
-    """One stratum for each kind; ``lacking`` are openings of failures that lacked the capability."""
+    """One stratum per kind; ``lacking_openings`` are openings of failures that lacked the capability."""
     groups: dict[str, list[int]] = defaultdict(list)
     for position, template in enumerate(templates):
         groups[kind_of(template)].append(position)
@@ -72,11 +72,11 @@ def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, ba
 
 
 def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_openings: Sequence[str]) -> list[float]:
-    """For each stratum, the share of lacking openings that are most like its own (ties are divided by size)."""
-    words = [[_words(templates[i]["opening"][0]) for i in row.templates] for row in rows]
+    """For each stratum, the share of lacking openings that resemble its own (ties are divided by size)."""
+    words = [[masked_words(templates[i]["opening"][0]) for i in row.templates] for row in rows]
     counts = [0.0] * len(rows)
     for opening in lacking_openings:
-        opening_words = _words(opening)
+        opening_words = masked_words(opening)
         similarities = [round(max(likeness(opening_words, w) for w in group), 2) for group in words]
         nearest = [i for i, value in enumerate(similarities) if value >= max(similarities) - 0.05]
         total_size = sum(len(rows[i].templates) for i in nearest)
@@ -88,7 +88,7 @@ def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_
 
 
 def _raise_share(members: list[Stratum], rows: list[Stratum]) -> None:
-    """Raise the weights of ``part`` to a third of the whole, where there is another part."""
+    """Raise the weights of ``members`` to a third of the total, if there are others."""
     part_total, total = _total(members), _total(rows)
     if members and len(members) < len(rows) and part_total < _MIN_CLASS_SHARE * total:
         for row in members:
@@ -96,8 +96,8 @@ def _raise_share(members: list[Stratum], rows: list[Stratum]) -> None:
 
 
 def _balance(rows: list[Stratum], templates: Sequence[Template]) -> None:
-    """Make acting as heavy as refusing where the same is asked: the strata with openings like a refusal's."""
-    openings = {row.kind: [_words(templates[i]["opening"][0]) for i in row.templates] for row in rows}
+    """Give acting and refusing equal weight where the same is requested: the strata with openings like a refusal's."""
+    openings = {row.kind: [masked_words(templates[i]["opening"][0]) for i in row.templates] for row in rows}
     for refusing in (row for row in rows if row.kind.startswith("answer:")):
         refusing_openings = openings[refusing.kind]
         acting_rows = [
@@ -112,14 +112,10 @@ def _balance(rows: list[Stratum], templates: Sequence[Template]) -> None:
 
 
 def _asks_alike(openings: list[set[str]], other_openings: list[set[str]]) -> bool:
-    """Whether most openings ask for what the others ask for, in nearly the same words."""
+    """Whether most openings make the same request as the others, in nearly the same words."""
     is_close = [max(likeness(words, other) for other in other_openings) >= _MIN_SIMILARITY for words in openings]
     return sum(is_close) > len(is_close) / 2
 
 
 def _total(rows: list[Stratum]) -> float:
     return sum(row.weight for row in rows)
-
-
-def _words(text: str) -> set[str]:
-    return set(masked(text).replace(".", " ").replace(",", " ").split())

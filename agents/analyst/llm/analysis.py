@@ -11,7 +11,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from agents.analyst.builtin import CANDIDATES, hint_text, hints
 from agents.analyst.llm.discovery import discover
@@ -44,7 +43,7 @@ class Analysis:
     citations: list[Citation] = field(default_factory=list)
     # Trajectories that could not be labelled, with the reason.
     left_out: dict[str, str] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, object] = field(default_factory=dict)
 
     @property
     def other_faults(self) -> set[str]:
@@ -76,7 +75,7 @@ async def analyse(
     attributions = await faults(prompter, failures)
     spared = {item.trajectory_id for item in attributions if item.fault != "agent"}
     agent_trajectories = [item for item in judged_trajectories if item.id not in spared]
-    figures: dict[str, Any] = {
+    figures: dict[str, object] = {
         "faults": dict(sorted(Counter(item.fault for item in attributions).items())),
         "faults nobody said": sum(item.message_index is None for item in attributions),
         "mined": len(agent_trajectories),

@@ -1,9 +1,8 @@
-"""The Python file in a model's answer: out of its fence, without the words around it.
+"""Extracts the Python file from a model's answer: out of its fence, without the prose around it.
 
-Invariants: never raises and runs nothing of what it reads; of several fenced files that define ``Environment`` the
-last one that parses and has the most of the contract counts, so that a sketch before the file does not; where no file
-is found, what was said comes back as it is, so that it is kept and refused as what it is. The same answer always
-gives the same text: valid Unicode, lines that end in a newline. Not covered: a file in pieces over several fences.
+Never raises and executes nothing. Of several files that define ``Environment`` the last one wins that parses and has
+most of the contract; without one, the answer is returned unchanged, so that it is stored and refused as it is. A file
+split over several fences is not covered.
 """
 
 import ast
@@ -13,9 +12,12 @@ from collections.abc import Iterator
 
 from store.text import replace_surrogates
 
-MAX_PARSED = 512 * 1024  # characters that are parsed here at all
-MAX_CUTS = 6  # lines of prose after a bare file that are tried as its end
-MAX_NESTED_FENCES = 8  # fences that are tried as the beginning of a file that has fences in it
+# Characters; longer texts are not parsed here.
+MAX_PARSED = 512 * 1024
+# Lines of prose after an unfenced file that are tried as its end.
+MAX_CUTS = 6
+# Fences tried as the beginning of a file that contains fences.
+MAX_NESTED_FENCES = 8
 CONTRACT = ("reset", "step", "done", "score", "oracle")
 _CLASS = re.compile(r"^class Environment\b", re.MULTILINE)
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[^`]*$")
@@ -24,7 +26,7 @@ _BEGINNING = re.compile(r"^(?:\"\"\"|'''|#|import |from \w|class |def |@|[A-Z_]+
 
 
 def extract_file(answer: str) -> str:
-    """The file, or all that was said where there is none."""
+    """The file, or the whole answer if there is none."""
     text = replace_surrogates(answer).replace("\r\n", "\n").replace("\0", "\ufffd").removeprefix("\ufeff")
     reply = text.rpartition("</think>")[2]
     reply = reply if reply.strip() else text
@@ -36,18 +38,18 @@ def extract_file(answer: str) -> str:
 
 
 def holds_environment(text: str) -> bool:
-    """Whether it defines a class ``Environment`` at its top level, as far as can be seen without parsing it."""
+    """Whether a top-level class ``Environment`` is defined, without parsing."""
     return _CLASS.search(text) is not None
 
 
 def _preference(numbered: tuple[int, str]) -> tuple[bool, int, int]:
-    """What makes one file more likely the answer than another: it parses, it has the contract, it comes last."""
+    """Sort key of likely answers: it parses, it has the contract, it comes last."""
     number, text = numbered
     return _error_line(text) is None, len(set(_METHOD.findall(text))), number
 
 
 def _fenced(text: str) -> Iterator[str]:
-    """The fenced blocks, and the text from each of the first fences to the last: the file may have fences in it."""
+    """The fenced blocks, and the text from each of the first fences to the last, as the file may contain fences."""
     lines = text.split("\n")
     position = fence_count = 0
     while position < len(lines):
@@ -78,7 +80,7 @@ def _dedented(lines: list[str], indent: str) -> str:
 
 
 def _without_prose(text: str) -> str:
-    """A file without a fence: from its first line of Python on, up to where prose after it keeps it from parsing."""
+    """An unfenced file, from its first line of Python to where prose stops it from parsing."""
     lines = text.split("\n")
     first = next(n for n, line in enumerate(lines) if line.startswith("class Environment"))
     start = next((n for n in range(first + 1) if _BEGINNING.match(lines[n])), first)
@@ -94,7 +96,7 @@ def _without_prose(text: str) -> str:
 
 
 def _error_line(text: str) -> int | None:
-    """The line on which it does not parse, 0 where none can be named, None where it parses."""
+    """The line that does not parse, 0 if unknown, None if the text parses."""
     if len(text) > MAX_PARSED:
         return 0
     try:

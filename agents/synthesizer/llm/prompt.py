@@ -1,16 +1,9 @@
-"""The words with which a model is asked for an environment, and for a mended one.
+"""The prompts that request an environment file, and a repaired one.
 
-Invariants: the same material gives the same bytes, because a request that was answered is found again by them; what
-users, tools, analysts and environments wrote stands between marks, once, and what stands outside does not depend on it.
-What a file is checked for is told by the caller (``Rules``), because agents know nothing of the sandbox but its
-contract. Not covered: how much of it fits into a model's context; each part is clipped, tools and examples are not.
-
-What a target has shown to its agent, as text for a prompt: its policy, its tools, the state behind them, failures.
-
-Invariants: only ``Trajectory.messages`` and ``tools`` are read, and of a message only what a chat shows (role, text,
-calls), so neither rewards, parts, task ids nor the target's ground truth can come in; conversations are named by their
-order ("t03"), because their ids may tell tasks. The same trajectories and labels give the same text. Nothing is
-marked as data here (``prompt``). Not covered: images; what no recorded call has brought to light.
+The same material gives the same bytes, because stored replies are found by them. Text of users, tools, analysts and
+environments stands between marks, and the text outside does not depend on it. Of a trajectory only messages and tools
+are used, and conversations are numbered ("t03") because their ids may reveal tasks. What a file is checked for comes
+from the caller (``Rules``). Each part is clipped except tools and the example; the total may exceed a model's context.
 """
 
 import inspect
@@ -19,34 +12,42 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 from agents.llm.question import IS_DATA, ChatMessage, marked
 from agents.synthesizer.builtin import majority
 from agents.synthesizer.llm.answer import holds_environment
-from agents.transcript import Call, tool_function, transcripts
+from agents.transcript import Call, message_text, tool_function, transcripts
 from sandbox import contract
 from store.text import replace_surrogates
 from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, Verdict
 
-MAX_POLICIES = 3  # system messages that are shown; they may differ from task to task
-MAX_POLICY = 4_000  # characters
-MAX_RESULTS = 2  # answers of a tool with different fields
+# System messages; they may differ from task to task.
+MAX_POLICIES = 3
+# Characters, as all limits without another unit.
+MAX_POLICY = 4_000
+# Answers of a tool that differ in their fields.
+MAX_RESULTS = 2
 MAX_ERRORS = 3  # errors of a tool
 MAX_ANSWER = 700
-MAX_SPANS = 6  # failures that are shown
-MESSAGES_BEFORE, MESSAGES_AFTER = 4, 2  # messages around the one that decided a label
+# Failures.
+MAX_SPANS = 6
+# Around the message that decided a label.
+MESSAGES_BEFORE, MESSAGES_AFTER = 4, 2
 MAX_MESSAGE = 700
 MAX_ARGUMENTS = 400
-MAX_DEPTH = 6  # levels of an answer whose fields are named
-MAX_FIELDS = 40  # fields of one object that are named: records kept by their ids have as many as there are records
-MAX_SOURCE = 60_000  # characters of a refused file that are sent back
+# Nesting levels of an answer whose fields are named.
+MAX_DEPTH = 6
+# Of one object: records keyed by id have as many fields as there are records.
+MAX_FIELDS = 40
+# Of a refused file that is sent back.
+MAX_SOURCE = 60_000
 MAX_REPORT = 12_000
-MAX_TEXT = 1_000  # of a capability
+# Of one text of a capability.
+MAX_TEXT = 1_000
 
 
 def frequent_policies(trajectories: Iterable[Trajectory]) -> list[str]:
-    """The system messages that were seen most, each once."""
+    """The most frequent system messages, each once."""
     counts = Counter(
         conversation.system for conversation in transcripts(list(trajectories)) if conversation.system.strip()
     )
@@ -54,7 +55,7 @@ def frequent_policies(trajectories: Iterable[Trajectory]) -> list[str]:
 
 
 def tool_text(trajectories: Iterable[Trajectory]) -> str:
-    """Every tool's schema, one a line, in the order in which they were first offered."""
+    """Every tool's schema, one per line, in order of first appearance."""
     tools: dict[str, Tool] = {}
     for trajectory in trajectories:
         for tool in trajectory.tools:
@@ -63,7 +64,7 @@ def tool_text(trajectories: Iterable[Trajectory]) -> str:
 
 
 def state_text(trajectories: Iterable[Trajectory]) -> str:
-    """Tool by tool the fields of its answers, then answers and errors word for word, one a line."""
+    """For each tool the fields of its answers, then answers and errors verbatim, one per line."""
     calls: dict[str, list[Call]] = defaultdict(list)
     for conversation in transcripts(list(trajectories)):
         for call in conversation.calls:
@@ -73,7 +74,7 @@ def state_text(trajectories: Iterable[Trajectory]) -> str:
 
 
 def _tool_lines(name: str, calls: list[Call]) -> Iterator[str]:
-    fields: Any = None
+    fields: object = None
     shapes: dict[str, Call] = {}
     errors: dict[str, Call] = {}
     for call in calls:
@@ -96,7 +97,7 @@ def _tool_lines(name: str, calls: list[Call]) -> Iterator[str]:
 
 
 def failure_texts(trajectories: Sequence[Trajectory], labels: Iterable[Label], capability: str) -> list[str]:
-    """What happened around the message that decided LACKING, in some of the failures that lacked the capability."""
+    """The messages around the one that decided LACKING, for some failures that lacked the capability."""
     citations: dict[str, Counter[int]] = defaultdict(Counter)
     labels = list(labels)
     for label in labels:
@@ -121,7 +122,7 @@ def _deciding_message(votes: Mapping[int, int]) -> int | None:
 
 
 def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
-    """The opening, and the messages around ``decided`` (the last ones where no run cited any)."""
+    """The opening and the messages around ``deciding``, or the last ones if no run cited any."""
     last = len(trajectory.messages) - 1
     middle = last if deciding is None else min(deciding, last)
     opening_index = next((n for n, message in enumerate(trajectory.messages) if message.get("role") == "user"), 0)
@@ -136,21 +137,18 @@ def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
     return "\n".join(lines)
 
 
-def public(message: Message) -> dict[str, Any]:
-    """Of a message what a chat shows."""
+def public(message: Message) -> dict[str, object]:
+    """The fields of a message that a chat shows."""
     calls = message.get("tool_calls")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
     fields = {
         "role": clipped(str(message.get("role")), 20),
-        "content": clipped(content, MAX_MESSAGE) if isinstance(content, str) else "",
+        "content": clipped(message_text(message), MAX_MESSAGE),
         "calls": [_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else [],
     }
     return {key: value for key, value in fields.items() if value}
 
 
-def _call(call: Mapping[str, Any]) -> str:
+def _call(call: Mapping[str, object]) -> str:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     raw = function.get("arguments", "")
@@ -158,13 +156,13 @@ def _call(call: Mapping[str, Any]) -> str:
     return f"{clipped(str(function.get('name', '')), 80)}({arguments})"
 
 
-def _fields(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """The form of an answer: its fields with the kinds of their values."""
+def _fields(value: object, depth: int = MAX_DEPTH) -> object:
+    """The shape of an answer: its fields with the kinds of their values."""
     if isinstance(value, dict):
         items = list(value.items())[:MAX_FIELDS]
         return {clipped(str(key), 80): _fields(item, depth - 1) for key, item in items} if depth else "object"
     if isinstance(value, list):
-        shape: Any = None
+        shape: object = None
         for item in value if depth else ():
             item_shape = _fields(item, depth - 1)
             shape = item_shape if shape is None else _merged(shape, item_shape)
@@ -176,8 +174,8 @@ def _fields(value: Any, depth: int = MAX_DEPTH) -> Any:
     return "null" if value is None else "text"
 
 
-def _merged(first: Any, other: Any) -> Any:
-    """Both forms in one: all fields of both; "text or null" where a value has several kinds."""
+def _merged(first: object, other: object) -> object:
+    """Both shapes in one: all fields of both, "text or null" where a value has several kinds."""
     if isinstance(first, dict) and isinstance(other, dict):
         common = {key: _merged(first[key], other[key]) for key in first if key in other}
         return dict(list({**first, **other, **common}.items())[:MAX_FIELDS])
@@ -189,25 +187,26 @@ def _merged(first: Any, other: Any) -> Any:
 
 
 def clipped(text: str, limit: int) -> str:
-    """At most ``limit`` characters of a text, and how many were left out."""
+    """At most ``limit`` characters of a text, with the number left out."""
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit} characters)"
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a file is checked for, in words: check -> what it means. What it may import, the contract's text says."""
+    """What a file is checked for: check -> its meaning in words. Permitted imports are part of the contract's text."""
 
     checks: Mapping[str, str]
-    largest: int  # bytes of a file
+    # Bytes of a file.
+    largest: int
 
 
 @dataclass(frozen=True)
 class RefusedFile:
-    """A file that was refused, and the report on it as text."""
+    """A refused file and the report on it as text."""
 
     source: str
     report: str
@@ -216,7 +215,7 @@ class RefusedFile:
 def request_messages(
     capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], rules: Rules
 ) -> tuple[ChatMessage, ...]:
-    """The dialogue that asks for a first file."""
+    """The dialogue that requests a first file."""
     fields = {
         "name": capability.name,
         "title": capability.title,
@@ -256,10 +255,11 @@ def request_messages(
 def repair_messages(
     request: Sequence[ChatMessage], base: RefusedFile, follow_up: RefusedFile | None, before: Sequence[str]
 ) -> tuple[ChatMessage, ...]:
-    """The same dialogue with a file that was refused, and the report on it.
+    """The dialogue continued with a refused file and the report on it.
 
-    ``since`` is what was answered after ``base`` and was no file at all; ``before`` says of each earlier attempt which
-    checks refused it.
+    Args:
+        follow_up: a later answer to ``base`` that contained no file.
+        before: for each earlier attempt, the checks that refused it.
     """
     parts = [_prompt_text("mend"), _delimited("report", clipped(base.report, MAX_REPORT))]
     if follow_up is not None:
@@ -278,12 +278,12 @@ def repair_messages(
 
 
 def example() -> str:
-    """The worked example's source; it is read, not imported."""
+    """The worked example's source; read as text, never imported."""
     return files("agents.synthesizer.llm").joinpath("example.py").read_text("utf-8")
 
 
 def _delimited(name: str, text: str) -> str:
-    """Others' words, as any request can hold them."""
+    """Untrusted text between marks, in valid Unicode."""
     return marked(name, replace_surrogates(text))
 
 

@@ -322,13 +322,12 @@ def test_a_budget_ends_the_asking_and_what_was_answered_stays_free() -> None:
         return Question(Purpose("c1", "synthesize", "dates"), (ChatMessage("user", f"question {number}"),))
 
     async def until_spent(opened: Any) -> None:
-        bounded = opened.with_budget(Budget(tokens=40))
         for number in range(9):
-            await bounded.ask(asked(number), Fault)
+            await opened.ask(asked(number), Fault)
 
     with served(GOOD) as server:
         with pytest.raises(BudgetSpent, match="42 tokens of 40 spent on synthesize of dates, in 3 replies"):
-            run(model(server, ledger=ledger), until_spent)
+            run(model(server, ledger=ledger, budget=Budget(tokens=40)), until_spent)
         assert len(server.asked) == 3
         kept = model(server, ledger=ledger, budget=Budget(tokens=40))
         assert ask(kept, asked(2)) == ANSWER
