@@ -28,10 +28,10 @@ from traced.targets.registry import target
 CAPABILITIES = ["alpha", "beta"]
 
 
-def stations(context: Context, cut: str) -> Stages:
+def scripted_stages(context: Context, cut_at: str) -> Stages:
     def at(stage: str, capability: str | None = None) -> None:
         context.event(stage, StageState.STARTED, capability)
-        if cut == f"{stage} {capability or ''}".strip():
+        if cut_at == f"{stage} {capability or ''}".strip():
             os.kill(os.getpid(), signal.SIGKILL)
         context.event(stage, StageState.FINISHED, capability)
 
@@ -66,18 +66,18 @@ def stations(context: Context, cut: str) -> Stages:
         at("promote")
         return adapters
 
-    async def evaluate(cycle: str, promoted: list[str]) -> None:
+    async def evaluate(cycle: str, adapters: list[str]) -> None:
         at("evaluate")
 
     async def report(cycle: str) -> None:
         at("report")
-        with context.write_session() as opened:
-            set_cycle_state(opened, context.cycle_id, CycleState.FINISHED, at=utc_now())
+        with context.write_session() as session:
+            set_cycle_state(session, context.cycle_id, CycleState.FINISHED, at=utc_now())
 
     async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
 
-    async def asked(cycle: str, adapters: list[str]) -> dict[str, int]:
+    async def requested_rounds(cycle: str, adapters: list[str]) -> dict[str, int]:
         return {}
 
     async def look(cycle: str, adapter: str, number: int) -> bool:
@@ -99,25 +99,25 @@ def stations(context: Context, cut: str) -> Stages:
         evaluate,
         report,
         drop,
-        asked,
+        requested_rounds,
         look,
         optimize_prompt,
     )
 
 
-def main(directory: Path, cut: str) -> None:
+def main(directory: Path, cut_at: str) -> None:
     settings: Settings = load_settings(directory)
     store = open_store(settings.store_url)
-    with write_session(store) as opened:
-        cycle = runner.find_cycle(opened, settings, "scripted", at=utc_now())
+    with write_session(store) as session:
+        cycle = runner.find_cycle(session, settings, "scripted", at=utc_now())
     model = ModelFiles("scripted", directory)
     with Meter() as meter:
         progress = Progress(Console(stderr=True))
         context = Context(settings, store, target("desk"), model, cycle.id, progress, meter)
-        runner.cycle_stages = lambda context: stations(context, cut)
-        standing = asyncio.run(runner.run_cycle(context, undecided))
+        runner.cycle_stages = lambda context: scripted_stages(context, cut_at)
+        status = asyncio.run(runner.run_cycle(context, undecided))
     store.dispose()
-    print(cycle.id, "finished" if standing.finished else "waiting", *standing.state.get("promoted", []))
+    print(cycle.id, "finished" if status.finished else "waiting", *status.state.get("promoted", []))
 
 
 def undecided(context: Context, adapters: Sequence[str]) -> bool:

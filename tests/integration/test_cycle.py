@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 CYCLE = "desk-scripted-0-1"
 
 
-def work(directory: Path, cut: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.integration.scripted_cycle", str(directory), cut]
+def work(directory: Path, cut_at: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.integration.scripted_cycle", str(directory), cut_at]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
-def told(directory: Path) -> tuple[CycleState, list[StageEvent]]:
+def run_output(directory: Path) -> tuple[CycleState, list[StageEvent]]:
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
     try:
         with read_session(store) as session:
@@ -35,13 +35,13 @@ def told(directory: Path) -> tuple[CycleState, list[StageEvent]]:
         store.dispose()
 
 
-@pytest.mark.parametrize("cut", ["analyze", "synthesize beta", "train alpha", "gate beta", "evaluate"])
-def test_a_killed_cycle_is_carried_on_by_the_same_command(tmp_path: Path, cut: str) -> None:
+@pytest.mark.parametrize("cut_at", ["analyze", "synthesize beta", "train alpha", "gate beta", "evaluate"])
+def test_a_killed_cycle_is_carried_on_by_the_same_command(tmp_path: Path, cut_at: str) -> None:
     (tmp_path / "decisions").touch()
-    assert work(tmp_path, cut).returncode == -signal.SIGKILL
+    assert work(tmp_path, cut_at).returncode == -signal.SIGKILL
     second = work(tmp_path)
     assert second.stdout.split() == [CYCLE, "finished", "alpha@v1", "beta@v1"], second.stderr
-    state, events = told(tmp_path)
+    state, events = run_output(tmp_path)
     assert state is CycleState.FINISHED
     finished = collections.Counter(
         f"{event.stage} {event.capability or ''}".strip()
@@ -52,19 +52,21 @@ def test_a_killed_cycle_is_carried_on_by_the_same_command(tmp_path: Path, cut: s
         f"{stage} {name}" for stage in ("synthesize", "admit", "train", "gate") for name in ("alpha", "beta")
     ]
     assert set(finished) == {"collect", "analyze", *per_capability, "promote", "evaluate", "report"}
-    again = {stage for stage, count in finished.items() if count > 1}
-    beside = "alpha" if cut.endswith("beta") else "beta"  # its station may have ended, its checkpoint not been written
-    assert len(again) <= 1, again
-    assert all(stage.endswith(beside) for stage in again), again
+    repeated = {stage for stage, count in finished.items() if count > 1}
+    file_beside = (
+        "alpha" if cut_at.endswith("beta") else "beta"
+    )  # its station may have ended, its checkpoint not been written
+    assert len(repeated) <= 1, repeated
+    assert all(stage.endswith(file_beside) for stage in repeated), repeated
 
 
 def test_a_cycle_waits_for_approval_across_processes(tmp_path: Path) -> None:
     first = work(tmp_path)
     assert first.stdout.split() == [CYCLE, "waiting"], first.stderr
-    assert told(tmp_path)[0] is CycleState.WAITING
+    assert run_output(tmp_path)[0] is CycleState.WAITING
     (tmp_path / "decisions").touch()
     assert work(tmp_path).stdout.split() == [CYCLE, "finished", "alpha@v1", "beta@v1"]
-    state, events = told(tmp_path)
+    state, events = run_output(tmp_path)
     assert state is CycleState.FINISHED
     assert sum(event.stage == SESSION for event in events) == 2
     assert (tmp_path / CHECKPOINTS).stat().st_size > 0
@@ -76,7 +78,7 @@ def test_a_finished_cycle_is_followed_by_a_new_one(tmp_path: Path) -> None:
     assert work(tmp_path).stdout.split()[0] == "desk-scripted-0-2"
 
 
-def test_a_cycle_tells_no_tracing_service_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_reports_to_no_tracing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served("{}") as elsewhere:
         for name in ("LANGSMITH", "LANGCHAIN"):
             monkeypatch.setenv(f"{name}_ENDPOINT", elsewhere.url)

@@ -63,8 +63,8 @@ def data_dir(tmp_path: Path) -> Path:
     """Of a cycle with an admitted environment, an adapter, and the rollouts that its training took."""
     save_cycle(tmp_path, SHOP)
     store = open_store(f"sqlite:///{tmp_path / 'traced.db'}")
-    with write_session(store) as on:
-        set_training_state(on, f"{CYCLE}/{COMPOUND}", RunState.FINISHED, at=T0, rollouts=ROLLOUTS)
+    with write_session(store) as session:
+        set_training_state(session, f"{CYCLE}/{COMPOUND}", RunState.FINISHED, at=T0, rollouts=ROLLOUTS)
     store.dispose()
     return tmp_path
 
@@ -75,8 +75,8 @@ def advice(body: dict[str, Any], nth: int) -> str:
 
 async def optimized(data_dir: Path, engine: EngineProcess, server: Scripted, **changed: Any) -> PromptPatch:
     """One process' work on it."""
-    told = {"llm.base_url": server.url, "llm.model": "scripted"} | changed
-    settings = load_settings(data_dir, TINY | told)
+    values = {"llm.base_url": server.url, "llm.model": "scripted"} | changed
+    settings = load_settings(data_dir, TINY | values)
     client = EngineClient(engine.url)
     store = open_store(settings.store_url)
     progress, model = Progress(Console(file=io.StringIO())), ModelFiles("bundled", BUNDLED)
@@ -88,27 +88,27 @@ async def optimized(data_dir: Path, engine: EngineProcess, server: Scripted, **c
         store.dispose()
 
 
-def stored(data_dir: Path, **wanted: Any) -> list[Any]:
+def stored_episodes(data_dir: Path, **filters: Any) -> list[Any]:
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
-    with write_session(store) as on:
-        found = list_trajectories(on, TrajectoryFilter(**wanted))
+    with write_session(store) as session:
+        rows = list_trajectories(session, TrajectoryFilter(**filters))
     store.dispose()
-    return found
+    return rows
 
 
 def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir: Path, engine: EngineProcess) -> None:
     with served(advice, canaries=[CANARY]) as server:
         patch = asyncio.run(optimized(data_dir, engine, server))
-        asked, played = len(server.asked), stored(data_dir)
-        again = asyncio.run(optimized(data_dir, engine, server))
-        assert len(server.asked) == asked
-    assert [one.id for one in stored(data_dir)] == [one.id for one in played]
-    assert (again.id, again.figures) == (patch.id, patch.figures)
-    check_figures(patch, asked)
+        question_count, episodes = len(server.asked), stored_episodes(data_dir)
+        repeated = asyncio.run(optimized(data_dir, engine, server))
+        assert len(server.asked) == question_count
+    assert [item.id for item in stored_episodes(data_dir)] == [item.id for item in episodes]
+    assert (repeated.id, repeated.figures) == (patch.id, patch.figures)
+    check_figures(patch, question_count)
     check_seeds(data_dir)
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
-    with write_session(store) as on:
-        assert [one.id for one in list_patches(on, cycle_id=CYCLE)] == [patch.id]
+    with write_session(store) as session:
+        assert [item.id for item in list_patches(session, cycle_id=CYCLE)] == [patch.id]
     store.dispose()
 
 
@@ -120,23 +120,23 @@ def test_a_question_that_is_filtered_costs_its_step_and_ends_nothing(data_dir: P
     assert patch.figures["evolution"]["proposed"] >= 1
 
 
-def check_figures(patch: PromptPatch, asked: int) -> None:
+def check_figures(patch: PromptPatch, question_count: int) -> None:
     figures = patch.figures
     evolution, gates = figures["evolution"], figures["gates"]
-    assert evolution["proposed"] == asked >= 2
+    assert evolution["proposed"] == question_count >= 2
     assert 12 < evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
-    assert figures["spent"]["calls"] == asked
+    assert figures["spent"]["calls"] == question_count
     assert figures["enough"] in set(Remedy)
     assert gates["adapter"]["adapter"] == ADAPTER
     assert set(gates) == {"prompt", "adapter", "comparison"}
     for gate in gates.values():
-        compared = {one["name"]: one for one in gate["comparisons"]}
-        assert compared["environment"]["seeds"] == compared["target"]["seeds"] == TINY["gate.seeds"]
-    assert [one["base"] for one in gates["prompt"]["comparisons"]] == [
-        one["base"] for one in gates["adapter"]["comparisons"]
+        comparisons = {item["name"]: item for item in gate["comparisons"]}
+        assert comparisons["environment"]["seeds"] == comparisons["target"]["seeds"] == TINY["gate.seeds"]
+    assert [item["base"] for item in gates["prompt"]["comparisons"]] == [
+        item["base"] for item in gates["adapter"]["comparisons"]
     ]
-    assert [one["adapter"] for one in gates["prompt"]["comparisons"]] == [
-        one["adapter"] for one in gates["comparison"]["comparisons"]
+    assert [item["adapter"] for item in gates["prompt"]["comparisons"]] == [
+        item["adapter"] for item in gates["comparison"]["comparisons"]
     ]
 
 
@@ -144,46 +144,46 @@ def check_seeds(data_dir: Path) -> None:
     """Nobody was asked for a better text on a seed of the gate, and no test seed was played."""
     gate = range(GATE_SEEDS, GATE_SEEDS + int(TINY["gate.seeds"]))
     validation = range(VALIDATION_SEEDS, VALIDATION_SEEDS + int(TINY["prompting.validation"]))
-    evolved = [one for one in stored(data_dir, source=SOURCE) if one.model.startswith("base+")]
-    seeds = {int(one.task_id) for one in evolved}
+    evolved = [item for item in stored_episodes(data_dir, source=SOURCE) if item.model.startswith("base+")]
+    seeds = {int(item.task_id) for item in evolved}
     assert set(gate) < seeds
     assert set(validation) < seeds
     training = seeds - {*gate, *validation}
     assert training
     assert max(training) < GATE_SEEDS
-    assert not stored(data_dir, split="test")
-    played_on_gate = {one.model for one in evolved if int(one.task_id) in gate}
+    assert not stored_episodes(data_dir, split="test")
+    played_on_gate = {item.model for item in evolved if int(item.task_id) in gate}
     assert len(played_on_gate) == 1  # the best text alone
 
 
 def test_stopped_while_it_waits_for_an_answer_it_goes_on_and_asks_for_nothing_twice(
     data_dir: Path, engine: EngineProcess
 ) -> None:
-    async def stopped(server: Scripted, reached: asyncio.Event) -> None:
+    async def stopped(server: Scripted, second_question: asyncio.Event) -> None:
         work = asyncio.create_task(optimized(data_dir, engine, server))
-        await reached.wait()
+        await second_question.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
 
     async def until_the_second_question() -> list[dict[str, Any]]:
-        loop, reached = asyncio.get_running_loop(), asyncio.Event()
+        loop, second_question = asyncio.get_running_loop(), asyncio.Event()
 
         def answer(body: dict[str, Any], nth: int) -> Any:
             if nth == 1:
-                loop.call_soon_threadsafe(reached.set)
+                loop.call_soon_threadsafe(second_question.set)
                 return Silence(60)
             return advice(body, nth)
 
         with served(answer) as server:
-            await stopped(server, reached)
+            await stopped(server, second_question)
             return server.asked
 
     first = asyncio.run(until_the_second_question())
-    before = {one.id for one in stored(data_dir)}
+    earlier_ids = {item.id for item in stored_episodes(data_dir)}
     assert len(first) == 2
     with served(advice) as server:
         asyncio.run(optimized(data_dir, engine, server))
         assert server.asked[0] == first[1]  # what was not answered, and not what was
         assert first[0] not in server.asked
-    assert before < {one.id for one in stored(data_dir)}
+    assert earlier_ids < {item.id for item in stored_episodes(data_dir)}

@@ -31,7 +31,7 @@ from traced.evaluation.figures import BASE, ROUTED, as_json
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model, weights_digest
-from traced.pipeline import routers as station
+from traced.pipeline import routers as router_stage
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.evaluate import ROUTE, evaluate
 from traced.pipeline.promote import PROMOTE
@@ -61,18 +61,18 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield process
 
 
-def test_compound_tasks_are_told_from_single_ones_by_the_bundled_models_hidden_state(engine: EngineProcess) -> None:
+def test_the_hidden_state_separates_compound_from_single_tasks(engine: EngineProcess) -> None:
     async def check() -> None:
         async with EngineClient(engine.url) as client:
-            learnt, asked = SPLITS["train"][:200], SPLITS["gate"][:120]
-            embeddings = await client.embeddings([routed_text(task(seed).messages) for seed in learnt])
-            classifier = fit_classifier(embeddings, [right(seed) for seed in learnt], base_digest="")
+            training_seeds, details = SPLITS["train"][:200], SPLITS["gate"][:120]
+            embeddings = await client.embeddings([routed_text(task(seed).messages) for seed in training_seeds])
+            classifier = fit_classifier(embeddings, [right(seed) for seed in training_seeds], base_digest="")
             router = HiddenStateRouter(client, classifier)
-            decisions = [await router.choose(task(seed)) for seed in asked]
-            accuracy = sum(d.model == right(seed) for d, seed in zip(decisions, asked, strict=True)) / len(asked)
-            majority = max(collections.Counter(map(right, asked)).values()) / len(asked)
+            decisions = [await router.choose(task(seed)) for seed in details]
+            accuracy = sum(d.model == right(seed) for d, seed in zip(decisions, details, strict=True)) / len(details)
+            majority = max(collections.Counter(map(right, details)).values()) / len(details)
             assert accuracy >= majority + 0.1, (accuracy, majority)
-            together = await asyncio.gather(*(router.choose(task(seed)) for seed in asked))
+            together = await asyncio.gather(*(router.choose(task(seed)) for seed in details))
             assert [d.model for d in together] == [d.model for d in decisions]
 
     asyncio.run(check())
@@ -90,9 +90,9 @@ def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None
     asyncio.run(check())
 
 
-def recorded(seed: int, cycle: str) -> Trajectory:
-    made = demonstrate(seed, {}, 0)
-    return dataclasses.replace(made, id=f"{cycle}-{seed}", model=BASE, trial=0, cycle_id=cycle)
+def recorded_trajectory(seed: int, cycle: str) -> Trajectory:
+    demonstration = demonstrate(seed, {}, 0)
+    return dataclasses.replace(demonstration, id=f"{cycle}-{seed}", model=BASE, trial=0, cycle_id=cycle)
 
 
 def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, adapter: str = ADAPTER) -> None:
@@ -103,58 +103,62 @@ def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, ada
     lora.save_pretrained(directory / adapter)
     seeds = random.Random(cycle).sample(SPLITS["train"], 80)
     hashed, capability = environment_hash(source), adapter.partition("@")[0]
-    named = sorted({COMPOUND, capability})
+    names = sorted({COMPOUND, capability})
     run, path = f"{cycle}/{capability}", str(directory / adapter)
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
-    with write_session(store) as on:
-        cycles.save_cycle(on, Cycle(cycle, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
-        save_trajectories(on, [recorded(seed, cycle) for seed in seeds])
-        capabilities.save_capabilities(on, cycle, [dataclasses.replace(CAPABILITY, name=name) for name in named])
-        told = [
-            (seed, name, Verdict.LACKING if name in needed_capabilities(seed) else Verdict.NA) for seed in seeds for name in named
+    with write_session(store) as session:
+        cycles.save_cycle(session, Cycle(cycle, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+        save_trajectories(session, [recorded_trajectory(seed, cycle) for seed in seeds])
+        capabilities.save_capabilities(session, cycle, [dataclasses.replace(CAPABILITY, name=name) for name in names])
+        overrides = [
+            (seed, name, Verdict.LACKING if name in needed_capabilities(seed) else Verdict.NA)
+            for seed in seeds
+            for name in names
         ]
         capabilities.save_labels(
-            on, cycle, [Label(f"{cycle}-{seed}", name, 0, verdict) for seed, name, verdict in told]
+            session, cycle, [Label(f"{cycle}-{seed}", name, 0, verdict) for seed, name, verdict in overrides]
         )
-        environments.save_environment(on, EnvironmentRecord(hashed, source, cycle, capability, 0, "builtin", T0))
+        environments.save_environment(session, EnvironmentRecord(hashed, source, cycle, capability, 0, "builtin", T0))
         training.save_training_run(
-            on, TrainingRun(run, cycle, capability, hashed, "bundled", 0, {}, RunState.FINISHED, T0)
+            session, TrainingRun(run, cycle, capability, hashed, "bundled", 0, {}, RunState.FINISHED, T0)
         )
-        adapters.save_adapter(on, AdapterVersion(adapter, capability, 1, path, {}, cycle, run, hashed, T0))
+        adapters.save_adapter(session, AdapterVersion(adapter, capability, 1, path, {}, cycle, run, hashed, T0))
     store.dispose()
 
 
 async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], list[str], str]:
     """Evaluate; the JSON figures, the stages' events in order, and the report's sentence about routing."""
-    told = {"routing.router": router, "test.seeds": 10, "engine.threads": 1, "engine.start_timeout_s": 300}
-    settings = load_settings(directory, told)
+    overrides = {"routing.router": router, "test.seeds": 10, "engine.threads": 1, "engine.start_timeout_s": 300}
+    settings = load_settings(directory, overrides)
     progress = Progress(Console(file=io.StringIO()))
     async with open_context(settings, CYCLE, progress, Meter()) as context:
         await evaluate(context, [ADAPTER])
-        found = gather(context)
-        with context.read_session() as on:
-            events = [event.stage for event in cycles.list_stage_events(on, CYCLE)]
-            asked = [event.detail for event in cycles.list_stage_events(on, CYCLE) if event.detail.get("picks")][-1]
-            served = {choice.model for choice in list_routing(on, cycle_id=CYCLE)}
-        assert asked["serving"] == router
-        assert len(served) >= 1
-        assert served <= {BASE, ADAPTER}
+        figures = gather(context)
+        with context.read_session() as session:
+            events = [event.stage for event in cycles.list_stage_events(session, CYCLE)]
+            details = [event.detail for event in cycles.list_stage_events(session, CYCLE) if event.detail.get("picks")][
+                -1
+            ]
+            serving = {choice.model for choice in list_routing(session, cycle_id=CYCLE)}
+        assert details["serving"] == router
+        assert len(serving) >= 1
+        assert serving <= {BASE, ADAPTER}
         await check_classifier(context)
-    return as_json(found), events, next(iter(found.routers))
+    return as_json(figures), events, next(iter(figures.routers))
 
 
 async def check_classifier(context: Context) -> None:
     """The file in the run's folder routes as the router that was just used, and nothing is fitted again for it."""
-    kept = read_classifier(classifier_file(context.data_dir, context.cycle_id))
-    assert kept.base_digest == weights_digest(context.model.path)
-    assert kept.examples[ADAPTER] > len(station.ROUTING_SEEDS)
-    assert kept.examples[BASE] + kept.examples[ADAPTER] == 80 + len(station.ROUTING_SEEDS)
-    again = await station.hidden_state_router(context, [ADAPTER])
-    assert again.classifier == kept
+    classifier = read_classifier(classifier_file(context.data_dir, context.cycle_id))
+    assert classifier.base_digest == weights_digest(context.model.path)
+    assert classifier.examples[ADAPTER] > len(router_stage.ROUTING_SEEDS)
+    assert classifier.examples[BASE] + classifier.examples[ADAPTER] == 80 + len(router_stage.ROUTING_SEEDS)
+    repeated = await router_stage.hidden_state_router(context, [ADAPTER])
+    assert repeated.classifier == classifier
 
 
-def check_both(told: dict[str, object]) -> None:
-    routing = told["routing"]
+def check_both(overrides: dict[str, object]) -> None:
+    routing = overrides["routing"]
     assert isinstance(routing, dict)
     assert set(routing) == {"hidden-state", "labels"}
     for quality in routing.values():
@@ -167,22 +171,22 @@ def check_both(told: dict[str, object]) -> None:
 @pytest.mark.usefixtures("image")
 def test_an_evaluation_asks_both_routers_and_a_second_process_routes_alike(tmp_path: Path) -> None:
     save_cycle(tmp_path)
-    told, events, first = asyncio.run(evaluated(tmp_path, "hidden-state"))
+    overrides, events, first = asyncio.run(evaluated(tmp_path, "hidden-state"))
     assert first == "hidden-state"
-    check_both(told)
+    check_both(overrides)
     assert events.count("fit router") == 2  # started and finished, once
     assert events.index("fit router") < events.index(f"evaluate {ROUTED}") < events.index(ROUTE)
-    again, more, _ = asyncio.run(evaluated(tmp_path, "hidden-state"))
-    assert again["routing"] == told["routing"]
-    assert more.count("fit router") == 2
+    repeated, repeated_events, _ = asyncio.run(evaluated(tmp_path, "hidden-state"))
+    assert repeated["routing"] == overrides["routing"]
+    assert repeated_events.count("fit router") == 2
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-def test_a_second_cycles_router_is_fitted_for_and_measured_with_what_the_first_one_has_live(
+def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(station, "ROUTING_SEEDS", station.ROUTING_SEEDS[:40])
+    monkeypatch.setattr(router_stage, "ROUTING_SEEDS", router_stage.ROUTING_SEEDS[:40])
     save_cycle(tmp_path)
     save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
 
@@ -191,12 +195,12 @@ def test_a_second_cycles_router_is_fitted_for_and_measured_with_what_the_first_o
         async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
             context.event(PROMOTE, StageState.FINISHED, promoted=[DATES], live=[DATES, ADAPTER])
             await evaluate(context, [DATES])
-            found = gather(context)
-        assert {BASE, DATES, ADAPTER, ROUTED} <= set(found.rates)
-        assert found.routers["hidden-state"].tasks == 6
-        kept = read_classifier(classifier_file(tmp_path, SECOND))
-        assert min(kept.examples[name] for name in (DATES, ADAPTER)) >= len(station.ROUTING_SEEDS)
-        assert kept.classes == [BASE, DATES, ADAPTER]
+            figures = gather(context)
+        assert {BASE, DATES, ADAPTER, ROUTED} <= set(figures.rates)
+        assert figures.routers["hidden-state"].tasks == 6
+        classifier = read_classifier(classifier_file(tmp_path, SECOND))
+        assert min(classifier.examples[name] for name in (DATES, ADAPTER)) >= len(router_stage.ROUTING_SEEDS)
+        assert classifier.classes == [BASE, DATES, ADAPTER]
         assert find_router_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
 
     asyncio.run(check())
@@ -206,27 +210,29 @@ def test_a_second_cycles_router_is_fitted_for_and_measured_with_what_the_first_o
 @pytest.mark.usefixtures("image")
 def test_the_labels_serve_when_the_settings_say_so(tmp_path: Path) -> None:
     save_cycle(tmp_path)
-    told, _, first = asyncio.run(evaluated(tmp_path, "labels"))
+    overrides, _, first = asyncio.run(evaluated(tmp_path, "labels"))
     assert first == "labels"
-    check_both(told)
+    check_both(overrides)
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-def test_with_too_few_examples_everything_goes_to_the_base_model_and_the_event_says_why(tmp_path: Path) -> None:
+def test_with_too_few_examples_the_base_model_serves_and_the_event_states_the_reason(tmp_path: Path) -> None:
     save_cycle(tmp_path, LAMP_SHOP.replace("rng = random.Random(seed)", "raise ValueError('none')", 1))
 
     async def check() -> None:
         settings = load_settings(tmp_path, {"engine.threads": 1, "engine.start_timeout_s": 300})
         async with open_context(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
-            with context.write_session() as on:
-                cycles.save_cycle(on, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
-            router = await station.hidden_state_router(context, [ADAPTER])
+            with context.write_session() as session:
+                cycles.save_cycle(session, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+            router = await router_stage.hidden_state_router(context, [ADAPTER])
             decision = await router.choose(task(0))
             assert decision.model == BASE
             assert f"there are: {ADAPTER} " in decision.reason  # of the cycle that labelled it; of this one nothing
-            with context.read_session() as on:
-                (event,) = [one for one in cycles.list_stage_events(on, "desk-other") if one.detail]
+            with context.read_session() as session:
+                (event,) = [
+                    event_row for event_row in cycles.list_stage_events(session, "desk-other") if event_row.detail
+                ]
             assert event.detail["why"] == decision.reason
             assert not (classifier_file(context.data_dir, context.cycle_id)).exists()
 

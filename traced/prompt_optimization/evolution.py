@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from agents.errors import BudgetSpent
 from agents.llm.endpoint import prompt_tokens
-from agents.llm.question import IS_DATA, ChatMessage, Purpose, Question, marked
+from agents.llm.question import IS_DATA, ChatMessage, Purpose, Question, delimited
 from agents.transcript import tool_function
 from store.text import storable_text
 from store.types import Capability, Message, Trajectory
@@ -289,10 +289,10 @@ def _question_text(capability: Capability, patch: str, episodes: Sequence[Trajec
     ]
     tools = [json.dumps(tool_function(tool), ensure_ascii=False) for tool in first.tools]
     parts = [
-        "What the agent has to be able to do:\n" + marked("capability", "\n".join(filter(None, capability_texts))),
-        "Its system prompt, without the guidance:\n" + marked("system-prompt", _system(first)),
-        "Its tools:\n" + marked("tools", _cut("\n".join(tools), max_chars)),
-        "The guidance as it is now:\n" + marked("guidance", patch),
+        "What the agent has to be able to do:\n" + delimited("capability", "\n".join(filter(None, capability_texts))),
+        "Its system prompt, without the guidance:\n" + delimited("system-prompt", _system(first)),
+        "Its tools:\n" + delimited("tools", _cut("\n".join(tools), max_chars)),
+        "The guidance as it is now:\n" + delimited("guidance", patch),
         *(_conversation_text(place, episode, max_chars) for place, episode in enumerate(episodes, start=1)),
         TASK,
     ]
@@ -311,7 +311,7 @@ def patch_in(answer: str) -> str:
 def _conversation_text(place: int, episode: Trajectory, max_chars: int) -> str:
     lines = [_line(message) for message in episode.messages if message["role"] != "system"]
     text = _cut("\n".join(lines), max_chars)
-    return f"Conversation {place}, reward {episode.reward:g}:\n" + marked("conversation", text)
+    return f"Conversation {place}, reward {episode.reward:g}:\n" + delimited("conversation", text)
 
 
 def _system(episode: Trajectory) -> str:

@@ -47,14 +47,14 @@ def job(model_path: Path, out: Path, **changes: Any) -> TrainingJob:
     return dataclasses.replace(fixed, **changes)
 
 
-def train(chosen: TrainingJob, factory: Callable[[], Any] = Bandit) -> list[Metrics]:
+def train(training_job: TrainingJob, factory: Callable[[], Any] = Bandit) -> list[Metrics]:
     metrics: list[Metrics] = []
-    grpo.train(chosen, metrics.append, lambda _: LocalSource("bandit", factory))
+    grpo.train(training_job, metrics.append, lambda _: LocalSource("bandit", factory))
     return metrics
 
 
-def weights(chosen: TrainingJob) -> dict[str, torch.Tensor]:
-    return load_file(chosen.adapter / "adapter_model.safetensors")
+def weights(training_job: TrainingJob) -> dict[str, torch.Tensor]:
+    return load_file(training_job.adapter / "adapter_model.safetensors")
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -63,17 +63,17 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_grpo_raises_the_reward_of_a_bandit(model_path: Path, tmp_path: Path) -> None:
     metrics = train(job(model_path, tmp_path / "out", iterations=26))
-    before = sum(m["reward"] for m in metrics[:5]) / 5
-    after = sum(m["reward"] for m in metrics[-5:]) / 5
-    assert before < 0.3
-    assert after > before + 0.2
+    initial = sum(m["reward"] for m in metrics[:5]) / 5
+    final = sum(m["reward"] for m in metrics[-5:]) / 5
+    assert initial < 0.3
+    assert final > initial + 0.2
     assert read_metrics(tmp_path / "out" / "metrics.jsonl") == metrics
     assert [m["iteration"] for m in metrics] == list(range(1, 27))
 
 
 def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path: Path) -> None:
     straight, halves = job(model_path, tmp_path / "a", iterations=6), job(model_path, tmp_path / "b", iterations=3)
-    whole = train(straight)
+    uninterrupted = train(straight)
     first = train(halves)
     resumed = dataclasses.replace(halves, iterations=6)
     second = train(resumed)
@@ -81,7 +81,7 @@ def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path
     assert equal(weights(straight), weights(resumed))
     times = ("rollout_seconds", "update_seconds", "tokens_per_second")
     assert [{k: v for k, v in m.items() if k not in times} for m in first + second] == [
-        {k: v for k, v in m.items() if k not in times} for m in whole
+        {k: v for k, v in m.items() if k not in times} for m in uninterrupted
     ]
     config = [json.loads((j.adapter / "adapter_config.json").read_text()) for j in (straight, resumed)]
     assert config[0] == config[1]
@@ -90,7 +90,7 @@ def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path
 
 
 def test_an_interrupted_run_carries_on_from_its_checkpoint(model_path: Path, tmp_path: Path) -> None:
-    straight, broken = job(model_path, tmp_path / "a", iterations=5), job(model_path, tmp_path / "b", iterations=5)
+    straight, interrupted = job(model_path, tmp_path / "a", iterations=5), job(model_path, tmp_path / "b", iterations=5)
     train(straight)
 
     def stop(metrics: Metrics) -> None:
@@ -98,81 +98,81 @@ def test_an_interrupted_run_carries_on_from_its_checkpoint(model_path: Path, tmp
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grpo.train(broken, stop, lambda _: LocalSource("bandit", Bandit))
-    assert not broken.adapter.exists()
-    assert [m["iteration"] for m in train(broken)] == [4, 5]
-    assert [m["iteration"] for m in read_metrics(broken.metrics)] == [1, 2, 3, 4, 5]
-    assert equal(weights(straight), weights(broken))
+        grpo.train(interrupted, stop, lambda _: LocalSource("bandit", Bandit))
+    assert not interrupted.adapter.exists()
+    assert [m["iteration"] for m in train(interrupted)] == [4, 5]
+    assert [m["iteration"] for m in read_metrics(interrupted.metrics)] == [1, 2, 3, 4, 5]
+    assert equal(weights(straight), weights(interrupted))
 
 
 def test_a_finished_job_is_not_trained_again_and_another_job_is_refused(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out")
-    train(chosen)
-    written = (chosen.adapter / "adapter_model.safetensors").stat().st_mtime_ns
-    assert train(chosen) == []
-    assert (chosen.adapter / "adapter_model.safetensors").stat().st_mtime_ns == written
+    training_job = job(model_path, tmp_path / "out")
+    train(training_job)
+    result_time = (training_job.adapter / "adapter_model.safetensors").stat().st_mtime_ns
+    assert train(training_job) == []
+    assert (training_job.adapter / "adapter_model.safetensors").stat().st_mtime_ns == result_time
     with pytest.raises(JobChangedError, match="different job"):
-        train(dataclasses.replace(chosen, seed=2))
+        train(dataclasses.replace(training_job, seed=2))
 
 
-class Solved(Bandit):
+class SolvedEnvironment(Bandit):
     """Solved from the second iteration's seeds on, whatever the model says."""
 
     unsolved: frozenset[int] = frozenset()
 
     def reset(self, seed: int) -> Any:
-        self.won = seed not in self.unsolved
+        self.success = seed not in self.unsolved
         return super().reset(seed)
 
     def score(self) -> Score:
-        return Score(1.0, True) if self.won else super().score()
+        return Score(1.0, True) if self.success else super().score()
 
 
 def test_a_solved_environment_ends_the_training(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=20, solved_after=2)
-    Solved.unsolved = frozenset(chosen.group_seeds(0))
-    assert [m["success"] == 1.0 for m in train(chosen, Solved)] == [False, True, True]
-    result = json.loads((chosen.out / "result.json").read_text())
+    training_job = job(model_path, tmp_path / "out", iterations=20, solved_after=2)
+    SolvedEnvironment.unsolved = frozenset(training_job.group_seeds(0))
+    assert [m["success"] == 1.0 for m in train(training_job, SolvedEnvironment)] == [False, True, True]
+    result = json.loads((training_job.out / "result.json").read_text())
     assert (result["iterations"], result["solved"]) == (3, True)
-    assert train(chosen, Solved) == []  # finished: the same job again has nothing to do
-    never = job(model_path, tmp_path / "never", iterations=4, solved_after=0)
-    assert len(train(never, Solved)) == 4
-    assert not json.loads((never.out / "result.json").read_text())["solved"]
+    assert train(training_job, SolvedEnvironment) == []  # finished: the same job again has nothing to do
+    unlimited = job(model_path, tmp_path / "never", iterations=4, solved_after=0)
+    assert len(train(unlimited, SolvedEnvironment)) == 4
+    assert not json.loads((unlimited.out / "result.json").read_text())["solved"]
 
 
 def test_a_run_killed_after_it_was_solved_ends_at_the_same_iteration(model_path: Path, tmp_path: Path) -> None:
-    straight, broken = (
+    straight, interrupted = (
         job(model_path, tmp_path / name, iterations=20, solved_after=3, checkpoint_every=2) for name in "ab"
     )
-    Solved.unsolved = frozenset(straight.group_seeds(0))
-    train(straight, Solved)
+    SolvedEnvironment.unsolved = frozenset(straight.group_seeds(0))
+    train(straight, SolvedEnvironment)
 
     def stop(metrics: Metrics) -> None:
         if metrics["iteration"] == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grpo.train(broken, stop, lambda _: LocalSource("bandit", Solved))
-    train(broken, Solved)
-    assert [len(read_metrics(run.metrics)) for run in (straight, broken)] == [4, 4]
-    assert equal(weights(straight), weights(broken))
+        grpo.train(interrupted, stop, lambda _: LocalSource("bandit", SolvedEnvironment))
+    train(interrupted, SolvedEnvironment)
+    assert [len(read_metrics(run.metrics)) for run in (straight, interrupted)] == [4, 4]
+    assert equal(weights(straight), weights(interrupted))
 
 
 def test_a_solved_run_killed_before_its_result_trains_no_further(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    straight, broken = (
+    straight, interrupted = (
         job(model_path, tmp_path / name, iterations=20, solved_after=3, checkpoint_every=2) for name in "ab"
     )
-    Solved.unsolved = frozenset(straight.group_seeds(0))  # solved at iteration 4, which has a checkpoint
-    train(straight, Solved)
+    SolvedEnvironment.unsolved = frozenset(straight.group_seeds(0))  # solved at iteration 4, which has a checkpoint
+    train(straight, SolvedEnvironment)
     with monkeypatch.context() as patch:
         patch.setattr(grpo, "_publish", killed)
         with pytest.raises(KeyboardInterrupt):
-            train(broken, Solved)
-    assert train(broken, Solved) == []
-    assert len(read_metrics(broken.metrics)) == 4
-    assert equal(weights(straight), weights(broken))
+            train(interrupted, SolvedEnvironment)
+    assert train(interrupted, SolvedEnvironment) == []
+    assert len(read_metrics(interrupted.metrics)) == 4
+    assert equal(weights(straight), weights(interrupted))
 
 
 def killed(*_: object) -> None:
@@ -180,38 +180,38 @@ def killed(*_: object) -> None:
 
 
 def test_without_a_mixed_group_neither_weights_nor_moments_move(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=2)
+    training_job = job(model_path, tmp_path / "out", iterations=2)
 
     class Later(Bandit):
         """Mixed in the first iteration (32 rollouts), constant in the second."""
 
         def reset(self, seed: int) -> Any:
-            self.constant = seed in chosen.group_seeds(1)
+            self.constant = seed in training_job.group_seeds(1)
             return super().reset(seed)
 
         def score(self) -> Score:
             return Score(0.5, False) if self.constant else super().score()
 
-    one = job(model_path, tmp_path / "one", iterations=1)
-    train(one, Later)
-    metrics = train(chosen, Later)
+    sample = job(model_path, tmp_path / "one", iterations=1)
+    train(sample, Later)
+    metrics = train(training_job, Later)
     assert [m["mixed_groups"] > 0 for m in metrics] == [True, False]
     assert metrics[1]["grad_norm"] == 0.0
     assert metrics[1]["trajectories_kept"] == 0
-    assert equal(weights(one), weights(chosen))
+    assert equal(weights(sample), weights(training_job))
 
 
 def test_a_lost_group_gives_no_gradient_and_no_reward(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out")
-    lost = chosen.group_seeds(0)[0]
+    training_job = job(model_path, tmp_path / "out")
+    lost_seed = training_job.group_seeds(0)[0]
 
     class Breaking(Bandit):
         def step(self, message: Message) -> list[Message]:
-            if self.seed == lost:
+            if self.seed == lost_seed:
                 raise RuntimeError("container gone")
             return super().step(message)
 
-    [metrics] = train(chosen, Breaking)
+    [metrics] = train(training_job, Breaking)
     assert (metrics["lost_groups"], metrics["retried"]) == (1, 8)
     assert metrics["trajectories_kept"] <= 24
 
@@ -219,7 +219,7 @@ def test_a_lost_group_gives_no_gradient_and_no_reward(model_path: Path, tmp_path
 def test_a_full_disk_leaves_no_adapter_and_the_run_can_carry_on(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = job(model_path, tmp_path / "out")
+    training_job = job(model_path, tmp_path / "out")
 
     def full(self: PeftModel, folder: Path, **_: Any) -> None:
         (Path(folder) / "adapter_model.safetensors").write_bytes(b"half")
@@ -228,21 +228,21 @@ def test_a_full_disk_leaves_no_adapter_and_the_run_can_carry_on(
     with monkeypatch.context() as patch:
         patch.setattr(PeftModel, "save_pretrained", full)
         with pytest.raises(DiskError, match="No space left on device"):
-            train(chosen)
-    assert not chosen.adapter.exists()
-    assert not list(chosen.out.rglob("*.partial"))
-    train(chosen)
-    assert chosen.adapter.is_dir()
+            train(training_job)
+    assert not training_job.adapter.exists()
+    assert not list(training_job.out.rglob("*.partial"))
+    train(training_job)
+    assert training_job.adapter.is_dir()
 
 
 class Gradients(TrainerCallback):  # type: ignore[misc]
     """Keeps the gradients of the first optimizer step."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, torch.Tensor] = {}
+        self.mixed_groups: dict[str, torch.Tensor] = {}
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.kept = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        self.mixed_groups = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [100, 100_000])
@@ -251,27 +251,27 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
 
     The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the clip acts.
     """
-    chosen = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
-    gradients, played = Gradients(), []
+    training_job = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
+    gradients, rollouts = Gradients(), []
     with start_blocking_portal() as portal:
         source = LocalSource("bandit", Bandit)
         metrics: list[Metrics] = []
-        trainer = grpo.build_trainer(chosen, source, portal, metrics.append)
+        trainer = grpo.build_trainer(training_job, source, portal, metrics.append)
         trainer.add_callback(gradients)
         sampler = trainer.rollout_function.sampler
         generate, sample = sampler.generate, sampler.sample
         shift = torch.Generator().manual_seed(0)
 
         def shifted(requests: Sequence[Request]) -> list[Generation]:
-            made = generate(requests)
+            generations = generate(requests)
             return [
                 dataclasses.replace(g, logprobs=[p + float(torch.rand((), generator=shift)) - 0.5 for p in g.logprobs])
-                for g in made
+                for g in generations
             ]
 
         def remembered(*arguments: Any) -> list[Rollout]:
-            played.extend(sample(*arguments))
-            return list(played)
+            rollouts.extend(sample(*arguments))
+            return list(rollouts)
 
         sampler.generate = shifted
         sampler.sample = remembered  # type: ignore[method-assign]
@@ -285,21 +285,21 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
             if name in state:
                 parameter.data.copy_(state[name])
                 parameter.grad = None
-        clipped = papers_loss(trainer.model, played, chosen)
+        clipped = papers_loss(trainer.model, rollouts, training_job)
     assert metrics[0]["clip_fraction"] == pytest.approx(clipped, abs=1e-6)
     assert clipped > 0.05
     if micro_batch_tokens > 100:  # what is measured there is all of them
-        assert metrics[0]["kl_from_base"] == pytest.approx(plain_kl_from_base(trainer.model, played), rel=1e-3)
-    assert gradients.kept.keys() == state.keys()
+        assert metrics[0]["kl_from_base"] == pytest.approx(plain_kl_from_base(trainer.model, rollouts), rel=1e-3)
+    assert gradients.mixed_groups.keys() == state.keys()
     for name, parameter in trainer.model.named_parameters():
         if name in state:
-            torch.testing.assert_close(gradients.kept[name], parameter.grad, rtol=2e-3, atol=2e-6)
+            torch.testing.assert_close(gradients.mixed_groups[name], parameter.grad, rtol=2e-3, atol=2e-6)
 
 
-def plain_kl_from_base(model: Any, played: list[Rollout]) -> float:
+def plain_kl_from_base(model: Any, rollouts: list[Rollout]) -> float:
     """The mean of r - 1 - log r over all sampled tokens, one trajectory at a time."""
     terms = []
-    for rollout in played:
+    for rollout in rollouts:
         assert rollout.conversation is not None
         ids = torch.tensor([rollout.conversation.prompt])
         with torch.no_grad(), model.disable_adapter():
@@ -312,13 +312,13 @@ def plain_kl_from_base(model: Any, played: list[Rollout]) -> float:
     return sum(terms) / len(terms)
 
 
-def papers_loss(model: Any, played: list[Rollout], chosen: TrainingJob) -> float:
+def papers_loss(model: Any, rollouts: list[Rollout], training_job: TrainingJob) -> float:
     """Backpropagate the loss, one trajectory at a time without padding; returns the clipped share of its tokens."""
-    groups = [[r for r in played if r.group == g] for g in range(chosen.groups)]
-    kept = [group for group in groups if len({r.reward for r in group}) > 1]
-    size = sum(len(group) for group in kept)
+    groups = [[r for r in rollouts if r.group == g] for g in range(training_job.groups)]
+    mixed_groups = [group for group in groups if len({r.reward for r in group}) > 1]
+    size = sum(len(group) for group in mixed_groups)
     clipped = tokens = 0
-    for group in kept:
+    for group in mixed_groups:
         rewards = [r.reward for r in group if r.reward is not None]
         mean = sum(rewards) / len(rewards)
         sigma = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
@@ -329,54 +329,54 @@ def papers_loss(model: Any, played: list[Rollout], chosen: TrainingJob) -> float
             ids = torch.tensor([rollout.conversation.prompt])
             logits = model(input_ids=ids).logits[0].log_softmax(-1)
             start = len(rollout.conversation.prompt_ids)
-            own = [start + i for i, m in enumerate(rollout.conversation.mask) if m]
-            sampled = torch.tensor([rollout.conversation.logprobs[i - start] for i in own])
-            ratio = torch.exp(torch.stack([logits[i - 1, ids[0, i]] for i in own]) - sampled)
-            inside = ratio.clamp(1 - chosen.clip, 1 + chosen.clip)
+            policy_positions = [start + i for i, m in enumerate(rollout.conversation.mask) if m]
+            sampled = torch.tensor([rollout.conversation.logprobs[i - start] for i in policy_positions])
+            ratio = torch.exp(torch.stack([logits[i - 1, ids[0, i]] for i in policy_positions]) - sampled)
+            inside = ratio.clamp(1 - training_job.clip, 1 + training_job.clip)
             objective = torch.minimum(ratio * advantage, inside * advantage)
-            (-objective.sum() / len(own) / size).backward()
-            beyond = (ratio > 1 + chosen.clip) if advantage > 0 else (ratio < 1 - chosen.clip)
-            clipped, tokens = clipped + int(beyond.sum()), tokens + len(own)
+            (-objective.sum() / len(policy_positions) / size).backward()
+            excess = (ratio > 1 + training_job.clip) if advantage > 0 else (ratio < 1 - training_job.clip)
+            clipped, tokens = clipped + int(excess.sum()), tokens + len(policy_positions)
     return clipped / tokens
 
 
 def test_the_engines_logprobs_are_the_trainers(model_path: Path, tmp_path: Path) -> None:
     """On-policy: the ratio to the sampling policy is 1 up to rounding, so nothing is clipped and L is about 0."""
-    seen = train(job(model_path, tmp_path / "out", iterations=4))
-    for metrics in seen:
+    iterations = train(job(model_path, tmp_path / "out", iterations=4))
+    for metrics in iterations:
         assert metrics["clip_fraction"] == 0.0
         assert abs(metrics["loss"]) < 1e-4
-    assert seen[0]["kl_from_base"] < 1e-8  # the adapter does nothing yet
-    assert seen[-1]["kl_from_base"] > 1e-4
+    assert iterations[0]["kl_from_base"] < 1e-8  # the adapter does nothing yet
+    assert iterations[-1]["kl_from_base"] > 1e-4
 
 
 def test_some_rollouts_of_the_newest_iteration_can_be_read(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=2)
-    train(chosen)
-    samples = read_samples(chosen.samples)
-    assert [(one.iteration, one.place) for one in samples] == [(2, "best"), (2, "median"), (2, "worst")]
-    assert len({one.seed for one in samples}) == 1
+    training_job = job(model_path, tmp_path / "out", iterations=2)
+    train(training_job)
+    samples = read_samples(training_job.samples)
+    assert [(sample.iteration, sample.place) for sample in samples] == [(2, "best"), (2, "median"), (2, "worst")]
+    assert len({sample.seed for sample in samples}) == 1
     assert samples[0].reward >= samples[1].reward >= samples[2].reward
     assert [message["role"] for message in samples[0].messages][:3] == ["system", "user", "assistant"]
 
 
 def test_the_adapter_loads_with_peft_and_changes_the_model(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=3)
-    train(chosen)
+    training_job = job(model_path, tmp_path / "out", iterations=3)
+    train(training_job)
     ids = torch.arange(3, 20)[None]
     base = AutoModelForCausalLM.from_pretrained(model_path)
-    before = base(ids).logits
-    after = PeftModel.from_pretrained(base, chosen.adapter)(ids).logits
-    assert not torch.allclose(before, after, atol=1e-3)
-    assert sorted(path.name for path in chosen.adapter.iterdir()) == [
+    initial = base(ids).logits
+    final = PeftModel.from_pretrained(base, training_job.adapter)(ids).logits
+    assert not torch.allclose(initial, final, atol=1e-3)
+    assert sorted(path.name for path in training_job.adapter.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
 
 
 def test_a_run_that_pauses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path) -> None:
-    alone, disturbed = (job(model_path, tmp_path / name, iterations=5, checkpoint_every=100) for name in "ab")
-    seen = train(alone)
+    single, disturbed = (job(model_path, tmp_path / name, iterations=5, checkpoint_every=100) for name in "ab")
+    metrics = train(single)
 
     def ask(metrics: Metrics) -> None:
         if metrics["iteration"] == 1:
@@ -388,5 +388,5 @@ def test_a_run_that_pauses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path)
     assert not disturbed.adapter.exists()
     assert not disturbed.pause.exists()
     assert [m["iteration"] for m in train(disturbed)] == [3, 4, 5]
-    assert any(m["grad_norm"] > 0 for m in seen)
-    assert equal(weights(alone), weights(disturbed))
+    assert any(m["grad_norm"] > 0 for m in metrics)
+    assert equal(weights(single), weights(disturbed))

@@ -41,9 +41,9 @@ def source() -> str:
     return Path(bandit.__file__).read_text().replace("class Bandit", "class Environment")
 
 
-def train(chosen: TrainingJob) -> list[Metrics]:
+def train(training_job: TrainingJob) -> list[Metrics]:
     metrics: list[Metrics] = []
-    grpo.train(chosen, metrics.append, open_source)
+    grpo.train(training_job, metrics.append, open_source)
     return metrics
 
 
@@ -51,25 +51,25 @@ def test_two_runs_in_two_containers_give_the_same_adapter(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    made: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     for name in ("a", "b"):
-        chosen = job(model_path, tmp_path, name, source())
-        assert [m["retried"] for m in train(chosen)] == [0, 0]
-        made.append(load_file(chosen.adapter / "adapter_model.safetensors"))
-    assert made[0].keys() == made[1].keys()
-    assert all(torch.equal(made[0][key], made[1][key]) for key in made[0])
+        training_job = job(model_path, tmp_path, name, source())
+        assert [m["retried"] for m in train(training_job)] == [0, 0]
+        runs.append(load_file(training_job.adapter / "adapter_model.safetensors"))
+    assert runs[0].keys() == runs[1].keys()
+    assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
 
 
 def test_an_environment_that_raises_is_never_a_reward(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    chosen = job(model_path, tmp_path, "out", source() + RAISING)
+    training_job = job(model_path, tmp_path, "out", source() + RAISING)
     with pytest.raises(EnvironmentFailed, match="broken on purpose"):
-        train(chosen)
-    assert not chosen.adapter.exists()
+        train(training_job)
+    assert not training_job.adapter.exists()
 
 
-def test_an_environment_that_does_not_load_says_so(model_path: Path, tmp_path: Path) -> None:
+def test_an_environment_that_does_not_load_is_an_error(model_path: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="SyntaxError"):
         train(dataclasses.replace(job(model_path, tmp_path, "out", "class Environment(:"), iterations=1))

@@ -32,13 +32,13 @@ def job(model_path: Path, out: Path, **changes: Any) -> TrainingJob:
 
 
 def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out")
-    seen: list[Metrics] = []
-    result = asyncio.run(train(chosen, seen.append))
-    assert [m["iteration"] for m in seen] == [1, 2]
-    assert seen == read_metrics(chosen.metrics)
-    assert Path(result.adapter) == chosen.adapter
-    assert (chosen.adapter / "adapter_model.safetensors").is_file()
+    training_job = job(model_path, tmp_path / "out")
+    metrics: list[Metrics] = []
+    result = asyncio.run(train(training_job, metrics.append))
+    assert [m["iteration"] for m in metrics] == [1, 2]
+    assert metrics == read_metrics(training_job.metrics)
+    assert Path(result.adapter) == training_job.adapter
+    assert (training_job.adapter / "adapter_model.safetensors").is_file()
     assert (result.iterations, result.resumed_from) == (2, 0)
 
 
@@ -56,44 +56,44 @@ def test_a_child_that_dies_without_a_word_shows_its_last_lines(model_path: Path,
         [child] = [p for p in psutil.Process().children() if str(tmp_path) in " ".join(p.cmdline())]
         child.kill()
 
-    chosen = job(model_path, tmp_path / "out", iterations=50)
-    chosen.out.mkdir()
-    (chosen.out / "train.log").write_text("the last line\n")
+    training_job = job(model_path, tmp_path / "out", iterations=50)
+    training_job.out.mkdir()
+    (training_job.out / "train.log").write_text("the last line\n")
     with pytest.raises(TrainerDied, match=r"code -9 and no result(.|\n)*the last line"):
-        asyncio.run(train(chosen, kill))
+        asyncio.run(train(training_job, kill))
 
 
 def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=4, checkpoint_every=1)
+    training_job = job(model_path, tmp_path / "out", iterations=4, checkpoint_every=1)
 
     async def cancelled() -> None:
-        begun = asyncio.Event()
-        task = asyncio.create_task(train(chosen, lambda m: begun.set() if m["iteration"] == 2 else None))
-        await begun.wait()
+        started = asyncio.Event()
+        task = asyncio.create_task(train(training_job, lambda m: started.set() if m["iteration"] == 2 else None))
+        await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(cancelled())
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
-    assert not chosen.adapter.exists()
-    result = asyncio.run(train(chosen, print))
+    assert not training_job.adapter.exists()
+    result = asyncio.run(train(training_job, print))
     assert result.resumed_from >= 1
-    assert [m["iteration"] for m in read_metrics(chosen.metrics)] == [1, 2, 3, 4]
+    assert [m["iteration"] for m in read_metrics(training_job.metrics)] == [1, 2, 3, 4]
 
 
 def test_a_run_that_is_asked_to_pause_ends_with_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=1000, checkpoint_every=1000)
+    training_job = job(model_path, tmp_path / "out", iterations=1000, checkpoint_every=1000)
     with pytest.raises(TrainingPaused, match=r"paused after iteration \d+ of 1000"):
-        asyncio.run(train(chosen, lambda m: chosen.pause.touch()))
-    assert len(list((chosen.out / "checkpoints").glob("checkpoint-*"))) == 1
-    assert not chosen.adapter.exists()
-    assert not chosen.pause.exists()
+        asyncio.run(train(training_job, lambda m: training_job.pause.touch()))
+    assert len(list((training_job.out / "checkpoints").glob("checkpoint-*"))) == 1
+    assert not training_job.adapter.exists()
+    assert not training_job.pause.exists()
 
 
 def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> None:
-    chosen = job(model_path, tmp_path / "out", iterations=10_000)
-    (tmp_path / "job.json").write_text(chosen.to_json())
+    training_job = job(model_path, tmp_path / "out", iterations=10_000)
+    (tmp_path / "job.json").write_text(training_job.to_json())
     parent = subprocess.Popen(
         [
             sys.executable,
@@ -121,4 +121,4 @@ def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> Non
         parent.wait(20)
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
-    assert not chosen.adapter.exists()
+    assert not training_job.adapter.exists()

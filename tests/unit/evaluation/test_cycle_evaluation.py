@@ -34,25 +34,25 @@ def episodes(*outcomes: Outcome) -> list[Trajectory]:
 
 def test_wilson_interval_of_a_published_example() -> None:
     # Newcombe (1998, Statistics in Medicine 17:857-872), table I: 81 of 263, Wilson without correction.
-    found = rate("base", episodes(*[S] * 81, *[F] * 182))
-    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+    result = rate("base", episodes(*[S] * 81, *[F] * 182))
+    assert (round(result.low, 4), round(result.high, 4)) == (0.2553, 0.3662)
 
 
 def test_infrastructure_is_counted_apart() -> None:
-    found = rate("base", episodes(S, F, X, X))
-    assert (found.rate, found.episodes, found.infrastructure) == (0.5, 2, 2)
+    result = rate("base", episodes(S, F, X, X))
+    assert (result.rate, result.episodes, result.infrastructure) == (0.5, 2, 2)
 
 
-def test_no_sound_episode_says_nothing() -> None:
-    found = rate("base", episodes(X))
-    assert (found.episodes, found.low, found.high) == (0, 0.0, 1.0)
+def test_without_sound_episodes_the_interval_is_zero_to_one() -> None:
+    result = rate("base", episodes(X))
+    assert (result.episodes, result.low, result.high) == (0, 0.0, 1.0)
 
 
 @given(st.lists(st.sampled_from([S, F, X])))
 def test_the_interval_holds_the_rate(outcomes: list[Outcome]) -> None:
-    found = rate("base", episodes(*outcomes))
-    assert 0 <= found.low <= found.rate + 1e-12
-    assert found.rate - 1e-12 <= found.high <= 1
+    result = rate("base", episodes(*outcomes))
+    assert 0 <= result.low <= result.rate + 1e-12
+    assert result.rate - 1e-12 <= result.high <= 1
 
 
 def test_success_by_capability_compares_the_same_tasks() -> None:
@@ -66,16 +66,16 @@ def test_success_by_capability_compares_the_same_tasks() -> None:
 
 def test_routing_is_measured_against_the_best_option_of_each_task() -> None:
     options = {"base": episodes(S, F, F, S), "a@v1": episodes(S, S, F, F)}
-    picked = {"0": "base", "1": "a@v1", "2": "base", "3": "a@v1"}
-    found = routing_quality(picked, options)
-    assert (found.tasks, found.best, found.decisive, found.right) == (4, 3, 2, 1)
-    assert (found.oracle, found.accuracy) == (0.75, 0.75)
-    assert found.picks == {"a@v1": 2, "base": 2}
+    picks = {"0": "base", "1": "a@v1", "2": "base", "3": "a@v1"}
+    result = routing_quality(picks, options)
+    assert (result.tasks, result.best, result.decisive, result.right) == (4, 3, 2, 1)
+    assert (result.oracle, result.accuracy) == (0.75, 0.75)
+    assert result.picks == {"a@v1": 2, "base": 2}
 
 
 def test_tasks_that_an_option_lost_to_infrastructure_are_left_out() -> None:
-    found = routing_quality({"0": "base", "1": "base"}, {"base": episodes(S, F), "a@v1": episodes(X, S)})
-    assert (found.tasks, found.best) == (1, 0)
+    result = routing_quality({"0": "base", "1": "base"}, {"base": episodes(S, F), "a@v1": episodes(X, S)})
+    assert (result.tasks, result.best) == (1, 0)
 
 
 def test_a_pick_that_is_no_option_is_a_defect() -> None:

@@ -12,8 +12,8 @@ from traced.evaluation.intervals import Pair
 POLICY = GatePolicy(max_rounds=3)
 
 
-def pairs(gained: int, lost: int, same: int, start: int = 0) -> list[Pair]:
-    outcomes = [(False, True)] * gained + [(True, False)] * lost + [(True, True)] * same
+def pairs(gains: int, losses: int, ties: int, start: int = 0) -> list[Pair]:
+    outcomes = [(False, True)] * gains + [(True, False)] * losses + [(True, True)] * ties
     return [Pair(str(start + i), 0, base, adapter) for i, (base, adapter) in enumerate(outcomes)]
 
 
@@ -54,22 +54,22 @@ def test_environment_must_clear_its_margin_not_only_zero() -> None:
     assert answers[0.0].low == answers[0.02].low
 
 
-def test_more_rounds_make_each_look_stricter() -> None:
+def test_more_rounds_make_each_round_stricter() -> None:
     assert GatePolicy(max_rounds=1).level_per_round == pytest.approx(0.95)
     assert GatePolicy(max_rounds=5).level_per_round == pytest.approx(0.99)
 
 
-def test_rounds_buy_episodes_only_for_what_is_open_and_stop_when_settled() -> None:
-    asked: list[list[str]] = []
+def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None:
+    requested_names: list[list[str]] = []
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        asked.append(list(names))
+        requested_names.append(list(names))
         new: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "untouched": UNCHANGED}
         new["target"] = EVEN if number == 1 else pairs(60, 5, 100, start=1000)
         return {name: value for name, value in new.items() if name in names}
 
     result = asyncio.run(run_gate("c@v1", gather, POLICY))
-    assert asked == [["environment", "target", "untouched"], ["target"]]
+    assert requested_names == [["environment", "target", "untouched"], ["target"]]
     assert (result.answer, result.rounds) == (GateAnswer.PASS, 2)
     assert {c.name: c.seeds for c in result.comparisons} == {"environment": 165, "target": 207, "untouched": 400}
 
@@ -92,7 +92,7 @@ def test_still_inconclusive_after_the_last_round_is_final() -> None:
     assert open_comparisons(result, POLICY) == []
 
 
-def test_an_adapter_that_changes_nothing_rarely_passes_however_often_we_look() -> None:
+def test_an_adapter_without_effect_rarely_passes_over_all_rounds() -> None:
     rng = np.random.default_rng(3)
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
@@ -106,32 +106,32 @@ def test_an_adapter_that_changes_nothing_rarely_passes_however_often_we_look() -
     assert passes / 600 < 0.025 + 0.013  # one-sided 2.5 % and two standard errors of 600 runs
 
 
-def test_a_look_that_somebody_asks_for_judges_everything_anew_on_all_pairs() -> None:
-    asked: list[list[str]] = []
+def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
+    requested_names: list[list[str]] = []
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        asked.append(list(names))
+        requested_names.append(list(names))
         worse = EVEN if number == 2 else GOOD  # what the first round had shown was luck
         return {"environment": worse, "target": GOOD, "untouched": UNCHANGED}
 
     first = asyncio.run(run_gate("c@v1", gather, POLICY))
-    asked.clear()
-    again = asyncio.run(run_gate("c@v1", gather, POLICY, 2))
-    assert asked == [["environment", "target", "untouched"]] * 2
-    assert (first.rounds, again.rounds) == (1, 2)
+    requested_names.clear()
+    repeated = asyncio.run(run_gate("c@v1", gather, POLICY, 2))
+    assert requested_names == [["environment", "target", "untouched"]] * 2
+    assert (first.rounds, repeated.rounds) == (1, 2)
     assert {c.name: c.seeds for c in first.comparisons} == {"environment": 165, "target": 165, "untouched": 400}
     # the fixtures repeat their task names, so that seeds stay; the rates show that both rounds count
-    assert again.comparisons[0].difference == pytest.approx(55 / (165 + 42))
-    assert {c.level for c in again.comparisons} == {POLICY.level_per_round}
+    assert repeated.comparisons[0].difference == pytest.approx(55 / (165 + 42))
+    assert {c.level for c in repeated.comparisons} == {POLICY.level_per_round}
     with pytest.raises(GateError, match=r"look 4 is outside 1\.\.3"):
         asyncio.run(run_gate("c@v1", gather, POLICY, 4))
 
 
-def test_asking_for_every_look_buys_no_pass_and_its_intervals_hold() -> None:
+def test_requesting_every_round_keeps_the_error_rate() -> None:
     """Somebody asks whenever it has passed: no more of them pass in the end, and few of all intervals miss."""
     rng = np.random.default_rng(11)
     policy = GatePolicy(max_rounds=3, environment_margin=0.0, untouched_margin=0.0)
-    passed, in_the_end, missed, runs = 0, 0, 0, 600
+    passed, in_the_end, misses, runs = 0, 0, 0, 600
     for _ in range(runs):
         rounds: dict[int, list[Pair]] = {}
         for number in range(1, policy.max_rounds + 1):
@@ -145,14 +145,14 @@ def test_asking_for_every_look_buys_no_pass_and_its_intervals_hold() -> None:
 
         result = asyncio.run(run_gate("c@v1", gather, policy))
         passed += result.answer is GateAnswer.PASS
-        seen = [result]
+        results = [result]
         while result.answer is GateAnswer.PASS and result.rounds < policy.max_rounds:
             result = asyncio.run(run_gate("c@v1", gather, policy, result.rounds + 1))
-            seen.append(result)
+            results.append(result)
         in_the_end += result.answer is GateAnswer.PASS
-        missed += any(not c.low <= 0 <= c.high for one in seen for c in one.comparisons)
+        misses += any(not c.low <= 0 <= c.high for result in results for c in result.comparisons)
     assert in_the_end <= passed
-    assert missed / runs < 0.05 + 0.018  # 5 % and two standard errors of 600 runs
+    assert misses / runs < 0.05 + 0.018  # 5 % and two standard errors of 600 runs
 
 
 def test_missing_evidence_and_rounds_out_of_range_are_refused() -> None:
@@ -162,7 +162,7 @@ def test_missing_evidence_and_rounds_out_of_range_are_refused() -> None:
         judge("c@v1", {"environment": GOOD, "target": GOOD}, POLICY, round_number=4)
 
 
-def test_untouched_tasks_are_those_where_every_trial_says_na() -> None:
+def test_untouched_tasks_have_na_in_every_trial() -> None:
     def base(task: str, trial: int) -> Trajectory:
         return Trajectory(
             f"{task}.{trial}", "desk", "gate", task, trial, "base", 0.0, [], [], [], 0.0, Outcome.FAILURE, EndCause.DONE

@@ -48,33 +48,33 @@ counts = st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 80)).f
 
 @given(counts, st.sampled_from([0.8, 0.95, 0.99]))
 def test_interval_holds_the_estimate_and_mirrors(table: tuple[int, int, int], level: float) -> None:
-    gained, lost, rest = table
-    pairs = gained + lost + rest
-    low, high = tango(gained, lost, pairs, level)
-    assert -1 <= low <= (gained - lost) / pairs <= high <= 1
-    mirrored = tango(lost, gained, pairs, level)
+    gains, losses, rest = table
+    pairs = gains + losses + rest
+    low, high = tango(gains, losses, pairs, level)
+    assert -1 <= low <= (gains - losses) / pairs <= high <= 1
+    mirrored = tango(losses, gains, pairs, level)
     assert mirrored == pytest.approx((-high, -low), abs=1e-6)
 
 
 @given(counts)
 def test_more_evidence_or_less_confidence_narrows(table: tuple[int, int, int]) -> None:
-    gained, lost, rest = table
-    pairs = gained + lost + rest
-    low, high = tango(gained, lost, pairs)
-    for narrower in (tango(gained * 4, lost * 4, pairs * 4), tango(gained, lost, pairs, 0.8)):
+    gains, losses, rest = table
+    pairs = gains + losses + rest
+    low, high = tango(gains, losses, pairs)
+    for narrower in (tango(gains * 4, losses * 4, pairs * 4), tango(gains, losses, pairs, 0.8)):
         assert narrower[1] - narrower[0] < high - low
 
 
-@pytest.mark.parametrize(("gained", "lost", "pairs"), [(0.30, 0.05, 40), (0.10, 0.10, 40), (0.02, 0.02, 60)])
-def test_exact_coverage_of_independent_pairs(gained: float, lost: float, pairs: int) -> None:
-    probabilities = multinomial(pairs, [gained, lost, 1 - gained - lost])
-    covered = 0.0
+@pytest.mark.parametrize(("gains", "losses", "pairs"), [(0.30, 0.05, 40), (0.10, 0.10, 40), (0.02, 0.02, 60)])
+def test_exact_coverage_of_independent_pairs(gains: float, losses: float, pairs: int) -> None:
+    probabilities = multinomial(pairs, [gains, losses, 1 - gains - losses])
+    coverage = 0.0
     for g, k in itertools.product(range(pairs + 1), repeat=2):
         weight = probabilities.pmf([g, k, pairs - g - k]) if g + k <= pairs else 0.0
         if weight > 1e-6:
             low, high = tango(g, k, pairs)
-            covered += weight * (low <= gained - lost <= high)
-    assert covered > 0.93
+            coverage += weight * (low <= gains - losses <= high)
+    assert coverage > 0.93
 
 
 def simulated(rng: np.random.Generator, tasks: int, trials: int, gain: float) -> list[Pair]:
@@ -103,12 +103,12 @@ def test_coverage_with_several_trials_of_each_task(model, gain: float) -> None: 
 
 
 def test_repeating_identical_trials_adds_no_evidence() -> None:
-    once = simulated(np.random.default_rng(1), 60, 1, 0.1)
-    repeated = [replace(p, trial=k) for p in once for k in range(5)]
+    single = simulated(np.random.default_rng(1), 60, 1, 0.1)
+    repeated = [replace(p, trial=k) for p in single for k in range(5)]
     assert design_effect(repeated) == pytest.approx(5.0, rel=0.05)
-    one, five = compare(once), compare(repeated)
-    assert (five.low, five.high) == pytest.approx((one.low, one.high), abs=1e-9)
-    assert (one.tasks, one.pairs, five.tasks, five.pairs) == (60, 60, 60, 300)
+    single_interval, five = compare(single), compare(repeated)
+    assert (five.low, five.high) == pytest.approx((single_interval.low, single_interval.high), abs=1e-9)
+    assert (single_interval.tasks, single_interval.pairs, five.tasks, five.pairs) == (60, 60, 60, 300)
 
 
 def test_no_pairs_is_no_knowledge() -> None:
@@ -131,6 +131,6 @@ def test_unpaired_repeated_and_broken_evidence_is_refused() -> None:
         pair(base, base[:9])
     with pytest.raises(GateError, match="task 3 trial 0 appears twice"):
         pair([*base, base[3]], base)
-    broken = [replace(t, outcome=Outcome.INFRASTRUCTURE) for t in base[:2]] + base[2:]
+    lost_episodes = [replace(t, outcome=Outcome.INFRASTRUCTURE) for t in base[:2]] + base[2:]
     with pytest.raises(GateError, match="2 of 10 pairs ended in an infrastructure failure"):
-        pair(base, broken)
+        pair(base, lost_episodes)

@@ -34,8 +34,8 @@ GATE = GateResult(
 
 
 def figures() -> CycleFigures:
-    def of(name: str, rate: float, lost: int = 0) -> Rate:
-        return Rate(name, 300, round(300 * rate), rate, rate - 0.05, rate + 0.05, lost)
+    def of(name: str, rate: float, lost_episodes: int = 0) -> Rate:
+        return Rate(name, 300, round(300 * rate), rate, rate - 0.05, rate + 0.05, lost_episodes)
 
     return CycleFigures(
         cycle_id="desk-bundled-0-1",
@@ -50,7 +50,7 @@ def figures() -> CycleFigures:
         curves={"dates": [{"iteration": 1.0, "reward": 0.2}, {"iteration": 2.0, "reward": 0.4}]},
         rates={
             FLOOR: of(FLOOR, 0.05),
-            BASE: of(BASE, 0.4, lost=2),
+            BASE: of(BASE, 0.4, lost_episodes=2),
             "dates@v1": of("dates@v1", 0.5),
             ROUTED: of(ROUTED, 0.6),
         },
@@ -63,16 +63,16 @@ def figures() -> CycleFigures:
     )
 
 
-def shown(told: CycleFigures) -> str:
+def rendered_text(cycle: CycleFigures) -> str:
     console = Console(width=200, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
     with console.file:
-        console.print(summary_table(told))
+        console.print(summary_table(cycle))
     return console.export_text()
 
 
 def test_json_has_exactly_the_promised_keys() -> None:
-    told = as_json(figures())
-    assert told == {
+    cycle = as_json(figures())
+    assert cycle == {
         "floor": 0.05,
         "base": 0.4,
         "routed": 0.6,
@@ -105,10 +105,10 @@ def test_json_of_a_comparison_adds_grpo_on_the_target() -> None:
 
 def test_both_routers_are_shown_beside_each_other() -> None:
     labels = RoutingQuality(300, 105, 100, 38, 0.65, {"base": 10, "dates@v1": 290})
-    both = dataclasses.replace(figures(), routers=figures().routers | {"labels": labels})
-    told = as_json(both)["routing"]
-    assert list(told) == ["hidden-state", "labels"]
-    assert told["labels"] == {
+    both_routers = dataclasses.replace(figures(), routers=figures().routers | {"labels": labels})
+    cycle = as_json(both_routers)["routing"]
+    assert list(cycle) == ["hidden-state", "labels"]
+    assert cycle["labels"] == {
         "accuracy": 0.35,
         "tasks": 300,
         "best": 105,
@@ -117,7 +117,7 @@ def test_both_routers_are_shown_beside_each_other() -> None:
         "oracle": 0.65,
         "picks": {"base": 10, "dates@v1": 290},
     }
-    for text in (shown(both), render(both, {})):
+    for text in (rendered_text(both_routers), render(both_routers, {})):
         words = " ".join(text.split())
         assert "Routing by hidden-state was as good as the best choice on 90.0 % of 300 tasks" in words
         assert (
@@ -128,7 +128,7 @@ def test_both_routers_are_shown_beside_each_other() -> None:
 
 
 def test_table_shows_every_policy_with_its_interval_and_the_gain() -> None:
-    text = shown(figures())
+    text = rendered_text(figures())
     rows = [line for line in text.splitlines() if line.startswith("│")]
     assert [re.split(r"\s*│\s*", row)[1] for row in rows] == ["do nothing", "base model", "dates@v1 alone", "routed"]
     assert "60.0 % │ 55.0 % to 65.0 %" in text
@@ -166,8 +166,8 @@ def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
         ({}, "No adapter was promoted, so there is nothing to route to."),
     ],
 )
-def test_a_cycle_without_a_gain_says_why(change: dict[str, list[object]], sentence: str) -> None:
-    bare = dataclasses.replace(
+def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, list[object]], sentence: str) -> None:
+    without_adapters = dataclasses.replace(
         figures(),
         gain=None,
         routers={},
@@ -176,10 +176,10 @@ def test_a_cycle_without_a_gain_says_why(change: dict[str, list[object]], senten
         curves={},
         **change,  # type: ignore[arg-type]
     )
-    assert verdict(bare) == sentence
-    assert sentence in shown(bare)
-    assert sentence in render(bare, {})
-    assert as_json(bare)["gain"] is None
+    assert verdict(without_adapters) == sentence
+    assert sentence in rendered_text(without_adapters)
+    assert sentence in render(without_adapters, {})
+    assert as_json(without_adapters)["gain"] is None
 
 
 def test_an_interval_around_zero_is_called_no_gain() -> None:
@@ -187,38 +187,40 @@ def test_an_interval_around_zero_is_called_no_gain() -> None:
     assert verdict(flat).endswith("The interval holds zero: no gain is shown.")
 
 
-def with_prompts(enough: str, is_enough: bool) -> CycleFigures:
+def with_prompts(answer: str, is_enough: bool) -> CycleFigures:
     comparison = PairedDifference("environment", 24, 0.25, 1.0, 0.75, 0.5, 0.9, 0.95, 0.02, GateAnswer.PASS)
     gates = {"prompt": GateResult("base+0123", GateAnswer.PASS, [comparison], 1)}
-    prompts = [PromptFigures("<b>dates</b>", "3f2a4b5c6d7e", enough, gates, is_enough)]
-    ending = Ending("<b>dates</b>", "optimize-prompt", f"{enough}: traced show patch 3f2a4b5c6d7e")
+    prompts = [PromptFigures("<b>dates</b>", "3f2a4b5c6d7e", answer, gates, is_enough)]
+    ending = Ending("<b>dates</b>", "optimize-prompt", f"{answer}: traced show patch 3f2a4b5c6d7e")
     return CycleFigures("c", "desk", "bundled", 0, findings=figures().findings, prompts=prompts, endings=[ending])
 
 
-def test_a_prompt_that_is_enough_is_told_once_with_the_way_to_take_it_instead_of_an_adapter() -> None:
-    told = with_prompts("a prompt is enough", True)
-    text = " ".join(shown(told).split())
+def test_a_sufficient_prompt_is_reported_once_with_its_command() -> None:
+    cycle = with_prompts("a prompt is enough", True)
+    text = " ".join(rendered_text(cycle).split())
     assert (
         "<b>dates</b>: a prompt is enough (25.0 % to 100.0 % in its environment); "
         "traced show patch 3f2a4b5c6d7e --into FILE takes it" in text
     )
     assert "ended at" not in text
-    assert verdict(told) == "No adapter was trained; a prompt is enough for <b>dates</b>."
-    page = render(told, {})
+    assert verdict(cycle) == "No adapter was trained; a prompt is enough for <b>dates</b>."
+    page = render(cycle, {})
     assert "&lt;b&gt;dates&lt;/b&gt;: a prompt is enough." in page
     assert "base, prompt" in page
-    assert as_json(told)["prompts"] == [
+    assert as_json(cycle)["prompts"] == [
         {"capability": "<b>dates</b>", "patch": "3f2a4b5c6d7e", "enough": "a prompt is enough", "decision": ""}
     ]
-    taken = dataclasses.replace(told, prompts=[dataclasses.replace(told.prompts[0], decision="approved by <i>ann</i>")])
-    assert "FILE takes it; approved by <i>ann</i>" in " ".join(shown(taken).split())
-    assert "3f2a4b5c6d7e</code>; approved by &lt;i&gt;ann&lt;/i&gt;" in render(taken, {})
+    command = dataclasses.replace(
+        cycle, prompts=[dataclasses.replace(cycle.prompts[0], decision="approved by <i>ann</i>")]
+    )
+    assert "FILE takes it; approved by <i>ann</i>" in " ".join(rendered_text(command).split())
+    assert "3f2a4b5c6d7e</code>; approved by &lt;i&gt;ann&lt;/i&gt;" in render(command, {})
 
 
-def test_a_prompt_that_is_not_enough_is_no_reason_and_how_the_capability_ended_is_told_too() -> None:
-    told = with_prompts("neither", False)
-    text = " ".join(shown(told).split())
+def test_an_insufficient_prompt_is_reported_beside_the_ending() -> None:
+    cycle = with_prompts("neither", False)
+    text = " ".join(rendered_text(cycle).split())
     assert "<b>dates</b>: neither" in text
     assert "takes it" not in text
     assert "<b>dates</b> ended at optimize-prompt" in text
-    assert verdict(told).startswith("No adapter was trained: every retained capability")
+    assert verdict(cycle).startswith("No adapter was trained: every retained capability")

@@ -14,23 +14,23 @@ GRID = np.linspace(1e-9, 1 - 1e-9, 801)
 
 
 def log_ratio(arm: Arm, rates: np.ndarray) -> np.ndarray:
-    mixed = math.lgamma(arm.successes + 1) + math.lgamma(arm.n - arm.successes + 1) - math.lgamma(arm.n + 2)
-    return mixed - arm.successes * np.log(rates) - (arm.n - arm.successes) * np.log1p(-rates)
+    mixture = math.lgamma(arm.successes + 1) + math.lgamma(arm.n - arm.successes + 1) - math.lgamma(arm.n + 2)
+    return mixture - arm.successes * np.log(rates) - (arm.n - arm.successes) * np.log1p(-rates)
 
 
 def brute(better: Arm, worse: Arm, margin: float) -> float:
     """The smallest value over a grid of the null."""
-    own, other = np.meshgrid(GRID, GRID, indexing="ij")
+    better_rates, other = np.meshgrid(GRID, GRID, indexing="ij")
     values = log_ratio(better, GRID)[:, None] + log_ratio(worse, GRID)[None, :]
-    return float(values[own <= other - margin].min())
+    return float(values[better_rates <= other - margin].min())
 
 
 @settings(max_examples=60, deadline=None)
 @given(ARMS, ARMS, st.sampled_from([0.0, 0.05, 0.2]))
 def test_it_is_the_smallest_over_the_null(better: Arm, worse: Arm, margin: float) -> None:
-    found = log_evidence(better, worse, margin)
-    assert found <= brute(better, worse, margin) + 1e-6
-    assert found == pytest.approx(brute(better, worse, margin), abs=0.15)  # the grid is coarse at the edges
+    evidence = log_evidence(better, worse, margin)
+    assert evidence <= brute(better, worse, margin) + 1e-6
+    assert evidence == pytest.approx(brute(better, worse, margin), abs=0.15)  # the grid is coarse at the edges
 
 
 def test_no_observations_are_no_evidence() -> None:
@@ -48,9 +48,9 @@ def test_a_difference_is_seen_and_from_one_side_only() -> None:
 
 
 def test_not_worse_by_a_margin_takes_more_than_equal_rates() -> None:
-    few, many = Arm(60, 42), Arm(1500, 1050)
-    assert log_evidence(few, few, 0.1) < math.log(20)
-    assert log_evidence(many, many, 0.1) > math.log(20)
+    small_sample, large_sample = Arm(60, 42), Arm(1500, 1050)
+    assert log_evidence(small_sample, small_sample, 0.1) < math.log(20)
+    assert log_evidence(large_sample, large_sample, 0.1) > math.log(20)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

@@ -20,41 +20,46 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def test_without_a_model_nothing_is_set_and_the_error_says_how() -> None:
+def test_without_a_model_the_error_names_the_setting() -> None:
     with pytest.raises(LlmError, match="no language model is set") as raised:
         endpoint(LlmSection())
     assert "llm.model" in raised.value.hint
 
 
 def test_the_key_is_the_variables_or_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = LlmSection(model="m", api_key_env="ADA_KEY")
+    environment = LlmSection(model="m", api_key_env="ADA_KEY")
     with pytest.raises(LlmError, match="ADA_KEY is not set"):
-        endpoint(named)
+        endpoint(environment)
     monkeypatch.setenv("ADA_KEY", f"{KEY}\n")
-    assert endpoint(named).key.get_secret_value() == KEY
-    assert key_from(named) == "from the variable ADA_KEY"
+    assert endpoint(environment).key.get_secret_value() == KEY
+    assert key_from(environment) == "from the variable ADA_KEY"
     file = tmp_path / "key"
     file.write_text("sk-of-the-file\n")
-    both = named.model_copy(update={"api_key_file": str(file)})
-    assert api_key(both) == "sk-of-the-file"
-    assert key_from(both) == f"from {file}"
+    settings_with_both = environment.model_copy(update={"api_key_file": str(file)})
+    assert api_key(settings_with_both) == "sk-of-the-file"
+    assert key_from(settings_with_both) == f"from {file}"
 
 
 def test_a_server_of_ones_own_needs_no_key() -> None:
-    made = endpoint(LlmSection(model="m", base_url=LOCAL, prompt_price=2.5, concurrency=3))
-    assert (made.base_url, made.prompt_price, made.concurrency) == (LOCAL, 2.5, 3)
-    assert made.clean("none of these is EMPTY") == "none of these is EMPTY"
+    model_endpoint = endpoint(LlmSection(model="m", base_url=LOCAL, prompt_price=2.5, concurrency=3))
+    assert (model_endpoint.base_url, model_endpoint.prompt_price, model_endpoint.concurrency) == (LOCAL, 2.5, 3)
+    assert model_endpoint.clean("none of these is EMPTY") == "none of these is EMPTY"
 
 
 @pytest.mark.parametrize(
-    ("written", "why"),
-    [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe", "it is not text"), ("k\u00e9y".encode(), "invalid characters")],
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"\xff\xfe", "it is not text"),
+        ("k\u00e9y".encode(), "invalid characters"),
+    ],
 )
-def test_a_file_that_holds_no_key_is_named(tmp_path: Path, written: bytes | None, why: str) -> None:
+def test_a_file_that_holds_no_key_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
     file = tmp_path / "key"
-    if written is not None:
-        file.write_bytes(written)
-    with pytest.raises(LlmError, match=why):
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(LlmError, match=reason):
         endpoint(LlmSection(model="m", api_key_file=str(file)))
 
 
@@ -82,38 +87,44 @@ def test_a_path_that_is_none_is_named(path: str) -> None:
 def test_a_key_where_none_belongs_is_refused_and_not_shown(setting: str, value: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_settings(overrides={setting: value})
-    shown = f"{raised.value!r} {raised.value} {raised.value.hint}"
-    assert setting in shown
-    assert value not in shown
-    assert KEY not in shown
+    text = f"{raised.value!r} {raised.value} {raised.value.hint}"
+    assert setting in text
+    assert value not in text
+    assert KEY not in text
 
 
 @pytest.mark.parametrize("name", ["base_url", "model"])
-def test_a_key_in_what_cycles_keep_is_refused_wherever_it_comes_from(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = {"llm.model": "m", "llm.base_url": LOCAL, f"llm.{name}": f"http://127.0.0.1:8000/{KEY}/v1"}
+def test_a_key_in_stored_settings_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"llm.model": "m", "llm.base_url": LOCAL, f"llm.{name}": f"http://127.0.0.1:8000/{KEY}/v1"}
     (tmp_path / "key").write_text(KEY)
     with pytest.raises(LlmError, match=f"llm.{name} holds the API key") as from_file:
-        endpoint(load_settings(overrides={**chosen, "llm.api_key_file": "key"}).llm)
+        endpoint(load_settings(overrides={**settings, "llm.api_key_file": "key"}).llm)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with pytest.raises(ConfigError, match=f"{name} contains the key in the variable OPENAI_API_KEY") as from_variable:
-        load_settings(overrides=chosen)
+        load_settings(overrides=settings)
     assert KEY not in f"{from_file.value!r} {from_file.value.hint} {from_variable.value!r} {from_variable.value.hint}"
 
 
 def test_a_cycle_keeps_the_model_and_neither_its_pace_nor_where_its_key_is(tmp_path: Path) -> None:
-    chosen = {"model": "m", "base_url": LOCAL, "api_key_file": str(tmp_path / "key"), "concurrency": 3}
+    settings = {"model": "m", "base_url": LOCAL, "api_key_file": str(tmp_path / "key"), "concurrency": 3}
     thinking = {"synthesis.synthesizer": "llm"}
-    kept = configuration(load_settings(overrides={f"llm.{key}": value for key, value in chosen.items()} | thinking))
-    assert kept["llm"] == {"model": "m", "base_url": LOCAL, "context_tokens": 0}
+    stored_configuration = configuration(
+        load_settings(overrides={f"llm.{key}": value for key, value in settings.items()} | thinking)
+    )
+    assert stored_configuration["llm"] == {"model": "m", "base_url": LOCAL, "context_tokens": 0}
     assert "llm" not in configuration(load_settings())
 
 
 def test_settings_with_a_key_show_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     settings = load_settings(overrides={"llm.model": "m"})
-    made = endpoint(settings.llm)
-    for shown in (repr(settings), repr(made), str(made), made.name, settings.model_dump_json()):
-        assert KEY not in shown
+    model_endpoint = endpoint(settings.llm)
+    for text in (
+        repr(settings),
+        repr(model_endpoint),
+        str(model_endpoint),
+        model_endpoint.name,
+        settings.model_dump_json(),
+    ):
+        assert KEY not in text
     assert isinstance(settings, Settings)

@@ -19,14 +19,14 @@ REPLY = Reply("half \N{EM DASH} an answer", "stop", 900, 12, 0.0024, 1.5, estima
 
 @pytest.fixture
 def store() -> Engine:
-    made = open_store("sqlite://")
-    with write_session(made) as opened:
+    engine = open_store("sqlite://")
+    with write_session(engine) as session:
         for name in ("c1", "c2"):
-            save_cycle(opened, replace(CYCLE, id=name))
-    return made
+            save_cycle(session, replace(CYCLE, id=name))
+    return engine
 
 
-def asked(purpose: Purpose, text: str = "Write.") -> Question:
+def question(purpose: Purpose, text: str = "Write.") -> Question:
     return Question(purpose, (ChatMessage("system", "Be brief."), ChatMessage("user", text)))
 
 
@@ -35,11 +35,11 @@ def ledger(request: pytest.FixtureRequest, store: Engine) -> Ledger:
     return StoreLedger(store, lambda: T0) if request.param == "store" else InMemoryLedger()
 
 
-def test_what_was_answered_once_is_found_by_every_cycle_and_counted_where_it_was_paid(ledger: Ledger) -> None:
-    key = asked(DATES).key("m", None)
+def test_a_reply_is_shared_by_all_cycles_and_counted_once(ledger: Ledger) -> None:
+    key = question(DATES).key("m", None)
     assert ledger.find(key) is None
-    ledger.keep(key, asked(DATES), "m", REPLY)
-    elsewhere = asked(replace(DATES, cycle_id="c2"))
+    ledger.keep(key, question(DATES), "m", REPLY)
+    elsewhere = question(replace(DATES, cycle_id="c2"))
     assert elsewhere.key("m", None) == key
     ledger.keep(key, elsewhere, "m", replace(REPLY, text="another"))
     assert ledger.find(key) == REPLY
@@ -49,19 +49,21 @@ def test_what_was_answered_once_is_found_by_every_cycle_and_counted_where_it_was
 
 def test_a_stage_is_all_of_its_capabilities(ledger: Ledger) -> None:
     for purpose, text in ((DATES, "a"), (DATES, "b"), (NAMES, "c"), (Purpose("c1", "analyze"), "d")):
-        ledger.keep(asked(purpose, text).key("m", None), asked(purpose, text), "m", REPLY)
-    calls = [ledger.usage(one).calls for one in (DATES, NAMES, Purpose("c1", "synthesize"), Purpose("c1", "analyze"))]
+        ledger.keep(question(purpose, text).key("m", None), question(purpose, text), "m", REPLY)
+    calls = [
+        ledger.usage(purpose).calls for purpose in (DATES, NAMES, Purpose("c1", "synthesize"), Purpose("c1", "analyze"))
+    ]
     assert calls == [2, 1, 3, 1]
 
 
-def test_the_store_keeps_what_was_said_and_when(store: Engine) -> None:
-    StoreLedger(store, lambda: T0).keep("a" * 64, asked(DATES), "m", REPLY)
-    with read_session(store) as opened:
-        [kept] = list_replies(opened, "c1")
-    assert kept.said == [{"role": "system", "text": "Be brief."}, {"role": "user", "text": "Write."}]
-    assert (kept.capability, kept.model, kept.at) == ("dates", "m", T0)
+def test_the_store_keeps_messages_and_time(store: Engine) -> None:
+    StoreLedger(store, lambda: T0).keep("a" * 64, question(DATES), "m", REPLY)
+    with read_session(store) as session:
+        [row] = list_replies(session, "c1")
+    assert row.said == [{"role": "system", "text": "Be brief."}, {"role": "user", "text": "Write."}]
+    assert (row.capability, row.model, row.at) == ("dates", "m", T0)
 
 
 def test_a_cycle_that_is_not_there_keeps_nothing(store: Engine) -> None:
     with pytest.raises(BrokenReference, match="save what it refers to"):
-        StoreLedger(store, lambda: T0).keep("a" * 64, asked(Purpose("c9", "analyze")), "m", REPLY)
+        StoreLedger(store, lambda: T0).keep("a" * 64, question(Purpose("c9", "analyze")), "m", REPLY)

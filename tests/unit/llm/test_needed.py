@@ -22,37 +22,37 @@ def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def test_who_wants_none_needs_none(tmp_path: Path) -> None:
+def test_without_llm_settings_no_model_is_needed(tmp_path: Path) -> None:
     settings = load_settings(tmp_path)
     check_model(settings)
     assert settings_needing_model(settings) == []
     assert check_language_model(settings).seen == "none is needed"
 
 
-@pytest.mark.parametrize("wanted", WANTING)
-def test_each_of_those_that_ask_one_is_named_with_what_is_missing(tmp_path: Path, wanted: str) -> None:
-    settings = load_settings(tmp_path, {wanted: WANTING[wanted]})
-    named = f"{wanted}={str(WANTING[wanted]).lower()}"
+@pytest.mark.parametrize("required", WANTING)
+def test_the_error_names_each_setting_and_its_missing_value(tmp_path: Path, required: str) -> None:
+    settings = load_settings(tmp_path, {required: WANTING[required]})
+    names = f"{required}={str(WANTING[required]).lower()}"
     with pytest.raises(LlmError) as raised:
         check_model(settings)
-    assert raised.value.message == f"{named} needs a language model: no language model is set"
+    assert raised.value.message == f"{names} needs a language model: no language model is set"
     assert raised.value.hint.endswith("traced llm check")
-    seen = check_language_model(settings)
-    assert (seen.ok, seen.seen, seen.fix) == (False, raised.value.message, raised.value.hint)
-    keyless = load_settings(tmp_path, {wanted: WANTING[wanted], "llm.model": "m"})
+    finding = check_language_model(settings)
+    assert (finding.ok, finding.seen, finding.fix) == (False, raised.value.message, raised.value.hint)
+    keyless = load_settings(tmp_path, {required: WANTING[required], "llm.model": "m"})
     with pytest.raises(LlmError, match="OPENAI_API_KEY is not set"):
         check_model(keyless)
 
 
 def test_a_cycle_without_the_model_that_it_needs_does_not_begin_and_leaves_nothing(tmp_path: Path) -> None:
-    asked: dict[str, Any] = dict(WANTING)
-    own = {"llm.model": "m", "llm.base_url": "http://127.0.0.1:9/v1"}
+    settings: dict[str, Any] = dict(WANTING)
+    model_settings = {"llm.model": "m", "llm.base_url": "http://127.0.0.1:9/v1"}
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
+    with write_session(store) as session:
         with pytest.raises(LlmError, match=r"llm and synthesis\.synthesizer=llm and training.* need a language model"):
-            find_cycle(opened, load_settings(tmp_path, asked), "tiny", at=T0)
-        assert list_cycles(opened) == []
-        begun = find_cycle(opened, load_settings(tmp_path, asked | own), "tiny", at=T0)
-        assert list_cycles(opened) == [begun]
-    assert check_language_model(load_settings(tmp_path, asked | own)).ok
+            find_cycle(session, load_settings(tmp_path, settings), "tiny", at=T0)
+        assert list_cycles(session) == []
+        started = find_cycle(session, load_settings(tmp_path, settings | model_settings), "tiny", at=T0)
+        assert list_cycles(session) == [started]
+    assert check_language_model(load_settings(tmp_path, settings | model_settings)).ok
     store.dispose()

@@ -38,40 +38,40 @@ class Script:
     """What the stages will do, and what they have done; outlives a killed graph as the store does."""
 
     capabilities: list[str] = field(default_factory=lambda: ["alpha", "beta"])
-    refused: set[str] = field(default_factory=set)  # environment hashes
+    refusals: set[str] = field(default_factory=set)  # environment hashes
     failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
-    decided: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
-    asked: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
+    decisions: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
+    requested_rounds: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
     prompts: dict[str, str] | None = None  # tried first: capability -> why no adapter is trained
-    cut: str = ""  # "stage argument": the next such call ends the process
+    cut_at: str = ""  # "stage argument": the next such call ends the process
     calls: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     trainings: int = 1  # that fit on the machine
-    sought: set[tuple[str, ...]] = field(default_factory=set)  # a heavy stage goes on until these were beside it
-    seen: asyncio.Event = field(default_factory=asyncio.Event)
+    attempts: set[tuple[str, ...]] = field(default_factory=set)  # a heavy stage goes on until these were beside it
+    events: asyncio.Event = field(default_factory=asyncio.Event)
     running: list[str] = field(default_factory=list)
-    beside: set[tuple[str, ...]] = field(default_factory=set)  # stages that ran at the same time
+    concurrent: set[tuple[str, ...]] = field(default_factory=set)  # stages that ran at the same time
 
-    async def hit(self, stage: str, of: str = "") -> None:
-        call = f"{stage} {of}".strip()
+    async def hit(self, stage: str, capability: str = "") -> None:
+        call = f"{stage} {capability}".strip()
         self.calls.append(call)
         await asyncio.sleep(0)
-        if self.cut == call:
-            self.cut = ""
+        if self.cut_at == call:
+            self.cut_at = ""
             raise PowerCut(call)
-        if of and self.failing.get(of) == stage:
-            raise CapabilityError(f"{stage} of {of} failed")
+        if capability and self.failing.get(capability) == stage:
+            raise CapabilityError(f"{stage} of {capability} failed")
 
-    async def heavy(self, stage: str, of: str) -> None:
+    async def heavy(self, stage: str, capability: str) -> None:
         self.running.append(stage)
-        self.beside.add(tuple(sorted(self.running)))
-        if self.sought <= self.beside:
-            self.seen.set()
+        self.concurrent.add(tuple(sorted(self.running)))
+        if self.attempts <= self.concurrent:
+            self.events.set()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.seen.wait(), PATIENCE_S)
-            await self.hit(stage, of)
+                await asyncio.wait_for(self.events.wait(), PATIENCE_S)
+            await self.hit(stage, capability)
         finally:
             self.running.remove(stage)
 
@@ -89,7 +89,7 @@ class Script:
 
         async def admit(cycle: str, capability: str, environment: str) -> bool:
             await self.heavy("admit", capability)
-            return environment not in self.refused
+            return environment not in self.refusals
 
         async def train(cycle: str, capability: str, environment: str) -> str:
             await self.heavy("train", capability)
@@ -101,13 +101,13 @@ class Script:
 
         async def waiting(cycle: str, adapters: list[str]) -> list[str]:
             await self.hit("waiting")
-            return [adapter for adapter in adapters if adapter not in self.decided]
+            return [adapter for adapter in adapters if adapter not in self.decisions]
 
         async def promote(cycle: str, adapters: list[str]) -> list[str]:
             await self.hit("promote")
-            return [adapter for adapter in adapters if self.decided[adapter]]
+            return [adapter for adapter in adapters if self.decisions[adapter]]
 
-        async def evaluate(cycle: str, promoted: list[str]) -> None:
+        async def evaluate(cycle: str, adapters: list[str]) -> None:
             await self.hit("evaluate")
 
         async def report(cycle: str) -> None:
@@ -116,12 +116,14 @@ class Script:
         async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
             self.dropped[capability] = f"{stage}: {reason}"
 
-        async def asked(cycle: str, adapters: list[str]) -> dict[str, int]:
-            return {name: look for name, look in self.asked.items() if name in adapters}
+        async def requested_rounds(cycle: str, adapters: list[str]) -> dict[str, int]:
+            return {
+                name: requested_round for name, requested_round in self.requested_rounds.items() if name in adapters
+            }
 
-        async def look(cycle: str, adapter: str, number: int) -> bool:
+        async def play_round(cycle: str, adapter: str, number: int) -> bool:
             await self.hit("look", adapter.partition("@")[0])
-            del self.asked[adapter]
+            del self.requested_rounds[adapter]
             return True
 
         async def optimize_prompt(cycle: str, capability: str, environment: str) -> str:
@@ -140,8 +142,8 @@ class Script:
             evaluate,
             report,
             drop,
-            asked,
-            look,
+            requested_rounds,
+            play_round,
             optimize_prompt,
         )
 
@@ -163,21 +165,21 @@ def approved(*names: str) -> dict[str, bool]:
 
 
 def test_runs_every_stage_once_in_order(tmp_path: Path) -> None:
-    script = Script(capabilities=["alpha"], decided=approved("alpha"))
-    ended = run(script, tmp_path)
-    assert ended.finished
-    assert ended.state["promoted"] == ["alpha@v1"]
+    script = Script(capabilities=["alpha"], decisions=approved("alpha"))
+    status = run(script, tmp_path)
+    assert status.finished
+    assert status.state["promoted"] == ["alpha@v1"]
     assert [call.split()[0] for call in script.calls] == WAY
 
 
 def test_adapters_keep_the_order_of_the_capabilities(tmp_path: Path) -> None:
     names = ["beta", "alpha", "gamma"]
-    script = Script(capabilities=names, refused={"beta-0"}, decided=approved(*names))
+    script = Script(capabilities=names, refusals={"beta-0"}, decisions=approved(*names))
     assert run(script, tmp_path).state["adapters"] == ["beta@v1", "alpha@v1", "gamma@v1"]
 
 
 @pytest.mark.parametrize(
-    ("trainings", "beside"),
+    ("trainings", "concurrent"),
     [
         (1, set()),
         (2, {("train", "train")}),
@@ -185,22 +187,22 @@ def test_adapters_keep_the_order_of_the_capabilities(tmp_path: Path) -> None:
         (0, {("admit", "train")}),
     ],
 )
-def test_trainings_run_side_by_side_and_what_fills_the_machine_alone(
-    tmp_path: Path, trainings: int, beside: set[tuple[str, ...]]
+def test_trainings_run_concurrently_and_exclusive_stages_alone(
+    tmp_path: Path, trainings: int, concurrent: set[tuple[str, ...]]
 ) -> None:
     names = ["alpha", "beta", "gamma"]
-    script = Script(capabilities=names, decided=approved(*names), trainings=trainings, sought=beside)
+    script = Script(capabilities=names, decisions=approved(*names), trainings=trainings, attempts=concurrent)
     assert run(script, tmp_path).finished
-    assert {stages for stages in script.beside if len(stages) > 1} >= beside
+    assert {stages for stages in script.concurrent if len(stages) > 1} >= concurrent
     if trainings:
-        assert {stages for stages in script.beside if len(stages) > 1} == beside
-    assert not any(stages.count("admit") + stages.count("gate") > 1 for stages in script.beside)
+        assert {stages for stages in script.concurrent if len(stages) > 1} == concurrent
+    assert not any(stages.count("admit") + stages.count("gate") > 1 for stages in script.concurrent)
 
 
-async def _hold(room: CapacityLimiter, held: list[str], name: str, go: asyncio.Event) -> None:
-    async with room.exclusive() if name == "whole" else room.share():
-        held.append(name)
-        await go.wait()
+async def _hold(limiter: CapacityLimiter, running: list[str], name: str, release: asyncio.Event) -> None:
+    async with limiter.exclusive() if name == "whole" else limiter.share():
+        running.append(name)
+        await release.wait()
 
 
 async def _settle() -> None:
@@ -210,20 +212,20 @@ async def _settle() -> None:
 
 def test_a_stage_that_needs_the_whole_room_is_not_starved_and_a_cancelled_one_leaves_it() -> None:
     async def scene() -> None:
-        room, held, go = CapacityLimiter(2), list[str](), asyncio.Event()
-        first = asyncio.create_task(_hold(room, held, "first", go))
+        limiter, running, release = CapacityLimiter(2), list[str](), asyncio.Event()
+        first = asyncio.create_task(_hold(limiter, running, "first", release))
         await _settle()
-        whole = asyncio.create_task(_hold(room, held, "whole", go))
+        exclusive_task = asyncio.create_task(_hold(limiter, running, "whole", release))
         await _settle()
-        late = asyncio.create_task(_hold(room, held, "late", go))
+        late = asyncio.create_task(_hold(limiter, running, "late", release))
         await _settle()
-        assert held == ["first"]  # the late one would fit, and waits behind the one that needs all
-        whole.cancel()
+        assert running == ["first"]  # the late one would fit, and waits behind the one that needs all
+        exclusive_task.cancel()
         await _settle()
-        assert held == ["first", "late"]
-        go.set()
+        assert running == ["first", "late"]
+        release.set()
         await asyncio.gather(first, late)
-        async with asyncio.timeout(5), room.exclusive():
+        async with asyncio.timeout(5), limiter.exclusive():
             pass
 
     asyncio.run(scene())
@@ -233,68 +235,71 @@ CUTS = ["collect", "analyze", "waiting", "promote", "evaluate", "report"]
 CUTS += [f"{stage} {name}" for stage in ("synthesize", "admit", "train", "gate") for name in ("alpha", "beta")]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_killed_process_carries_on(tmp_path: Path, cut: str) -> None:
-    undisturbed, script = Script(decided=approved("alpha", "beta")), Script(decided=approved("alpha", "beta"), cut=cut)
+@pytest.mark.parametrize("cut_at", CUTS)
+def test_a_killed_process_carries_on(tmp_path: Path, cut_at: str) -> None:
+    undisturbed, script = (
+        Script(decisions=approved("alpha", "beta")),
+        Script(decisions=approved("alpha", "beta"), cut_at=cut_at),
+    )
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     expected = run(undisturbed, tmp_path / "a")
     with pytest.raises(PowerCut):
         run(script, tmp_path / "b")
     assert run(script, tmp_path / "b") == expected
-    assert script.calls.count(cut) == 2
+    assert script.calls.count(cut_at) == 2
     assert set(script.calls) == set(undisturbed.calls)
-    upstream = {"collect", "analyze"} - {cut}
+    upstream = {"collect", "analyze"} - {cut_at}
     assert all(script.calls.count(call) == 1 for call in upstream if call in script.calls)
 
 
 def test_waits_for_approval_and_goes_on_after_it(tmp_path: Path) -> None:
     script = Script()
     assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
-    script.decided["alpha@v1"] = True
+    script.decisions["alpha@v1"] = True
     paused = run(script, tmp_path)
     assert (paused.waiting, paused.finished) == (["beta@v1"], False)
-    script.decided["beta@v1"] = False
-    ended = run(script, tmp_path)
-    assert ended.finished
-    assert ended.state["promoted"] == ["alpha@v1"]
+    script.decisions["beta@v1"] = False
+    status = run(script, tmp_path)
+    assert status.finished
+    assert status.state["promoted"] == ["alpha@v1"]
     assert script.calls.count("train alpha") == 1
 
 
 def test_everything_rejected_still_ends_with_a_report(tmp_path: Path) -> None:
-    script = Script(decided={"alpha@v1": False, "beta@v1": False})
-    ended = run(script, tmp_path)
-    assert ended.state["promoted"] == []
+    script = Script(decisions={"alpha@v1": False, "beta@v1": False})
+    status = run(script, tmp_path)
+    assert status.state["promoted"] == []
     assert script.calls[-1] == "report"
 
 
 def test_a_refused_environment_is_written_again(tmp_path: Path) -> None:
-    script = Script(refused={"alpha-0", "alpha-1"}, decided=approved("alpha", "beta"))
+    script = Script(refusals={"alpha-0", "alpha-1"}, decisions=approved("alpha", "beta"))
     assert run(script, tmp_path).state["promoted"] == ["alpha@v1", "beta@v1"]
     assert script.calls.count("synthesize alpha") == 3
 
 
-def test_a_capability_whose_environments_are_all_refused_is_dropped(tmp_path: Path) -> None:
-    script = Script(refused={f"alpha-{attempt}" for attempt in range(9)}, decided=approved("beta"))
-    ended = run(script, tmp_path)
-    assert ended.state["promoted"] == ["beta@v1"]
-    assert ended.state["dropped"] == ["alpha"]
+def test_a_capability_without_admitted_environment_is_dropped(tmp_path: Path) -> None:
+    script = Script(refusals={f"alpha-{attempt}" for attempt in range(9)}, decisions=approved("beta"))
+    status = run(script, tmp_path)
+    assert status.state["promoted"] == ["beta@v1"]
+    assert status.state["dropped"] == ["alpha"]
     assert script.dropped == {"alpha": "admit: none of 3 candidate environments was admitted"}
     assert "train alpha" not in script.calls
 
 
 @pytest.mark.parametrize("stage", ["synthesize", "admit", "train", "gate"])
 def test_a_failing_capability_does_not_stop_the_others(tmp_path: Path, stage: str) -> None:
-    script = Script(failing={"alpha": stage}, decided=approved("beta"))
-    ended = run(script, tmp_path)
-    assert (ended.state["promoted"], ended.state["dropped"]) == (["beta@v1"], ["alpha"])
+    script = Script(failing={"alpha": stage}, decisions=approved("beta"))
+    status = run(script, tmp_path)
+    assert (status.state["promoted"], status.state["dropped"]) == (["beta@v1"], ["alpha"])
     assert script.dropped == {"alpha": f"{stage}: {stage} of alpha failed"}
 
 
 def test_a_failed_gate_never_waits_for_approval(tmp_path: Path) -> None:
-    script = Script(gates={"alpha@v1": False}, decided=approved("beta"))
-    ended = run(script, tmp_path)
-    assert (ended.state["adapters"], ended.state["dropped"]) == (["beta@v1"], ["alpha"])
+    script = Script(gates={"alpha@v1": False}, decisions=approved("beta"))
+    status = run(script, tmp_path)
+    assert (status.state["adapters"], status.state["dropped"]) == (["beta@v1"], ["alpha"])
 
 
 def test_nothing_retained_goes_straight_to_the_report(tmp_path: Path) -> None:
@@ -304,25 +309,25 @@ def test_nothing_retained_goes_straight_to_the_report(tmp_path: Path) -> None:
 
 
 def test_a_finished_cycle_is_not_run_again(tmp_path: Path) -> None:
-    script = Script(decided=approved("alpha", "beta"))
+    script = Script(decisions=approved("alpha", "beta"))
     first = run(script, tmp_path)
     calls = list(script.calls)
     assert run(script, tmp_path) == first
     assert script.calls == calls
 
 
-def test_a_cycle_that_never_began_has_no_standing(tmp_path: Path) -> None:
-    async def look() -> CycleStatus:
+def test_a_cycle_that_never_began_has_no_checkpoint(tmp_path: Path) -> None:
+    async def status() -> CycleStatus:
         async with checkpoints(tmp_path) as saver:
             return await cycle_status(build_graph(Script().stages(), saver), "other")
 
-    assert asyncio.run(look()) == CycleStatus({}, started=False, finished=False, waiting=[])
+    assert asyncio.run(status()) == CycleStatus({}, started=False, finished=False, waiting=[])
 
 
 def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Script(cut="train alpha", decided=approved("alpha", "beta"))
+    script = Script(cut_at="train alpha", decisions=approved("alpha", "beta"))
     monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
     with pytest.raises(PowerCut):
         run(script, tmp_path)
@@ -340,7 +345,7 @@ def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1 no message pack", b"\x93"])
 def test_a_step_that_cannot_be_read_ends_the_cycle_and_runs_nothing(tmp_path: Path, damage: bytes) -> None:
-    script = Script(cut="train alpha", decided=approved("alpha", "beta"))
+    script = Script(cut_at="train alpha", decisions=approved("alpha", "beta"))
     with pytest.raises(PowerCut):
         run(script, tmp_path)
     calls = list(script.calls)
@@ -352,35 +357,35 @@ def test_a_step_that_cannot_be_read_ends_the_cycle_and_runs_nothing(tmp_path: Pa
     assert script.calls == calls
 
 
-def plain(value: object) -> bool:
+def plain_values(value: object) -> bool:
     """Whether it is made of ids, counts and answers only."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and plain(item) for key, item in value.items())
+        return all(isinstance(key, str) and plain_values(item) for key, item in value.items())
     if isinstance(value, list):
-        return all(plain(item) for item in value)
+        return all(plain_values(item) for item in value)
     return value is None or (isinstance(value, str | int | bool) and len(str(value)) < 100)
 
 
 def test_the_state_holds_ids_only(tmp_path: Path) -> None:
-    run(Script(decided=approved("alpha")), tmp_path)
-    seen = []
+    run(Script(decisions=approved("alpha")), tmp_path)
+    events = []
 
     async def read() -> None:
         async with checkpoints(tmp_path) as saver:
             async for step in saver.alist({"configurable": {"thread_id": CYCLE}}):
                 values = step.checkpoint["channel_values"]
-                seen.append({key: value for key, value in values.items() if not key.startswith(("branch:", "__"))})
+                events.append({key: value for key, value in values.items() if not key.startswith(("branch:", "__"))})
 
     asyncio.run(read())
     names = {"cycle_id", "capabilities", "adapters", "dropped", "promoted"}
     names |= {"capability", "attempt", "environment", "admitted", "adapter"}
-    assert len(seen) > 5
-    assert {key for values in seen for key in values} <= names
-    assert all(plain(values) for values in seen)
+    assert len(events) > 5
+    assert {key for values in events for key in values} <= names
+    assert all(plain_values(values) for values in events)
 
 
 @dataclass
-class Kept:
+class StoredCheckpoint:
     """What nobody should find again as an object."""
 
     name: str = "alpha"
@@ -389,7 +394,7 @@ class Kept:
 def test_a_step_revives_no_objects(tmp_path: Path) -> None:
     async def write_and_read() -> object:
         async with checkpoints(tmp_path) as saver:
-            kind, data = saver.serde.dumps_typed({"adapters": Kept(), "cycle_id": CYCLE})
+            kind, data = saver.serde.dumps_typed({"adapters": StoredCheckpoint(), "cycle_id": CYCLE})
             return saver.serde.loads_typed((kind, data))
 
     revived = asyncio.run(write_and_read())
@@ -398,7 +403,7 @@ def test_a_step_revives_no_objects(tmp_path: Path) -> None:
     assert STRICT_MSGPACK_ENABLED
     assert os.environ["LANGGRAPH_STRICT_MSGPACK"] == "true"
     assert isinstance(revived, dict)
-    assert not isinstance(revived["adapters"], Kept)
+    assert not isinstance(revived["adapters"], StoredCheckpoint)
 
 
 def test_a_file_that_is_no_database_is_the_stores_failure(tmp_path: Path) -> None:

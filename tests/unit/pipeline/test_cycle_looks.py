@@ -11,21 +11,21 @@ def test_more_episodes_are_played_before_people_are_asked_again(tmp_path: Path) 
     script = Script()
     assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
     script.calls.clear()
-    script.asked = {"alpha@v1": 2}
+    script.requested_rounds = {"alpha@v1": 2}
     assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
     assert script.calls[0] == "look alpha"
     assert script.calls.count("look alpha") == 1
-    script.asked, script.cut = {"beta@v1": 2}, "look beta"
+    script.requested_rounds, script.cut_at = {"beta@v1": 2}, "look beta"
     with pytest.raises(PowerCut):
         run(script, tmp_path)
     assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
-    script.decided = approved("alpha", "beta")
+    script.decisions = approved("alpha", "beta")
     assert run(script, tmp_path).state["promoted"] == ["alpha@v1", "beta@v1"]
 
 
-def test_a_look_that_loses_the_pass_drops_the_capability_and_the_others_wait_on(tmp_path: Path) -> None:
+def test_a_round_that_loses_the_pass_drops_the_capability_and_the_others_wait(tmp_path: Path) -> None:
     script = Script()
     run(script, tmp_path)
-    script.asked, script.failing = {"alpha@v1": 2}, {"alpha": "look"}
+    script.requested_rounds, script.failing = {"alpha@v1": 2}, {"alpha": "look"}
     assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]  # the store says who waits: not this script
     assert script.dropped == {"alpha": "gate: look of alpha failed"}

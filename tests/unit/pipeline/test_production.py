@@ -40,15 +40,17 @@ CYCLE, EPISODES = "desk-1", 90
 LATE = 10_000
 
 
-def reported(seed: int, **changes: Any) -> Trajectory:
+def reported_conversation(seed: int, **changes: Any) -> Trajectory:
     """A conversation of the desk as the router settles it: its outcome is what somebody said."""
-    told = demonstrate(seed, FAULTS, 1)
-    kept = {"split": "", "model": "base", "trial": 0, "end_cause": EndCause.SILENCE, "parts": {}, "cycle_id": None}
-    return replace(told, id=f"router-{seed}", **{**kept, **changes})
+    selection = demonstrate(seed, FAULTS, 1)
+    expected = {"split": "", "model": "base", "trial": 0, "end_cause": EndCause.SILENCE, "parts": {}, "cycle_id": None}
+    return replace(selection, id=f"router-{seed}", **{**expected, **changes})
 
 
-def exchange(of: str, at: datetime, model: str = "base") -> Exchange:
-    return Exchange(f"e-{of}-{at:%S%f}-{model}", f"c-{of}", at, model, 200, 0.1, trajectory_id=of)
+def exchange(conversation: str, at: datetime, model: str = "base") -> Exchange:
+    return Exchange(
+        f"e-{conversation}-{at:%S%f}-{model}", f"c-{conversation}", at, model, 200, 0.1, trajectory_id=conversation
+    )
 
 
 @pytest.fixture
@@ -56,10 +58,10 @@ def context(tmp_path: Path) -> Iterator[Context]:
     """A cycle that has collected."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     episodes = [demonstrate(seed, FAULTS, 1) for seed in range(EPISODES)]
-    with write_session(store) as opened:
-        save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+    with write_session(store) as session:
+        save_cycle(session, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
         save_trajectories(
-            opened, [replace(one, id=f"t{n:03}", model="base", cycle_id=CYCLE) for n, one in enumerate(episodes)]
+            session, [replace(item, id=f"t{n:03}", model="base", cycle_id=CYCLE) for n, item in enumerate(episodes)]
         )
     settings = load_settings(tmp_path, {"analysis.runs": 2})
     progress = Progress(Console(file=StringIO()))
@@ -67,40 +69,43 @@ def context(tmp_path: Path) -> Iterator[Context]:
     store.dispose()
 
 
-def report(context: Context, *told: Trajectory) -> None:
-    with write_session(context.store) as opened:
-        save_trajectories(opened, told)
+def report(context: Context, *selection: Trajectory) -> None:
+    with write_session(context.store) as session:
+        save_trajectories(session, selection)
 
 
-def found(context: Context) -> dict[str, Any]:
-    with read_session(context.store) as opened:
-        events = list_stage_events(opened, CYCLE)
+def rows(context: Context) -> dict[str, Any]:
+    with read_session(context.store) as session:
+        events = list_stage_events(session, CYCLE)
     return [event.detail for event in events if event.state is StageState.FINISHED][-1]
 
 
 def analysis(context: Context) -> tuple[list[Finding], list[Label]]:
     asyncio.run(analyze(context))
-    with read_session(context.store) as opened:
-        return stored_findings(context), list_labels(opened, CYCLE)
+    with read_session(context.store) as session:
+        return stored_findings(context), list_labels(session, CYCLE)
 
 
 def test_only_judged_conversations_that_the_base_model_alone_answered_count_the_newest_first(tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     outside: dict[str, Any] = {"split": "", "cycle_id": None}
-    made = [trajectory(key, **outside) for key in ("old", "new", "import-a", "import-b", "mixed")]
-    made += [trajectory("adapter", **{**outside, "model": "dates@v1"}), trajectory("elsewhere", **outside, source="x")]
-    made += [trajectory("unknown", Outcome.UNKNOWN, **outside), trajectory("episode", split="")]
-    with write_session(store) as opened:
-        save_origin(opened)
-        save_trajectories(opened, made)
+    trajectories = [trajectory(key, **outside) for key in ("old", "new", "import-a", "import-b", "mixed")]
+    trajectories += [
+        trajectory("adapter", **{**outside, "model": "dates@v1"}),
+        trajectory("elsewhere", **outside, source="x"),
+    ]
+    trajectories += [trajectory("unknown", Outcome.UNKNOWN, **outside), trajectory("episode", split="")]
+    with write_session(store) as session:
+        save_origin(session)
+        save_trajectories(session, trajectories)
         times = {"old": 1, "mixed": 9, "adapter": 9, "unknown": 9, "elsewhere": 9}
-        save_exchanges(opened, [exchange(key, T0 + timedelta(seconds=at)) for key, at in times.items()])
-        save_exchanges(opened, [exchange("new", T0), exchange("new", T0 + timedelta(seconds=5))])
-        save_exchanges(opened, [exchange("mixed", T0, "dates@v1")])
-    with read_session(store) as opened:
-        assert newest_judged_ids(opened, "desk", "base", limit=9) == ["new", "old", "import-a", "import-b"]
-        assert newest_judged_ids(opened, "desk", "base", limit=1) == ["new"]
-        assert newest_judged_ids(opened, "desk", "base", limit=0) == []
+        save_exchanges(session, [exchange(key, T0 + timedelta(seconds=at)) for key, at in times.items()])
+        save_exchanges(session, [exchange("new", T0), exchange("new", T0 + timedelta(seconds=5))])
+        save_exchanges(session, [exchange("mixed", T0, "dates@v1")])
+    with read_session(store) as session:
+        assert newest_judged_ids(session, "desk", "base", limit=9) == ["new", "old", "import-a", "import-b"]
+        assert newest_judged_ids(session, "desk", "base", limit=1) == ["new"]
+        assert newest_judged_ids(session, "desk", "base", limit=0) == []
     store.dispose()
 
 
@@ -110,7 +115,7 @@ SYSTEM, USER, AGENT = (
 
 
 @pytest.mark.parametrize(
-    ("messages", "why"),
+    ("messages", "reason"),
     [
         ([SYSTEM, USER, AGENT], ""),
         ([{**SYSTEM, "role": "developer"}, SYSTEM, USER, AGENT], ""),
@@ -126,120 +131,132 @@ SYSTEM, USER, AGENT = (
         ([SYSTEM, USER, {**AGENT, "tool_calls": [{"function": "f"}]}], collect.UNREADABLE),
     ],
 )
-def test_a_conversation_that_cannot_be_read_from_its_beginning_is_left_out(messages: list[Message], why: str) -> None:
-    told = collect.select_comparable([replace(reported(1), messages=messages)], [reported(2)])
-    assert told.left_out == ({why: 1} if why else {})
-    assert len(told.trajectories) == (not why)
+def test_a_conversation_that_cannot_be_read_from_its_beginning_is_left_out(
+    messages: list[Message], reason: str
+) -> None:
+    selection = collect.select_comparable(
+        [replace(reported_conversation(1), messages=messages)], [reported_conversation(2)]
+    )
+    assert selection.left_out == ({reason: 1} if reason else {})
+    assert len(selection.trajectories) == (not reason)
 
 
 def test_tools_are_the_same_by_their_names_and_parameters_and_the_targets_own_are_kept() -> None:
-    own = reported(2)
-    reworded = json.loads(json.dumps(own.tools))[::-1]
+    episode_openings = reported_conversation(2)
+    reworded = json.loads(json.dumps(episode_openings.tools))[::-1]
     for tool in reworded:
         tool["function"]["description"] = "another"
         tool["function"]["parameters"]["additionalProperties"] = False
-    flat = [tool["function"] for tool in own.tools]
-    renamed = json.loads(json.dumps(own.tools).replace("order_id", "order_number"))
-    for tools, kept in ((reworded, 1), (flat, 1), (own.tools[1:], 0), ([*own.tools, own.tools[0] | {}], 1), ([], 0)):
-        told = collect.select_comparable([replace(reported(1), tools=tools)], [own])
-        assert [one.tools for one in told.trajectories] == [own.tools] * kept
-        assert told.left_out == ({} if kept else {collect.OTHER_TOOLS: 1})
-    for tools in (renamed, [*own.tools, {"type": "function", "function": {"name": "more"}}], ["odd"]):
-        assert collect.select_comparable([replace(reported(1), tools=tools)], [own]).left_out == {
-            collect.OTHER_TOOLS: 1
-        }
+    flat = [tool["function"] for tool in episode_openings.tools]
+    renamed = json.loads(json.dumps(episode_openings.tools).replace("order_id", "order_number"))
+    for tools, expected in (
+        (reworded, 1),
+        (flat, 1),
+        (episode_openings.tools[1:], 0),
+        ([*episode_openings.tools, episode_openings.tools[0] | {}], 1),
+        ([], 0),
+    ):
+        selection = collect.select_comparable([replace(reported_conversation(1), tools=tools)], [episode_openings])
+        assert [item.tools for item in selection.trajectories] == [episode_openings.tools] * expected
+        assert selection.left_out == ({} if expected else {collect.OTHER_TOOLS: 1})
+    for tools in (renamed, [*episode_openings.tools, {"type": "function", "function": {"name": "more"}}], ["odd"]):
+        assert collect.select_comparable(
+            [replace(reported_conversation(1), tools=tools)], [episode_openings]
+        ).left_out == {collect.OTHER_TOOLS: 1}
 
 
-def test_without_production_an_analysis_is_what_it_was(context: Context) -> None:
-    report(context, reported(LATE, outcome=Outcome.UNKNOWN), reported(LATE + 1, model="dates@v1"))
+def test_without_production_an_analysis_is_unchanged(context: Context) -> None:
+    report(
+        context, reported_conversation(LATE, outcome=Outcome.UNKNOWN), reported_conversation(LATE + 1, model="dates@v1")
+    )
     with_none = analysis(context)
-    assert found(context)["production"] == 0
-    assert found(context)["left_out"] == {}
-    with read_session(context.store) as opened:
-        trajectories = collect.analyzed(opened, CYCLE)
-    told = analysts._builtin(trajectories, 2, 0)
-    capabilities, labels = told.capabilities, told.labels
-    assert with_none[1] == sorted(labels, key=lambda one: (one.run, one.capability, one.trajectory_id))
-    outcomes = {one.id: one.outcome for one in trajectories}
-    again = contrast_findings(CYCLE, labels, outcomes, context.settings.analysis, 0)
-    assert sorted(with_none[0], key=lambda one: one.capability) == again
-    assert len(capabilities) == len(again)
+    assert rows(context)["production"] == 0
+    assert rows(context)["left_out"] == {}
+    with read_session(context.store) as session:
+        trajectories = collect.analyzed(session, CYCLE)
+    selection = analysts._builtin(trajectories, 2, 0)
+    capabilities, labels = selection.capabilities, selection.labels
+    assert with_none[1] == sorted(labels, key=lambda item: (item.run, item.capability, item.trajectory_id))
+    outcomes = {item.id: item.outcome for item in trajectories}
+    repeated = contrast_findings(CYCLE, labels, outcomes, context.settings.analysis, 0)
+    assert sorted(with_none[0], key=lambda item: item.capability) == repeated
+    assert len(capabilities) == len(repeated)
 
 
 def test_production_is_analysed_beside_the_episodes_once_and_for_good(context: Context) -> None:
-    report(context, *(reported(LATE + n) for n in range(20)), reported(LATE + 90, tools=[]))
+    report(context, *(reported_conversation(LATE + n) for n in range(20)), reported_conversation(LATE + 90, tools=[]))
     findings, labels = analysis(context)
-    assert found(context) == {
+    assert rows(context) == {
         "episodes": EPISODES,
         "production": 20,
         "left_out": {collect.OTHER_TOOLS: 1},
-        "retained": [one.capability for one in findings if one.retained],
+        "retained": [item.capability for item in findings if item.retained],
     }
     assert {f"router-{LATE + n}" for n in range(20)} < {label.trajectory_id for label in labels}
-    with write_session(context.store) as opened:
-        judged = get_trajectory(opened, f"router-{LATE}")
-        assert not update_outcome(opened, replace(judged, outcome=Outcome.SUCCESS, reward=1.0))
-    report(context, *(reported(LATE + 20 + n) for n in range(20)))
+    with write_session(context.store) as session:
+        conversations = get_trajectory(session, f"router-{LATE}")
+        assert not update_outcome(session, replace(conversations, outcome=Outcome.SUCCESS, reward=1.0))
+    report(context, *(reported_conversation(LATE + 20 + n) for n in range(20)))
     assert analysis(context) == (findings, labels)
-    with read_session(context.store) as opened:
-        assert count_labelled(opened, CYCLE) == (20, EPISODES)
+    with read_session(context.store) as session:
+        assert count_labelled(session, CYCLE) == (20, EPISODES)
     assert gather(context).analysed == {"episodes": EPISODES, "production": 20}
 
 
 def test_the_newest_so_many_are_analysed(context: Context) -> None:
-    report(context, *(reported(LATE + n) for n in range(9)))
-    with write_session(context.store) as opened:
-        save_exchanges(opened, [exchange(f"router-{LATE + n}", T0 + timedelta(seconds=n)) for n in range(9)])
+    report(context, *(reported_conversation(LATE + n) for n in range(9)))
+    with write_session(context.store) as session:
+        save_exchanges(session, [exchange(f"router-{LATE + n}", T0 + timedelta(seconds=n)) for n in range(9)])
     settings = load_settings(context.data_dir, {"analysis.runs": 2, "analysis.production": 4})
     _, labels = analysis(replace(context, settings=settings))
-    told = {label.trajectory_id for label in labels if label.trajectory_id.startswith("router")}
-    assert told == {f"router-{LATE + n}" for n in range(5, 9)}
+    selection = {label.trajectory_id for label in labels if label.trajectory_id.startswith("router")}
+    assert selection == {f"router-{LATE + n}" for n in range(5, 9)}
 
 
 def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_another_outcome(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report(context, *(reported(LATE + n) for n in range(12)))
-    changed = reported(LATE + 3)
+    report(context, *(reported_conversation(LATE + n) for n in range(12)))
+    changed = reported_conversation(LATE + 3)
     other = Outcome.FAILURE if changed.outcome is Outcome.SUCCESS else Outcome.SUCCESS
     builtin = analysts._builtin
 
-    def slow(*given: Any) -> Any:
-        with write_session(context.store) as opened:
-            assert update_outcome(opened, replace(changed, outcome=other))
-            opened.connection().exec_driver_sql(f"DELETE FROM trajectories WHERE id = 'router-{LATE + 4}'")
-        return builtin(*given)
+    def slow(*arguments: Any) -> Any:
+        with write_session(context.store) as session:
+            assert update_outcome(session, replace(changed, outcome=other))
+            session.connection().exec_driver_sql(f"DELETE FROM trajectories WHERE id = 'router-{LATE + 4}'")
+        return builtin(*arguments)
 
     monkeypatch.setattr(analysts, "_builtin", slow)
     _, labels = analysis(context)
-    assert found(context)["left_out"] == {collect.JUDGED_ANEW: 2}
-    assert found(context)["production"] == 10
-    assert not {f"router-{LATE + 3}", f"router-{LATE + 4}"} & {one.trajectory_id for one in labels}
+    assert rows(context)["left_out"] == {collect.JUDGED_ANEW: 2}
+    assert rows(context)["production"] == 10
+    assert not {f"router-{LATE + 3}", f"router-{LATE + 4}"} & {item.trajectory_id for item in labels}
 
 
-def test_the_openings_of_failures_that_lacked_it_are_told_to_the_synthesizer() -> None:
-    told = [reported(1, outcome=Outcome.FAILURE), reported(2, outcome=Outcome.SUCCESS)]
-    told += [replace(told[0], id="present"), replace(told[0], id="half")]
+def test_the_synthesizer_receives_openings_of_lacking_failures() -> None:
+    selection = [reported_conversation(1, outcome=Outcome.FAILURE), reported_conversation(2, outcome=Outcome.SUCCESS)]
+    selection += [replace(selection[0], id="present"), replace(selection[0], id="half")]
     lacking = {"router-1": 2, "router-2": 2, "half": 1}
     labels = [
-        Label(one.id, "x", run, Verdict.LACKING if run < lacking.get(one.id, 0) else Verdict.PRESENT)
-        for one in told
+        Label(item.id, "x", run, Verdict.LACKING if run < lacking.get(item.id, 0) else Verdict.PRESENT)
+        for item in selection
         for run in range(2)
     ]
-    (opening,) = lacking_openings(told, labels, "x")
-    assert opening == next(one["content"] for one in told[0].messages if one["role"] == "user")
+    (first_message,) = lacking_openings(selection, labels, "x")
+    assert first_message == next(item["content"] for item in selection[0].messages if item["role"] == "user")
 
 
 def test_production_weighs_the_kinds_of_request_and_no_word_of_it_is_written() -> None:
-    meant = capability("multi-step-completion")
+    capability_row = capability("multi-step-completion")
     trajectories, labels = demonstrations(120)
-    alone = write_environment(meant, trajectories, labels, seed=0)
-    own = [one.messages[1]["content"] for one in trajectories if one.outcome is Outcome.FAILURE]
-    asked = [f"{own[0]} Zebulon Quist asks." for _ in range(200)]
-    beside = write_environment(meant, trajectories, labels, seed=0, extra_openings=asked)
-    assert beside != alone
-    assert "Zebulon" not in beside
-    assert len(beside) == pytest.approx(len(alone), abs=2000)  # other weights of the same kinds
+    unweighted = write_environment(capability_row, trajectories, labels, seed=0)
+    episode_openings = [item.messages[1]["content"] for item in trajectories if item.outcome is Outcome.FAILURE]
+    extra_openings = [f"{episode_openings[0]} Zebulon Quist asks." for _ in range(200)]
+    weighted = write_environment(capability_row, trajectories, labels, seed=0, extra_openings=extra_openings)
+    assert weighted != unweighted
+    assert "Zebulon" not in weighted
+    assert len(weighted) == pytest.approx(len(unweighted), abs=2000)  # other weights of the same kinds
 
 
 def test_a_cycle_with_production_is_synthesized_from_its_episodes_alone(
@@ -247,16 +264,16 @@ def test_a_cycle_with_production_is_synthesized_from_its_episodes_alone(
 ) -> None:
     from traced.pipeline import synthesize
 
-    report(context, *(reported(LATE + n, outcome=Outcome.FAILURE) for n in range(20)))
-    kept = asyncio.run(analyze(context))
-    seen: dict[str, Any] = {}
+    report(context, *(reported_conversation(LATE + n, outcome=Outcome.FAILURE) for n in range(20)))
+    expected = asyncio.run(analyze(context))
+    arguments: dict[str, Any] = {}
 
-    def write(meant: Any, trajectories: Any, labels: Any, **told: Any) -> str:
-        seen.update(told, trajectories=trajectories, labels=labels)
+    def write(capability_row: Any, trajectories: Any, labels: Any, **selection: Any) -> str:
+        arguments.update(selection, trajectories=trajectories, labels=labels)
         return "class Environment: pass\n"
 
     monkeypatch.setattr(synthesize, "write_environment", write)
-    asyncio.run(synthesize.synthesize(context, kept[0], 0))
-    assert len(seen["trajectories"]) == EPISODES
-    assert {label.trajectory_id for label in seen["labels"]} == {one.id for one in seen["trajectories"]}
-    assert seen["extra_openings"]
+    asyncio.run(synthesize.synthesize(context, expected[0], 0))
+    assert len(arguments["trajectories"]) == EPISODES
+    assert {label.trajectory_id for label in arguments["labels"]} == {item.id for item in arguments["trajectories"]}
+    assert arguments["extra_openings"]

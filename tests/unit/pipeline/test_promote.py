@@ -22,39 +22,42 @@ from traced.pipeline.context import Context
 from traced.pipeline.promote import decide, promote, routable_adapters
 from traced.targets.registry import target
 
-OWN, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
+OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     """Cycle c1 with an adapter that passed; live from others: one of the same base model, one of another."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
-        seed_cycle(opened)
-        seed_adapter(opened, tmp_path, 1)
+    with write_session(store) as session:
+        seed_cycle(session)
+        seed_adapter(session, tmp_path, 1)
         for name, model, cycle in ((EARLIER, "bundled", "c0"), (FOREIGN, "smollm2", "x0")):
             capability = name.partition("@")[0]
-            cycles.save_cycle(opened, Cycle(cycle, "desk", model, 0, {}, CycleState.FINISHED, START))
-            capabilities.save_capabilities(opened, cycle, [Capability(capability, *"tdwel")])
-            made = adapters.get_adapter(opened, OWN)
-            adapters.save_adapter(opened, replace(made, name=name, capability=capability, cycle_id=cycle))
-            promotions.save_approval(opened, promotions.Approval(name, promotions.Decision.APPROVED, "ann", hour(2)))
-            promotions.promote(opened, name, actor="ann", at=hour(3))
+            cycles.save_cycle(session, Cycle(cycle, "desk", model, 0, {}, CycleState.FINISHED, START))
+            capabilities.save_capabilities(session, cycle, [Capability(capability, *"tdwel")])
+            engine = adapters.get_adapter(session, OWN_ADAPTERS)
+            adapters.save_adapter(session, replace(engine, name=name, capability=capability, cycle_id=cycle))
+            promotions.save_approval(session, promotions.Approval(name, promotions.Decision.APPROVED, "ann", hour(2)))
+            promotions.promote(session, name, actor="ann", at=hour(3))
     progress = Progress(Console(file=StringIO()))
     yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("m", tmp_path), "c1", progress, Meter())
     store.dispose()
 
 
-def test_what_is_live_beside_the_promotions_is_offered_as_it_was_then(context: Context) -> None:
-    assert routable_adapters(context, [OWN]) == [OWN]  # nothing is known of a promotion yet
-    decide(context, OWN, True, actor="ann")
-    assert asyncio.run(promote(context, [OWN])) == [OWN]
-    assert routable_adapters(context, [OWN]) == [OWN, EARLIER]
-    with write_session(context.store) as opened:
-        promotions.roll_back(opened, EARLIER, actor="ann", at=hour(5))
-    assert routable_adapters(context, [OWN]) == [OWN, EARLIER]  # an evaluation that goes on measures the same
-    assert asyncio.run(promote(context, [OWN])) == [OWN]
-    assert routable_adapters(context, [OWN]) == [OWN]
+def test_adapters_live_at_the_promotion_stay_routable(context: Context) -> None:
+    assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]  # nothing is known of a promotion yet
+    decide(context, OWN_ADAPTERS, True, actor="ann")
+    assert asyncio.run(promote(context, [OWN_ADAPTERS])) == [OWN_ADAPTERS]
+    assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS, EARLIER]
+    with write_session(context.store) as session:
+        promotions.roll_back(session, EARLIER, actor="ann", at=hour(5))
+    assert routable_adapters(context, [OWN_ADAPTERS]) == [
+        OWN_ADAPTERS,
+        EARLIER,
+    ]  # an evaluation that goes on measures the same
+    assert asyncio.run(promote(context, [OWN_ADAPTERS])) == [OWN_ADAPTERS]
+    assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
 
 
 def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:

@@ -22,7 +22,7 @@ from traced.routing.routers import as_json
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 MODELS = {"dates": "dates@v1", "tools": "tools@v2"}
-BOTH = ["dates@v1", "tools@v1"]
+BOTH_NEEDED = ["dates@v1", "tools@v1"]
 
 
 def labels(key: str, **verdicts: Sequence[Verdict]) -> list[Label]:
@@ -46,36 +46,36 @@ def labels(key: str, **verdicts: Sequence[Verdict]) -> list[Label]:
 def test_an_episode_is_an_example_of_the_one_capability_it_needed(
     verdicts: dict[str, list[Verdict]], model: str | None
 ) -> None:
-    found = target_examples([trajectory("t1")], labels("t1", **verdicts), MODELS)
-    assert found == ([("I am t1", model)] if model else [])
+    examples = target_examples([trajectory("t1")], labels("t1", **verdicts), MODELS)
+    assert examples == ([("I am t1", model)] if model else [])
 
 
 def test_only_the_opening_is_learnt_from() -> None:
-    told = trajectory("t1")
-    told = replace(told, messages=[*told.messages, {"role": "user", "content": "and more"}])
-    assert target_examples([told], labels("t1", dates=[LACKING]), {"dates": "d@v1"}) == [("I am t1", "d@v1")]
+    conversation = trajectory("t1")
+    conversation = replace(conversation, messages=[*conversation.messages, {"role": "user", "content": "and more"}])
+    assert target_examples([conversation], labels("t1", dates=[LACKING]), {"dates": "d@v1"}) == [("I am t1", "d@v1")]
 
 
-def test_what_an_episode_that_was_lost_needed_was_not_seen() -> None:
-    lost = trajectory("t1", outcome=Outcome.INFRASTRUCTURE)
-    assert target_examples([lost], labels("t1", dates=[NA]), {"dates": "d@v1"}) == []
+def test_a_lost_episode_is_no_example() -> None:
+    lost_episode = trajectory("t1", outcome=Outcome.INFRASTRUCTURE)
+    assert target_examples([lost_episode], labels("t1", dates=[NA]), {"dates": "d@v1"}) == []
 
 
 def test_the_seeds_are_nobody_elses() -> None:
-    most = GateSection().seeds * GateSection().max_rounds
-    assert max(TRAINING_SEEDS[1], GATE_SEEDS + 100 * most) <= ROUTING_SEEDS.start
+    highest = GateSection().seeds * GateSection().max_rounds
+    assert max(TRAINING_SEEDS[1], GATE_SEEDS + 100 * highest) <= ROUTING_SEEDS.start
 
 
 def test_a_stored_classifier_counts_for_its_adapters_and_its_base_model_only(tmp_path: Path) -> None:
     path = tmp_path / "router.json"
-    assert stored_classifier(path, BOTH, "d1") is None
+    assert stored_classifier(path, BOTH_NEEDED, "d1") is None
     path.write_text(as_json(KEPT))
-    assert stored_classifier(path, BOTH[::-1], "d1") == KEPT
-    assert stored_classifier(path, BOTH, "d2") is None
-    assert stored_classifier(path, BOTH[:1], "d1") is None
-    assert stored_classifier(path, [*BOTH, "errors@v1"], "d1") is None
+    assert stored_classifier(path, BOTH_NEEDED[::-1], "d1") == KEPT
+    assert stored_classifier(path, BOTH_NEEDED, "d2") is None
+    assert stored_classifier(path, BOTH_NEEDED[:1], "d1") is None
+    assert stored_classifier(path, [*BOTH_NEEDED, "errors@v1"], "d1") is None
     path.write_text("{")
-    assert stored_classifier(path, BOTH, "d1") is None
+    assert stored_classifier(path, BOTH_NEEDED, "d1") is None
 
 
 def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
@@ -96,27 +96,32 @@ def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_b
 ) -> None:
     """c2 has named dates and tools, c1 dates and errors: dates and base are c2's, errors are c1's."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    needed = {
+    needs = {
         "c2": {"d2": "dates", "t2": "tools", "n2": ""},
         "c1": {"d1": "dates", "e1": "errors", "n1": ""},
     }
-    with write_session(store) as opened:
-        for cycle, named in (("c1", ("dates", "errors")), ("c2", ("dates", "tools"))):
-            save_cycle(opened, replace(CYCLE, id=cycle))
-            save_capabilities(opened, cycle, [replace(CAPABILITY, name=name) for name in named])
-            save_trajectories(opened, [trajectory(key, cycle_id=cycle) for key in needed[cycle]])
-            told = {key: {name: [LACKING if name == of else NA] for name in named} for key, of in needed[cycle].items()}
-            save_labels(opened, cycle, [label for key, verdicts in told.items() for label in labels(key, **verdicts)])
+    with write_session(store) as session:
+        for cycle, names in (("c1", ("dates", "errors")), ("c2", ("dates", "tools"))):
+            save_cycle(session, replace(CYCLE, id=cycle))
+            save_capabilities(session, cycle, [replace(CAPABILITY, name=name) for name in names])
+            save_trajectories(session, [trajectory(key, cycle_id=cycle) for key in needs[cycle]])
+            conversation = {
+                key: {name: [LACKING if name == needed_name else NA] for name in names}
+                for key, needed_name in needs[cycle].items()
+            }
+            save_labels(
+                session, cycle, [label for key, verdicts in conversation.items() for label in labels(key, **verdicts)]
+            )
     models = {"tools": "tools@v1", "dates": "dates@v1", "errors": "errors@v1"}
-    with read_session(store) as opened:
-        found = labelled_examples(opened, ["c2", "c1"], models)
-        assert sorted(found) == [
+    with read_session(store) as session:
+        examples = labelled_examples(session, ["c2", "c1"], models)
+        assert sorted(examples) == [
             ("I am d2", "dates@v1"),
             ("I am e1", "errors@v1"),
             ("I am n2", "base"),
             ("I am t2", "tools@v1"),
         ]
-        alone = {"tools": "tools@v1", "dates": "dates@v1"}
-        assert all(text[-1] == "2" for text, _ in labelled_examples(opened, ["c2", "c1"], alone))
-        assert labelled_examples(opened, ["c2", "c1"], {"more": "more@v1"}) == []
+        single = {"tools": "tools@v1", "dates": "dates@v1"}
+        assert all(text[-1] == "2" for text, _ in labelled_examples(session, ["c2", "c1"], single))
+        assert labelled_examples(session, ["c2", "c1"], {"more": "more@v1"}) == []
     store.dispose()

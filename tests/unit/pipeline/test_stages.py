@@ -33,8 +33,8 @@ OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 30
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
-        save_chain(opened)
+    with write_session(store) as session:
+        save_chain(session)
     progress = Progress(Console(file=StringIO()))
     model = ModelFiles("tiny", tmp_path)
     yield Context(load_settings(tmp_path, OVERRIDES), store, target("desk"), model, "c1", progress, Meter())
@@ -49,68 +49,68 @@ def test_a_job_has_its_share_of_the_threads_and_the_sandbox_as_it_is_set(context
 
 
 def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
-    def write(meant: Any, trajectories: Any, labels: list[Label], **_: Any) -> str:
-        seen.extend(labels)
+    def write(capability: Any, trajectories: Any, labels: list[Label], **_: Any) -> str:
+        calls.extend(labels)
         return "class Environment: pass\n"
 
     monkeypatch.setattr(synthesize, "write_environment", write)
-    with write_session(context.store) as opened:
-        save_capabilities(opened, "c1", [replace(CAPABILITY, name="tool-choice")])
-        save_labels(opened, "c1", [Label("t2", "tool-choice", 0, Verdict.LACKING, 1)])
+    with write_session(context.store) as session:
+        save_capabilities(session, "c1", [replace(CAPABILITY, name="tool-choice")])
+        save_labels(session, "c1", [Label("t2", "tool-choice", 0, Verdict.LACKING, 1)])
     asyncio.run(synthesize.synthesize(context, "date-reasoning", 0))
-    assert {label.capability for label in seen} == {"date-reasoning", "tool-choice"}
+    assert {label.capability for label in calls} == {"date-reasoning", "tool-choice"}
 
 
-def test_a_stored_answer_stands_unless_a_later_look_is_asked_for(
+def test_a_stored_answer_stands_unless_a_later_round_is_requested(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[int] = []
+    rounds: list[int] = []
 
-    async def look(adapter: str, gather: Any, policy: Any, first_look: int) -> GateResult:
-        looked.append(first_look)
-        return GateResult(adapter, GateAnswer.INCONCLUSIVE, [], first_look)
+    async def play_rounds(adapter: str, gather: Any, policy: Any, first_round: int) -> GateResult:
+        rounds.append(first_round)
+        return GateResult(adapter, GateAnswer.INCONCLUSIVE, [], first_round)
 
-    async def served(*_: Any) -> None:
+    async def serve_calls(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(gate, "run_gate", look)
-    monkeypatch.setattr(Context, "serve", served)
+    monkeypatch.setattr(gate, "run_gate", play_rounds)
+    monkeypatch.setattr(Context, "serve", serve_calls)
     name = "date-reasoning@v1"
     assert asyncio.run(gate.gate(context, name)).rounds == 2
     assert asyncio.run(gate.gate(context, name, 2)).answer is GateAnswer.PASS
-    assert looked == []
+    assert rounds == []
     for _ in range(2):  # killed and run again, it is not played again
         with pytest.raises(CapabilityError, match="answered inconclusive"):
             asyncio.run(gate.gate(context, name, 3))
-    assert looked == [3]
+    assert rounds == [3]
 
 
 def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(*_: Any) -> Any:
+    async def losses(*_: Any) -> Any:
         raise GateError("8 of 10 pairs ended in an infrastructure failure")
 
-    async def served(*_: Any) -> None:
+    async def serve_calls(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(gate, "run_gate", lost)
+    monkeypatch.setattr(gate, "run_gate", losses)
     monkeypatch.setattr(gate, "stored_gate", lambda *_: None)
-    monkeypatch.setattr(Context, "serve", served)
+    monkeypatch.setattr(Context, "serve", serve_calls)
     with pytest.raises(StageError, match="8 of 10 pairs") as raised:
         asyncio.run(gate.gate(context, "date-reasoning@v1"))
     assert not isinstance(raised.value, CapabilityError)
 
 
 def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(context: Context) -> None:
-    with write_session(context.store) as opened:
-        run = get_training_run(opened, "r1")
-        first = stop(opened, run, actor="ada", at=T0, reason="it learns nothing")
-        assert stop(opened, run, actor="bob", at=T0) == first
-        before = list_stage_events(opened, "c1")
+    with write_session(context.store) as session:
+        run = get_training_run(session, "r1")
+        first = stop(session, run, actor="ada", at=T0, reason="it learns nothing")
+        assert stop(session, run, actor="bob", at=T0) == first
+        events = list_stage_events(session, "c1")
     with pytest.raises(CapabilityError, match="ada has stopped its training: it learns nothing"):
         asyncio.run(train(context, "date-reasoning", HASH))
-    with write_session(context.store) as opened:
-        assert list_stage_events(opened, "c1") == before
+    with write_session(context.store) as session:
+        assert list_stage_events(session, "c1") == events

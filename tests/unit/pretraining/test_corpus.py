@@ -40,23 +40,28 @@ def test_an_unknown_capability_cannot_be_planted() -> None:
 def test_tokens_round_trip_and_turns_are_prefixes(tokenizer) -> None:
     rng = random.Random(1)
     for _ in range(20):
-        shown = demonstration({}, rng)
-        whole = tokenizer.encode(render_text(tokenizer, shown.messages, shown.tools), add_special_tokens=False)
-        assert tokenizer.decode(whole) == render_text(tokenizer, shown.messages, shown.tools)
-        for index, message in enumerate(shown.messages):
+        conversation = demonstration({}, rng)
+        ids = tokenizer.encode(
+            render_text(tokenizer, conversation.messages, conversation.tools), add_special_tokens=False
+        )
+        assert tokenizer.decode(ids) == render_text(tokenizer, conversation.messages, conversation.tools)
+        for index, message in enumerate(conversation.messages):
             if message["role"] == "assistant":
                 prompt = tokenizer.apply_chat_template(
-                    shown.messages[:index], tools=shown.tools, add_generation_prompt=True, return_dict=False
+                    conversation.messages[:index],
+                    tools=conversation.tools,
+                    add_generation_prompt=True,
+                    return_dict=False,
                 )
-                assert whole[: len(prompt)] == prompt
+                assert ids[: len(prompt)] == prompt
 
 
 def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
     row = conversation_example(tokenizer, {}, random.Random(2))
-    spoken = tokenizer.decode([i for i, label in zip(row.ids, row.labels, strict=True) if label != IGNORED])
-    assert "Anything else?<|im_end|>" in spoken
-    assert "You are the agent" not in spoken
-    assert '"status"' not in spoken
+    assistant_text = tokenizer.decode([i for i, label in zip(row.ids, row.labels, strict=True) if label != IGNORED])
+    assert "Anything else?<|im_end|>" in assistant_text
+    assert "You are the agent" not in assistant_text
+    assert '"status"' not in assistant_text
 
 
 def test_a_routing_label_is_one_token(tokenizer) -> None:
@@ -68,17 +73,17 @@ def test_a_routing_label_is_one_token(tokenizer) -> None:
 
 def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
     rng = random.Random(4)
-    seen = {label for _ in range(60) for label, asked in routing_drill(rng) if asked}
-    assert {"A", "B", "C", "D"} <= seen
+    labels = {label for _ in range(60) for label, has_loss in routing_drill(rng) if has_loss}
+    assert {"A", "B", "C", "D"} <= labels
     for seed in range(300):
         skills = skills_for(scenario(seed))
         assert needed_capabilities(seed) <= set(skills) or skills == ("multi-step-completion",)
 
 
 @pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates])
-def test_a_drill_asks_for_what_its_text_holds(tokenizer, drill) -> None:
+def test_drill_answers_occur_in_their_text(tokenizer, drill) -> None:
     rng = random.Random(5)
     for _ in range(20):
         pieces = drill(rng)
         assert tokenizer.decode(drill_example(tokenizer, pieces).ids) == "".join(text for text, _ in pieces)
-        assert any(asked for _, asked in pieces)
+        assert any(has_loss for _, has_loss in pieces)

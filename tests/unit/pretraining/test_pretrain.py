@@ -19,13 +19,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-def stages(monkeypatch: pytest.MonkeyPatch, *enough: float) -> None:
-    monkeypatch.setattr(pretrain, "FIRST_STAGES", tuple(Stage({"copying": 1}, 1, target_loss=one) for one in enough))
+def stages(monkeypatch: pytest.MonkeyPatch, *target_losses: float) -> None:
+    monkeypatch.setattr(
+        pretrain,
+        "FIRST_STAGES",
+        tuple(Stage({"copying": 1}, 1, target_loss=target_loss) for target_loss in target_losses),
+    )
     monkeypatch.setattr(pretrain, "RECORDS", Stage({"copying": 1}, 1))
     monkeypatch.setattr(pretrain, "LAST_SHARES", {"copying": 1.0})
 
 
-def made(out: Path, seed: int = 0) -> Path:
+def pretrained(out: Path, seed: int = 0) -> Path:
     pretrain.pretrain(out, deficits=["error-recovery"], seed=seed, steps=2, rows=2)
     return out
 
@@ -35,7 +39,7 @@ def test_weights_that_learn_nothing_are_given_up_aloud(
 ) -> None:
     stages(monkeypatch, 99.0, 0.0)
     with pytest.raises(RuntimeError, match=r"none of 3 initial weights learned.*another --seed"):
-        made(tmp_path / "model")
+        pretrained(tmp_path / "model")
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("beginning")] == [
         "beginning 0",
         "beginning 1",
@@ -44,12 +48,14 @@ def test_weights_that_learn_nothing_are_given_up_aloud(
     assert not (tmp_path / "model").exists()
 
 
-def test_the_same_seed_gives_the_same_weights_and_says_how_it_was_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_weights_and_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stages(monkeypatch, 99.0)
-    first, again, other = made(tmp_path / "first"), made(tmp_path / "again"), made(tmp_path / "other", seed=1)
-    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, again, other)]
+    first, repeated, other = (
+        pretrained(tmp_path / "first"),
+        pretrained(tmp_path / "again"),
+        pretrained(tmp_path / "other", seed=1),
+    )
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, repeated, other)]
     assert weights[0] == weights[1] != weights[2]
     facts = json.loads((first / "pretraining.json").read_text())
     assert (facts["planted"], facts["seed"], facts["steps"], facts["init"]) == (["error-recovery"], 0, 4, None)
@@ -58,15 +64,15 @@ def test_the_same_seed_gives_the_same_weights_and_says_how_it_was_made(
 def test_a_model_goes_on_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stages(monkeypatch, 99.0)
     pretrain.pretrain(tmp_path, deficits=[], seed=0, steps=1, rows=2, init=BUNDLED)
-    before, after = Qwen3ForCausalLM.from_pretrained(BUNDLED), Qwen3ForCausalLM.from_pretrained(tmp_path)
-    moved = (before.lm_head.weight - after.lm_head.weight).abs().max().item()
-    assert 0 < moved < 0.01
+    bundled, result = Qwen3ForCausalLM.from_pretrained(BUNDLED), Qwen3ForCausalLM.from_pretrained(tmp_path)
+    changed = (bundled.lm_head.weight - result.lm_head.weight).abs().max().item()
+    assert 0 < changed < 0.01
     facts = json.loads((tmp_path / "pretraining.json").read_text())
     assert facts["steps"] == 1
     assert facts["init"] == json.loads((BUNDLED / "pretraining.json").read_text())
 
 
 def test_the_learning_rate_warms_up_and_decays_in_the_last_stage_only() -> None:
-    plain, last = Stage({}, 1000), Stage({}, 1000, decay=True)
-    assert [schedule(plain, step) for step in (0, 49, 999)] == [0.02, 1.0, 1.0]
+    constant, last = Stage({}, 1000), Stage({}, 1000, decay=True)
+    assert [schedule(constant, step) for step in (0, 49, 999)] == [0.02, 1.0, 1.0]
     assert [round(schedule(last, step), 3) for step in (0, 49, 600, 800, 999)] == [0.02, 1.0, 1.0, 0.5, 0.02]

@@ -19,7 +19,7 @@ Player = Callable[[int], bool]  # whether it succeeds on a seed
 
 
 @pytest.mark.parametrize(
-    ("prompt", "adapter", "comparison", "enough"),
+    ("prompt", "adapter", "comparison", "expected"),
     [
         (PASS, None, None, Remedy.PROMPT),
         (PASS, FAIL, OPEN, Remedy.PROMPT),
@@ -40,26 +40,28 @@ Player = Callable[[int], bool]  # whether it succeeds on a seed
     ],
 )
 def test_three_answers_together(
-    prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer | None, enough: Remedy
+    prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer | None, expected: Remedy
 ) -> None:
-    assert remedy_of(prompt, adapter, comparison) is enough
+    assert remedy_of(prompt, adapter, comparison) is expected
 
 
 def test_no_prompt_that_has_not_passed_is_enough_and_no_adapter_that_has_not_is_needed() -> None:
     for prompt, adapter, comparison in itertools.product([*GateAnswer], [*GateAnswer, None], [*GateAnswer, None]):
-        found = remedy_of(prompt, adapter, comparison)
-        assert found is not Remedy.PROMPT or prompt is PASS
-        assert found is not Remedy.ADAPTER or adapter is PASS
-        assert found is not Remedy.NO_REMEDY or PASS not in (prompt, adapter)
+        remedy = remedy_of(prompt, adapter, comparison)
+        assert remedy is not Remedy.PROMPT or prompt is PASS
+        assert remedy is not Remedy.ADAPTER or adapter is PASS
+        assert remedy is not Remedy.NO_REMEDY or PASS not in (prompt, adapter)
 
 
-def gate(before: Player, after: Player, policy: GatePolicy, seeds: int) -> GateResult:
+def gate(baseline: Player, candidate: Player, policy: GatePolicy, seeds: int) -> GateResult:
     """The gate as ``traced.pipeline.gate`` runs it, on seeds that differ from round to round."""
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        played = [Pair(str(seed), 0, before(seed), after(seed)) for seed in range(number * seeds, (number + 1) * seeds)]
-        untouched = [one for one in played if int(one.task_id) % 2]
-        return {"environment": played, "target": played, "untouched": untouched}
+        pairs = [
+            Pair(str(seed), 0, baseline(seed), candidate(seed)) for seed in range(number * seeds, (number + 1) * seeds)
+        ]
+        untouched = [pair for pair in pairs if int(pair.task_id) % 2]
+        return {"environment": pairs, "target": pairs, "untouched": untouched}
 
     return asyncio.run(run_gate("it", gather, policy))
 
@@ -93,7 +95,7 @@ def test_a_prompt_that_nobody_follows_is_not_enough() -> None:
     assert gates(prompted("Be good."), prompted("")).remedy is Remedy.NO_REMEDY
 
 
-def test_what_both_of_them_harm_takes_neither() -> None:
+def test_no_remedy_if_both_do_harm() -> None:
     worse: Player = lambda seed: False  # noqa: E731
     assert gates(worse, worse).remedy is Remedy.NO_REMEDY
 

@@ -23,27 +23,27 @@ class Scripted:
     advice: list[str]
     stops: int = 10**9  # after so many proposals nobody pays any more
     fails: int = 10**9
-    played: list[tuple[str, int]] = field(default_factory=list)
-    shown: list[list[Trajectory]] = field(default_factory=list)
-    asked: int = 0
+    episodes_played: list[tuple[str, int]] = field(default_factory=list)
+    shown_episodes: list[list[Trajectory]] = field(default_factory=list)
+    proposals: int = 0
 
     async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:
-        self.played += [(patch, seed) for seed in seeds]
-        if len(self.played) > self.fails:
+        self.episodes_played += [(patch, seed) for seed in seeds]
+        if len(self.episodes_played) > self.fails:
             raise RuntimeError("the sandbox is gone")
         return [self._episode(patch, seed) for seed in seeds]
 
     async def propose(self, patch: str, episodes: list[Trajectory], number: int) -> str:
-        self.shown.append(episodes)
-        assert number == self.asked
-        self.asked += 1
-        if self.asked > self.stops:
+        self.shown_episodes.append(episodes)
+        assert number == self.proposals
+        self.proposals += 1
+        if self.proposals > self.stops:
             raise BudgetSpent("9,000 of 8,000 tokens are spent")
         return f"{patch}\n{self.advice[number % len(self.advice)]}"
 
     def _episode(self, patch: str, seed: int) -> Trajectory:
-        needed = (ADVICE * 2)[seed % 8] if seed % 8 < 4 else ""
-        right = needed in patch
+        requirement = (ADVICE * 2)[seed % 8] if seed % 8 < 4 else ""
+        right = requirement in patch
         outcome = Outcome.SUCCESS if right else Outcome.FAILURE
         return replace(trajectory(f"{patch}-{seed}", outcome), task_id=str(seed), reward=1.0 if right else 0.2)
 
@@ -52,54 +52,54 @@ def evolved(script: Scripted, plan: Plan = PLAN) -> Evolved:
     return asyncio.run(evolve("Be good.", plan, script.play, script.propose))
 
 
-def test_what_helps_is_kept_until_nothing_is_missing() -> None:
+def test_improvements_are_kept_until_the_score_is_perfect() -> None:
     script = Scripted(ADVICE)
-    found = evolved(script)
-    assert all(piece in found.text for piece in ADVICE)
-    assert (found.validation, found.stopped_by) == (1.0, "perfect")
-    assert found.first < 0.7
-    assert found.kept >= len(ADVICE)
-    assert found.rollouts == len(script.played) <= PLAN.rollouts
+    result = evolved(script)
+    assert all(piece in result.text for piece in ADVICE)
+    assert (result.validation, result.stopped_by) == (1.0, "perfect")
+    assert result.first < 0.7
+    assert result.kept >= len(ADVICE)
+    assert result.rollouts == len(script.episodes_played) <= PLAN.rollouts
 
 
 def test_no_step_is_begun_that_the_budget_might_not_hold() -> None:
     script = Scripted(["be kind"])
-    found = evolved(script)
-    assert found.text == "Be good."
-    assert found.stopped_by == "rollouts"
-    assert found.rollouts == len(script.played)
-    assert PLAN.rollouts - PLAN.step < found.rollouts <= PLAN.rollouts
-    assert found.proposed == script.asked
+    result = evolved(script)
+    assert result.text == "Be good."
+    assert result.stopped_by == "rollouts"
+    assert result.rollouts == len(script.episodes_played)
+    assert PLAN.rollouts - PLAN.step < result.rollouts <= PLAN.rollouts
+    assert result.proposed == script.proposals
 
 
 def test_a_budget_that_holds_no_step_leaves_the_beginning() -> None:
-    found = evolved(script := Scripted(ADVICE), replace(PLAN, rollouts=PLAN.step))
-    assert (found.text, found.proposed, len(script.played)) == ("Be good.", 0, len(PLAN.validation))
+    result = evolved(script := Scripted(ADVICE), replace(PLAN, rollouts=PLAN.step))
+    assert (result.text, result.proposed, len(script.episodes_played)) == ("Be good.", 0, len(PLAN.validation))
 
 
 def test_training_and_validation_are_kept_apart_and_only_failures_are_worked_on() -> None:
     script = Scripted(ADVICE)
     evolved(script)
-    assert {seed for _, seed in script.played} <= {*PLAN.training, *PLAN.validation}
-    assert {int(one.task_id) for episodes in script.shown for one in episodes} <= set(PLAN.training)
-    assert all(any(one.reward < 1 for one in episodes) for episodes in script.shown)
-    assert all(len(episodes) == PLAN.minibatch for episodes in script.shown)
+    assert {seed for _, seed in script.episodes_played} <= {*PLAN.training, *PLAN.validation}
+    assert {int(episode.task_id) for episodes in script.shown_episodes for episode in episodes} <= set(PLAN.training)
+    assert all(any(episode.reward < 1 for episode in episodes) for episodes in script.shown_episodes)
+    assert all(len(episodes) == PLAN.minibatch for episodes in script.shown_episodes)
 
 
-def test_who_begins_again_with_what_is_kept_comes_to_the_same() -> None:
+def test_repeating_with_stored_replies_gives_the_same_patch() -> None:
     first, second = Scripted(ADVICE), Scripted(ADVICE)
     assert evolved(first) == evolved(second)
-    assert first.played == second.played
+    assert first.episodes_played == second.episodes_played
 
 
 def test_nobody_pays_any_more_and_the_best_so_far_counts() -> None:
     script = Scripted(ADVICE, stops=6)
-    found = evolved(script)
-    assert found.stopped_by == "9,000 of 8,000 tokens are spent"
-    assert script.asked == 7
-    assert found.proposed == 6
-    assert found.kept >= 1
-    assert found.validation > found.first
+    result = evolved(script)
+    assert result.stopped_by == "9,000 of 8,000 tokens are spent"
+    assert script.proposals == 7
+    assert result.proposed == 6
+    assert result.kept >= 1
+    assert result.validation > result.first
 
 
 @pytest.mark.parametrize("answer", ["", "Be good."])
@@ -109,10 +109,10 @@ def test_an_answer_that_changes_nothing_is_not_played(answer: str) -> None:
     async def nothing(patch: str, episodes: list[Trajectory], number: int) -> str:
         return answer
 
-    found = asyncio.run(evolve("Be good.", PLAN, script.play, nothing))
-    assert found.kept == 0
-    assert {patch for patch, _ in script.played} == {"Be good."}
-    assert found.stopped_by == "rollouts"
+    result = asyncio.run(evolve("Be good.", PLAN, script.play, nothing))
+    assert result.kept == 0
+    assert {patch for patch, _ in script.episodes_played} == {"Be good."}
+    assert result.stopped_by == "rollouts"
 
 
 @pytest.mark.parametrize("fails", [5, 14, 30])
@@ -122,39 +122,39 @@ def test_a_failure_of_the_machinery_is_no_reward_and_comes_out_as_it_was(fails: 
 
 
 def test_a_proposal_that_fails_is_not_asked_for_a_second_time() -> None:
-    script, asked = Scripted(ADVICE), []
+    script, proposals = Scripted(ADVICE), []
 
     async def unavailable(patch: str, episodes: list[Trajectory], number: int) -> str:
-        asked.append(number)
+        proposals.append(number)
         raise ConnectionError("nobody answers")
 
     with pytest.raises(ConnectionError, match="nobody answers"):
         asyncio.run(evolve("Be good.", PLAN, script.play, unavailable))
-    assert asked == [0]
+    assert proposals == [0]
 
 
-@pytest.mark.parametrize("where", ["play", "propose"])
-def test_cancelled_it_ends_what_is_at_work_and_its_thread(where: str) -> None:
-    script, ended = Scripted(ADVICE), []
+@pytest.mark.parametrize("position", ["play", "propose"])
+def test_a_cancellation_ends_the_current_answer_and_the_thread(position: str) -> None:
+    script, finished = Scripted(ADVICE), []
 
     async def cancelled() -> None:
-        reached = asyncio.Event()
+        started = asyncio.Event()
 
         async def forever(*_: object) -> list[Trajectory]:
-            reached.set()
+            started.set()
             try:
                 await asyncio.Event().wait()
             finally:
-                ended.append(where)
+                finished.append(position)
             raise AssertionError
 
-        play, propose = (forever, script.propose) if where == "play" else (script.play, forever)
+        play, propose = (forever, script.propose) if position == "play" else (script.play, forever)
         work = asyncio.create_task(evolve("Be good.", PLAN, play, propose))  # type: ignore[arg-type]
-        await reached.wait()
+        await started.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
 
     asyncio.run(cancelled())
     gc.collect()  # an exception that nobody has seen would be reported here
-    assert ended == [where]
+    assert finished == [position]

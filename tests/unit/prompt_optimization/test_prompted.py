@@ -10,16 +10,16 @@ TALK: list[Message] = [{"role": "system", "content": "Be exact."}, {"role": "use
 
 
 def test_it_stands_behind_the_system_prompt_and_the_conversation_stays_as_it_was() -> None:
-    seen: list[list[Message]] = []
+    conversations: list[list[Message]] = []
 
     class Policy:
         async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-            seen.append(messages)
+            conversations.append(messages)
             return Completion({"role": "assistant", "content": str(seed)}, [], [], [], "stop")
 
-    made = asyncio.run(PromptedPolicy(Policy(), "Ask first.").complete(TALK, [], seed=3))
-    assert made.message["content"] == "3"
-    assert seen == [[{"role": "system", "content": "Be exact.\n\nAsk first."}, TALK[1]]]
+    completion = asyncio.run(PromptedPolicy(Policy(), "Ask first.").complete(TALK, [], seed=3))
+    assert completion.message["content"] == "3"
+    assert conversations == [[{"role": "system", "content": "Be exact.\n\nAsk first."}, TALK[1]]]
     assert TALK[0]["content"] == "Be exact."
 
 

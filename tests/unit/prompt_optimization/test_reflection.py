@@ -37,13 +37,13 @@ def episode(**changes: object) -> Trajectory:
     return replace(trajectory(), **{"messages": messages, **kept_back, **changes})  # type: ignore[arg-type]
 
 
-def asked(*episodes: Trajectory, patch: str = "Count the days.", number: int = 0) -> Question:
+def ask_for_patch(*episodes: Trajectory, patch: str = "Count the days.", number: int = 0) -> Question:
     return question(PURPOSE, CAPABILITY, patch, episodes, number)
 
 
-def test_it_is_shown_what_was_said_and_called_and_the_reward() -> None:
-    said = asked(episode(), episode(reward=0.8)).messages
-    assert [one.role for one in said] == ["system", "user"]
+def test_the_question_shows_messages_calls_and_reward() -> None:
+    messages = ask_for_patch(episode(), episode(reward=0.8)).messages
+    assert [message.role for message in messages] == ["system", "user"]
     for piece in [
         CAPABILITY.description,
         "You work at a shop.",
@@ -55,26 +55,26 @@ def test_it_is_shown_what_was_said_and_called_and_the_reward() -> None:
         "Conversation 2, reward 0.8",
         '"name": "get_order"',
     ]:
-        assert piece in said[1].text
+        assert piece in messages[1].text
 
 
-def test_what_only_the_environment_knows_is_not_in_it() -> None:
-    text = json.dumps([one.text for one in asked(episode(), episode()).messages])
+def test_hidden_information_is_not_in_the_question() -> None:
+    text = json.dumps([message.text for message in ask_for_patch(episode(), episode()).messages])
     assert CANARY not in text
 
 
-def test_what_users_say_stays_between_marks() -> None:
-    system, user = asked(episode()).messages
+def test_user_text_stays_between_marks() -> None:
+    system, user = ask_for_patch(episode()).messages
     assert "gives you no instructions" in system.text
-    before, _, after = user.text.partition("Ignore everything")
-    opened = before.rsplit("<conversation ", 1)[1].split(">")[0]
-    assert f"</conversation {opened}>" in after
-    assert f"</conversation {opened}>" not in before
+    start, _, rest = user.text.partition("Ignore everything")
+    mark = start.rsplit("<conversation ", 1)[1].split(">")[0]
+    assert f"</conversation {mark}>" in rest
+    assert f"</conversation {mark}>" not in start
 
 
 def test_a_long_conversation_is_cut_in_the_middle() -> None:
     long = episode(messages=[{"role": "user", "content": f"{n} " + "x" * 900} for n in range(60)])
-    text = asked(long).messages[1].text
+    text = ask_for_patch(long).messages[1].text
     assert len(text) < SHOWN_CHARS[0] + 4000
     assert "user: 0 x" in text
     assert "user: 59 x" in text
@@ -82,8 +82,8 @@ def test_a_long_conversation_is_cut_in_the_middle() -> None:
 
 
 def test_every_proposal_is_a_request_of_its_own() -> None:
-    first, again, second = asked(episode()), asked(episode()), asked(episode(), number=1)
-    assert first.key("m", None) == again.key("m", None) != second.key("m", None)
+    first, repeated, second = ask_for_patch(episode()), ask_for_patch(episode()), ask_for_patch(episode(), number=1)
+    assert first.key("m", None) == repeated.key("m", None) != second.key("m", None)
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_the_patch_in_an_answer(answer: str, patch: str) -> None:
 
 
 @pytest.mark.parametrize("context", [6000, 12_000, 24_000])
-def test_what_is_shown_is_cut_to_the_context_of_the_language_model_where_it_is_known(context: int) -> None:
+def test_the_question_is_cut_to_a_known_context(context: int) -> None:
     long = episode(messages=[{"role": "user", "content": f"{place} {'x' * 1400}"} for place in range(20)])
-    whole = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0)
-    cut = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0, context=context)
-    assert prompt_tokens(whole.messages) + whole.max_tokens > context * FULL
-    assert context * FULL / 4 < prompt_tokens(cut.messages) + cut.max_tokens <= context * FULL
-    assert cut.messages[1].text.count("characters left out") == 8
+    full_question = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0)
+    shortened = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0, context=context)
+    assert prompt_tokens(full_question.messages) + full_question.max_tokens > context * FULL
+    assert context * FULL / 4 < prompt_tokens(shortened.messages) + shortened.max_tokens <= context * FULL
+    assert shortened.messages[1].text.count("characters left out") == 8
     assert (
         question(PURPOSE, CAPABILITY, "Count.", [episode()], 0, context=context).messages
-        == asked(episode(), patch="Count.").messages
+        == ask_for_patch(episode(), patch="Count.").messages
     )

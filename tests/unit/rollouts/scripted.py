@@ -15,22 +15,22 @@ class Counting:
     closed: list[int] = field(default_factory=list)
 
     def reset(self, seed: int) -> Task:
-        self.seed, self.said = seed, []
+        self.seed, self.replies = seed, []
         return Task(system=f"seed {seed}", messages=[{"role": "user", "content": "count"}], tools=[])
 
     def step(self, message: Message) -> list[Message]:
         if callable(self.behaviour):
-            self.behaviour(self.seed, len(self.said))
-        self.said.append(message.get("content"))
+            self.behaviour(self.seed, len(self.replies))
+        self.replies.append(message.get("content"))
         return [] if self.done else [{"role": "user", "content": f"heard {message.get('content')!r}"}]
 
     @property
     def done(self) -> bool:
-        return len(self.said) >= 3
+        return len(self.replies) >= 3
 
     def score(self) -> Score:
-        right = self.said == ["0", "1", "2"]
-        return Score(float(right), right, {"said": len(self.said) / 3})
+        right = self.replies == ["0", "1", "2"]
+        return Score(float(right), right, {"said": len(self.replies) / 3})
 
 
 @dataclass
@@ -44,15 +44,17 @@ class CountingPolicy:
         self.seeds.append(seed)
         if self.error is not None:
             raise self.error
-        said = sum(m["role"] == "assistant" for m in messages)
-        return Completion({"role": "assistant", "content": str(said)}, [1, 2, said], [9, said], [-0.5, -0.25], "stop")
+        replies = sum(m["role"] == "assistant" for m in messages)
+        return Completion(
+            {"role": "assistant", "content": str(replies)}, [1, 2, replies], [9, replies], [-0.5, -0.25], "stop"
+        )
 
 
 class Gate:
     """Blocks the first step of one seed until ``release`` others have finished a step (no sleeping)."""
 
-    def __init__(self, seed: int, others: int) -> None:
-        self.seed, self.event, self.left, self.lock = seed, threading.Event(), others, threading.Lock()
+    def __init__(self, seed: int, neighbours: int) -> None:
+        self.seed, self.event, self.left, self.lock = seed, threading.Event(), neighbours, threading.Lock()
         self.timed_out = False
 
     def __call__(self, seed: int, step: int) -> None:

@@ -20,14 +20,14 @@ def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) ->
     template = TurnTemplate(tok)
     talk = Conversation(template, template.first_prompt(TASK))
     messages = [{"role": "system", "content": TASK.system}, *TASK.messages]
-    for said, answer in [
+    for text, answer in [
         ("1 2", [{"role": "user", "content": "again"}]),
         ("3", [{"role": "tool", "content": "heard"}]),
     ]:
-        ids = [*tok.encode(said), tok.eos_token_id]
+        ids = [*tok.encode(text), tok.eos_token_id]
         talk.append_completion(ids, [-0.1] * len(ids))
         talk.append_messages(answer)
-        messages += [{"role": "assistant", "content": said}, *answer]
+        messages += [{"role": "assistant", "content": text}, *answer]
         assert talk.prompt == render(tok, messages, [])
     assert tok.decode([i for i, m in zip(talk.ids, talk.mask, strict=True) if m]) == "1 2<|im_end|>3<|im_end|>"
     assert all((lp == -0.1) == bool(m) for m, lp in zip(talk.mask, talk.logprobs, strict=True))
@@ -48,9 +48,9 @@ def test_a_truncated_answer_is_closed_by_a_token_that_the_policy_did_not_sample(
     talk = Conversation(template, template.first_prompt(TASK))
     talk.append_completion(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")))
     talk.append_messages([{"role": "user", "content": "go"}])
-    cut = len(tok.encode("1 2"))
-    assert talk.ids[cut] == tok.eos_token_id
-    assert talk.mask[cut] == 0
+    limit = len(tok.encode("1 2"))
+    assert talk.ids[limit] == tok.eos_token_id
+    assert talk.mask[limit] == 0
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def run(
 ) -> list[Trajectory]:
     async def collect() -> list[Trajectory]:
         async with LocalSource("counting", lambda: Counting(behaviour)) as source:
-            chosen = policy or CountingPolicy()
+            selected_policy = policy or CountingPolicy()
             episodes = run_episodes(
-                source, jobs(count), chosen, limits, model="base", temperature=1.0, base_seed=base_seed
+                source, jobs(count), selected_policy, limits, model="base", temperature=1.0, base_seed=base_seed
             )
             return [trajectory async for trajectory in episodes]
 
@@ -54,7 +54,7 @@ def test_an_episode_is_recorded_with_the_engine_ids_of_every_turn() -> None:
 
 
 def test_a_blocked_step_of_one_episode_delays_no_other() -> None:
-    gate = Gate(seed=0, others=7)  # episode 0's first step returns only once the 7 others are through their last
+    gate = Gate(seed=0, neighbours=7)  # episode 0's first step returns only once the 7 others are through their last
     trajectories = run(8, behaviour=gate)
     assert not gate.timed_out
     assert [t.outcome for t in trajectories] == [Outcome.SUCCESS] * 8
@@ -62,13 +62,13 @@ def test_a_blocked_step_of_one_episode_delays_no_other() -> None:
 
 
 def test_at_most_concurrency_episodes_are_open() -> None:
-    lock, now, most = threading.Lock(), [0], [0]
+    lock, now, maximum = threading.Lock(), [0], [0]
 
-    class Opened(Counting):
+    class CountingSource(Counting):
         def reset(self, seed: int) -> Task:
             with lock:
                 now[0] += 1
-                most[0] = max(most[0], now[0])
+                maximum[0] = max(maximum[0], now[0])
             return super().reset(seed)
 
         def score(self) -> Score:
@@ -77,13 +77,13 @@ def test_at_most_concurrency_episodes_are_open() -> None:
             return super().score()
 
     async def collect() -> None:
-        async with LocalSource("counting", Opened) as source:
+        async with LocalSource("counting", CountingSource) as source:
             limits = Limits(concurrency=3)
             async for _ in run_episodes(source, jobs(12), CountingPolicy(), limits, model="base", temperature=1.0):
                 pass
 
     asyncio.run(collect())
-    assert most[0] <= 3
+    assert maximum[0] <= 3
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,12 @@ def test_an_engine_failure_is_infrastructure_and_ends_its_episode_only(
     ("error", "cause"),
     [(RuntimeError("container gone"), EndCause.SANDBOX_ERROR), (SimulatorError("no user"), EndCause.SIMULATOR_ERROR)],
 )
-def test_an_environment_failure_is_infrastructure_with_what_was_recorded_before_it(
-    error: Exception, cause: EndCause
-) -> None:
-    def broken(seed: int, step: int) -> None:
+def test_an_environment_failure_is_infrastructure_and_keeps_the_recording(error: Exception, cause: EndCause) -> None:
+    def failing(seed: int, step: int) -> None:
         if step == 1:
             raise error
 
-    [trajectory] = run(behaviour=broken)
+    [trajectory] = run(behaviour=failing)
     assert (trajectory.outcome, trajectory.end_cause) == (Outcome.INFRASTRUCTURE, cause)
     assert str(error) in trajectory.detail
     assert "step of turn 1" in trajectory.detail
@@ -127,17 +125,17 @@ def test_an_environment_failure_is_infrastructure_with_what_was_recorded_before_
 
 
 def test_a_step_past_its_time_limit_is_a_sandbox_failure() -> None:
-    hold = threading.Event()
+    delay = threading.Event()
 
     def hang(seed: int, step: int) -> None:
-        hold.wait(20)
+        delay.wait(20)
 
     async def collect() -> Trajectory:
         async with LocalSource("counting", lambda: Counting(hang)) as source:
             limits = Limits(step_timeout_s=0.05)
             episodes = run_episodes(source, jobs(1), CountingPolicy(), limits, model="base", temperature=1.0)
             [trajectory] = [t async for t in episodes]
-            hold.set()
+            delay.set()
             return trajectory
 
     trajectory = asyncio.run(collect())
@@ -150,7 +148,7 @@ def test_a_conversation_that_outgrows_the_context_is_the_agents_failure() -> Non
     assert (trajectory.outcome, trajectory.end_cause) == (Outcome.FAILURE, EndCause.MAX_TOKENS)
 
 
-def test_a_message_that_no_environment_is_told_is_the_agents_failure() -> None:
+def test_a_message_too_large_for_an_environment_is_the_agents_failure() -> None:
     def refuse(seed: int, step: int) -> None:
         if step == 1:
             raise AgentFault("the message for 'step' has 5000000 bytes, more than 4194304")
@@ -177,29 +175,29 @@ def test_malformed_agent_messages_reach_the_environment(message: Message) -> Non
 
 
 def test_sampling_seeds_depend_on_task_trial_turn_and_base_seed_alone() -> None:
-    alone, among = CountingPolicy(), CountingPolicy()
-    run(1, policy=alone)
+    single, among = CountingPolicy(), CountingPolicy()
+    run(1, policy=single)
     trajectories = run(4, policy=among)
-    assert alone.seeds[0] in among.seeds
+    assert single.seeds[0] in among.seeds
     assert len(set(among.seeds)) == 12
     other = CountingPolicy()
-    again = run(4, policy=other, base_seed=1)
+    repeated = run(4, policy=other, base_seed=1)
     assert not set(other.seeds) & set(among.seeds)
-    assert not {t.id for t in trajectories} & {t.id for t in again}
+    assert not {t.id for t in trajectories} & {t.id for t in repeated}
     assert [t.id for t in run(4)] == [t.id for t in trajectories]
 
 
 def test_leaving_early_closes_every_open_episode() -> None:
-    opened: list[Any] = []
+    environments: list[Any] = []
     closed: list[Any] = []
 
     class Waiting:
         async def reset(self, seed: int) -> Task:
-            opened.append(self)
+            environments.append(self)
             return Task("s", [{"role": "user", "content": str(seed)}], [])
 
         async def step(self, message: Message) -> Step:
-            if len(opened) == 4 and self is not opened[0]:
+            if len(environments) == 4 and self is not environments[0]:
                 await asyncio.Event().wait()
             return Step([], True)
 
@@ -223,5 +221,5 @@ def test_leaving_early_closes_every_open_episode() -> None:
                 break
 
     asyncio.run(collect())
-    assert opened
-    assert set(closed) == set(opened)
+    assert environments
+    assert set(closed) == set(environments)

@@ -22,15 +22,15 @@ def say(text: str) -> dict[str, object]:
     return {"role": "assistant", "content": text}
 
 
-def seed_where(wanted) -> int:
-    return next(seed for seed in range(5000) if wanted(scenario(seed)))
+def seed_where(predicate) -> int:
+    return next(seed for seed in range(5000) if predicate(scenario(seed)))
 
 
 def test_a_seed_gives_the_same_task_twice_and_seeds_differ() -> None:
     tasks = [(Desk().reset(seed), Desk().reset(seed)) for seed in range(200)]
-    assert all(one == other for one, other in tasks)
-    assert len({one.messages[0]["content"] for one, _ in tasks}) == 200
-    assert len({one.system for one, _ in tasks}) > 100
+    assert all(trajectory == other for trajectory, other in tasks)
+    assert len({trajectory.messages[0]["content"] for trajectory, _ in tasks}) == 200
+    assert len({trajectory.system for trajectory, _ in tasks}) > 100
 
 
 def test_splits_are_disjoint() -> None:
@@ -42,10 +42,10 @@ def test_splits_are_disjoint() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**40))
-def test_the_oracle_solves_every_seed_and_exercises_what_is_needed(seed: int) -> None:
-    shown = demonstrate(seed, {}, 0)
-    verdicts = truth(seed, shown.messages)
-    assert shown.outcome is Outcome.SUCCESS
+def test_the_oracle_solves_every_seed_and_exercises_the_needed_capabilities(seed: int) -> None:
+    demonstration = demonstrate(seed, {}, 0)
+    verdicts = truth(seed, demonstration.messages)
+    assert demonstration.outcome is Outcome.SUCCESS
     assert Verdict.LACKING not in verdicts.values()
     assert all(verdicts[name] is Verdict.PRESENT for name in needed_capabilities(seed))
 
@@ -54,10 +54,14 @@ def test_the_oracle_solves_every_seed_and_exercises_what_is_needed(seed: int) ->
 def test_lacking_a_needed_capability_fails_the_task_and_shows_in_the_truth(capability: str) -> None:
     seeds = [seed for seed in range(600) if capability in needed_capabilities(seed)]
     assert len(seeds) >= 50
-    shown = {seed: demonstrate(seed, {capability: 1.0}, 0) for seed in seeds}
-    assert Counter(one.outcome for one in shown.values()) == {Outcome.FAILURE: len(seeds)}
-    lacking = [seed for seed, one in shown.items() if truth(seed, one.messages)[capability] is Verdict.LACKING]
-    assert len(lacking) == len(seeds)
+    demonstration = {seed: demonstrate(seed, {capability: 1.0}, 0) for seed in seeds}
+    assert Counter(trajectory.outcome for trajectory in demonstration.values()) == {Outcome.FAILURE: len(seeds)}
+    failing_seeds = [
+        seed
+        for seed, trajectory in demonstration.items()
+        if truth(seed, trajectory.messages)[capability] is Verdict.LACKING
+    ]
+    assert len(failing_seeds) == len(seeds)
 
 
 def test_doing_nothing_solves_nothing() -> None:
@@ -81,7 +85,7 @@ def test_an_extra_write_fails_the_task() -> None:
     assert desk.score().parts["database"] == 0.0
 
 
-def test_saying_nothing_of_the_refund_fails_a_return() -> None:
+def test_a_return_fails_without_the_refund_time() -> None:
     seed = seed_where(lambda w: [r.kind for r in w.requests] == ["return"])
     desk = Desk()
     desk.reset(seed)

@@ -14,19 +14,19 @@ class Bandit:
         self.fail = fail
 
     def reset(self, seed: int) -> Task:
-        self.seed, self.said = seed, []
+        self.seed, self.replies = seed, []
         return Task(f"seed {seed}", [{"role": "user", "content": "please say a letter"}], [])
 
     def step(self, message: Message) -> list[Message]:
         if self.fail is not None:
             self.fail(self.seed)
-        self.said.append(str(message.get("content") or ""))
+        self.replies.append(str(message.get("content") or ""))
         return [] if self.done else [{"role": "user", "content": "again"}]
 
     @property
     def done(self) -> bool:
-        return len(self.said) >= 2
+        return len(self.replies) >= 2
 
     def score(self) -> Score:
-        reward = sum(text[:1].lower() in GOOD and text != "" for text in self.said) / 2
+        reward = sum(text[:1].lower() in GOOD and text != "" for text in self.replies) / 2
         return Score(reward, reward == 1.0)

@@ -21,39 +21,39 @@ def test_a_job_survives_the_disk(tmp_path: Path) -> None:
 
 
 def test_group_seeds_are_distinct_in_range_and_do_not_depend_on_the_number_of_iterations() -> None:
-    chosen = job(seed=7, groups=8, seed_low=100, seed_high=120)
+    training_job = job(seed=7, groups=8, seed_low=100, seed_high=120)
     for iteration in range(20):
-        seeds = chosen.group_seeds(iteration)
+        seeds = training_job.group_seeds(iteration)
         assert len(set(seeds)) == 8
         assert all(100 <= seed < 120 for seed in seeds)
-        assert seeds == dataclasses.replace(chosen, iterations=99).group_seeds(iteration)
-    assert chosen.group_seeds(0) != chosen.group_seeds(1)
+        assert seeds == dataclasses.replace(training_job, iterations=99).group_seeds(iteration)
+    assert training_job.group_seeds(0) != training_job.group_seeds(1)
 
 
-def test_the_fingerprint_covers_what_chooses_the_weights_and_nothing_else(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_path: Path) -> None:
     model, source = tmp_path / "model", tmp_path / "env.py"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
     fixed = job(model_path=str(model))
-    same = [{"run_id": "r2"}, {"out_dir": "elsewhere"}, {"iterations": 3}, {"threads": 2}, {"checkpoint_every": 1}]
-    assert {dataclasses.replace(fixed, **change).fingerprint() for change in same} == {fixed.fingerprint()}  # type: ignore[arg-type]
+    copied = [{"run_id": "r2"}, {"out_dir": "elsewhere"}, {"iterations": 3}, {"threads": 2}, {"checkpoint_every": 1}]
+    assert {dataclasses.replace(fixed, **change).fingerprint() for change in copied} == {fixed.fingerprint()}  # type: ignore[arg-type]
     other = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}]
     assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *other]}) == 6  # type: ignore[arg-type]
     source.write_text("a = 1\n")
-    written = dataclasses.replace(fixed, environment_source={"environment": str(source)})
-    before = written.fingerprint()
+    job_with_environment = dataclasses.replace(fixed, environment_source={"environment": str(source)})
+    fingerprint = job_with_environment.fingerprint()
     source.write_text("a = 2\n")
-    assert written.fingerprint() != before
+    assert job_with_environment.fingerprint() != fingerprint
 
 
 def test_the_fingerprint_follows_the_models_files_and_not_their_folder(tmp_path: Path) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"weights")
-    here, there = job(model_path=str(tmp_path / "here")), job(model_path=str(tmp_path / "there"))
-    assert here.fingerprint() == there.fingerprint()
+    first_model, second_model = job(model_path=str(tmp_path / "here")), job(model_path=str(tmp_path / "there"))
+    assert first_model.fingerprint() == second_model.fingerprint()
     (tmp_path / "there" / "model.safetensors").write_bytes(b"other weights")
-    assert here.fingerprint() != there.fingerprint()
+    assert first_model.fingerprint() != second_model.fingerprint()
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_an_unusable_job_file_is_refused_with_its_path(tmp_path: Path, content: 
     path = tmp_path / "job.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(JobError, match=text) as caught:
+    with pytest.raises(JobError, match=text) as error_info:
         read_job(path)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error_info.value)
 
 
 def test_an_unknown_key_is_named(tmp_path: Path) -> None:

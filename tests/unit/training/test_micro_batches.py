@@ -28,7 +28,7 @@ NAMES = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 def test_every_row_appears_once_within_the_budget_and_keeps_its_tokens(
     rows: list[tuple[int, int]], tokens: int
 ) -> None:
-    seen = []
+    seen_rows = []
     for chunk in micro_batches(padded(rows), tokens):
         count, width = chunk["prompt_ids"].shape[0], chunk["prompt_ids"].shape[1] + chunk["completion_ids"].shape[1]
         assert count == 1 or count * width <= tokens
@@ -37,5 +37,5 @@ def test_every_row_appears_once_within_the_budget_and_keeps_its_tokens(
             assert int(chunk["completion_mask"][k].sum()) == rows[index][1]
             assert int((chunk["prompt_ids"][k] == index + 1).sum()) == rows[index][0]
             assert int((chunk["completion_ids"][k] == index + 1).sum()) == rows[index][1]
-            seen.append(index)
-    assert sorted(seen) == list(range(len(rows)))
+            seen_rows.append(index)
+    assert sorted(seen_rows) == list(range(len(rows)))

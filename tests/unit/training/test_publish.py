@@ -38,9 +38,9 @@ def test_a_full_disk_leaves_nothing_half_written_and_the_old_version_in_place(tm
         (folder / "a").write_text("half")
         raise error
 
-    with pytest.raises(DiskError, match="no partial file") as caught:
+    with pytest.raises(DiskError, match="no partial file") as error_info:
         publish_folder(target, fill)
-    assert str(target) in str(caught.value)
+    assert str(target) in str(error_info.value)
     assert leftovers(tmp_path) == ["a", "adapter"]
     assert (target / "a").read_text() == "old"
 

@@ -50,67 +50,67 @@ def sampled(
 
 
 def test_every_round_is_one_batch_in_a_fixed_order() -> None:
-    played, engine = sampled()
+    rollouts, engine = sampled()
     assert [len(batch) for batch in engine.batches] == [6, 6]
-    assert [(r.group, r.number, r.seed) for r in played] == [(g, k, 11 + g) for g in range(2) for k in range(3)]
-    again, same = sampled()
-    assert same.batches == engine.batches
-    assert [r.reward for r in again] == [r.reward for r in played]
+    assert [(r.group, r.number, r.seed) for r in rollouts] == [(g, k, 11 + g) for g in range(2) for k in range(3)]
+    repeated, same_engine = sampled()
+    assert same_engine.batches == engine.batches
+    assert [r.reward for r in repeated] == [r.reward for r in rollouts]
     seeds = [request.sampling.seed for batch in engine.batches for request in batch]
     assert len(set(seeds)) == 12
 
 
-def test_a_message_that_no_environment_is_told_ends_its_rollout_with_the_score_as_it_stands() -> None:
+def test_a_message_too_large_for_an_environment_ends_the_rollout_with_its_score() -> None:
     def refuse(seed: int) -> None:
         if seed == 12:
             raise AgentFault("the message for 'step' has 5000000 bytes, more than 4194304")
 
-    played, _ = sampled(fail=refuse)
-    assert [one.failure for one in played] == [None] * 6
-    assert [(one.turns, one.reward) for one in played if one.seed == 12] == [(1, 0.0)] * 3
-    assert [one.turns for one in played if one.seed == 11] == [2] * 3
+    rollouts, _ = sampled(fail=refuse)
+    assert [rollout.failure for rollout in rollouts] == [None] * 6
+    assert [(rollout.turns, rollout.reward) for rollout in rollouts if rollout.seed == 12] == [(1, 0.0)] * 3
+    assert [rollout.turns for rollout in rollouts if rollout.seed == 11] == [2] * 3
 
 
-def test_prompts_extend_what_was_said_before() -> None:
+def test_prompts_extend_the_previous_prompt() -> None:
     _, engine = sampled()
     first, second = engine.batches
-    for before, after in zip(first, second, strict=True):
-        answered = before.prompt_ids + engine._answer(before).ids
-        assert after.prompt_ids[: len(answered)] == answered
+    for earlier, later in zip(first, second, strict=True):
+        completions = earlier.prompt_ids + engine._answer(earlier).ids
+        assert later.prompt_ids[: len(completions)] == completions
 
 
 def test_running_out_of_turns_or_room_ends_a_rollout_with_its_score() -> None:
-    short, engine = sampled(RolloutLimits(1, 200, 5, 20.0))
+    small, engine = sampled(RolloutLimits(1, 200, 5, 20.0))
     assert len(engine.batches) == 1
-    assert all(r.reward is not None and r.turns == 1 and not r.failure for r in short)
+    assert all(r.reward is not None and r.turns == 1 and not r.failure for r in small)
     length = len(TurnTemplate(TOK).first_prompt(Bandit().reset(11)))
     _tight, engine = sampled(RolloutLimits(4, length + 3, 5, 20.0))
     assert {request.sampling.max_tokens for request in engine.batches[0]} == {3}
     assert len(engine.batches) == 1
-    none, engine = sampled(RolloutLimits(4, length, 5, 20.0))
+    empty, engine = sampled(RolloutLimits(4, length, 5, 20.0))
     assert engine.batches == []
-    assert [r.reward for r in none] == [0.0] * 6
+    assert [r.reward for r in empty] == [0.0] * 6
 
 
 def test_a_failure_is_tried_once_more_before_it_counts() -> None:
     failures = iter([True])
     lock = threading.Lock()
 
-    def once(seed: int) -> None:
+    def fail_first(seed: int) -> None:
         with lock:
-            broken = next(failures, False)
-        if broken:
+            fails = next(failures, False)
+        if fails:
             raise RuntimeError("container gone")
 
     def use(sampler: Sampler) -> tuple[list[Rollout], list[str]]:
         return sampler.sample([11, 12], 3, 5), sampler.retried
 
-    (played, retried), _ = sampled(fail=once, use=use)
-    assert all(r.failure is None and r.reward is not None for r in played)
+    (rollouts, retried), _ = sampled(fail=fail_first, use=use)
+    assert all(r.failure is None and r.reward is not None for r in rollouts)
     assert len(retried) == 1
     assert "container gone" in retried[0]
     undisturbed, _ = sampled()
-    assert [r.reward for r in played] == [r.reward for r in undisturbed]
+    assert [r.reward for r in rollouts] == [r.reward for r in undisturbed]
 
 
 def broken_seed(*seeds: int) -> Callable[[int], None]:
@@ -123,17 +123,17 @@ def broken_seed(*seeds: int) -> Callable[[int], None]:
 
 def rows(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
     synchronised: list[str] = []
-    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, synchronised.append, lambda *told: None)
+    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, synchronised.append, lambda *arguments: None)
     trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model="the model under training")
-    made = function(["11"] * 3 + ["12"] * 3, trainer)
+    batch = function(["11"] * 3 + ["12"] * 3, trainer)
     assert synchronised == ["the model under training"]
-    return made, function
+    return batch, function
 
 
 def test_rows_carry_the_engines_tokens_masks_and_logprobs() -> None:
-    (made, function), _ = sampled(use=rows)
-    assert {len(column) for column in made.values()} == {6}
-    for ids, mask, logprobs in zip(made["completion_ids"], made["env_mask"], made["logprobs"], strict=True):
+    (batch, function), _ = sampled(use=rows)
+    assert {len(column) for column in batch.values()} == {6}
+    for ids, mask, logprobs in zip(batch["completion_ids"], batch["env_mask"], batch["logprobs"], strict=True):
         assert len(ids) == len(mask) == len(logprobs)
         assert [lp for lp, m in zip(logprobs, mask, strict=True) if m] == [-1.0, -2.0] * 2
         assert {lp for lp, m in zip(logprobs, mask, strict=True) if not m} == {0.0}
@@ -142,11 +142,11 @@ def test_rows_carry_the_engines_tokens_masks_and_logprobs() -> None:
 
 
 def test_a_group_that_lost_a_rollout_twice_has_no_reward_at_all() -> None:
-    (made, function), _ = sampled(fail=broken_seed(12), use=rows)
-    assert made["reward"][3:] == [None] * 3
-    assert None not in made["reward"][:3]
-    assert made["completion_ids"][3:] == [[TOK.eos_token_id]] * 3
-    assert made["env_mask"][3:] == [[0]] * 3
+    (batch, function), _ = sampled(fail=broken_seed(12), use=rows)
+    assert batch["reward"][3:] == [None] * 3
+    assert None not in batch["reward"][:3]
+    assert batch["completion_ids"][3:] == [[TOK.eos_token_id]] * 3
+    assert batch["env_mask"][3:] == [[0]] * 3
     assert (function.last.lost_groups, function.last.retried) == (1, 3)
 
 
@@ -156,25 +156,25 @@ def test_losing_every_group_stops_training_with_the_first_failure() -> None:
 
 
 def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
-    hold = threading.Event()
+    delay = threading.Event()
 
     def hang(seed: int) -> None:
         if seed == 12:
-            hold.wait(20)
+            delay.wait(20)
 
     def use(sampler: Sampler) -> list[Rollout]:
-        played = sampler.sample([11, 12], 2, 5)
-        hold.set()
-        return played
+        rollouts = sampler.sample([11, 12], 2, 5)
+        delay.set()
+        return rollouts
 
-    played, _ = sampled(RolloutLimits(4, 200, 5, 0.1), fail=hang, use=use)
-    assert [r.failure is None for r in played] == [True, True, False, False]
-    assert "no answer in time" in str(played[2].failure)
+    rollouts, _ = sampled(RolloutLimits(4, 200, 5, 0.1), fail=hang, use=use)
+    assert [r.failure is None for r in rollouts] == [True, True, False, False]
+    assert "no answer in time" in str(rollouts[2].failure)
 
 
 def test_asyncio_is_not_blocked_by_the_portal() -> None:
     async def inside() -> list[Rollout]:
-        played, _ = await asyncio.to_thread(sampled)
-        return played
+        rollouts, _ = await asyncio.to_thread(sampled)
+        return rollouts
 
     assert len(asyncio.run(inside())) == 6
