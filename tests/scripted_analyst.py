@@ -58,7 +58,7 @@ class Asked:
         said = self.body["messages"]
         return str(said[-1]["content"]) if len(said) > 2 else ""
 
-    def marked(self, name: str) -> list[str]:
+    def delimited(self, name: str) -> list[str]:
         """The texts between marks of a name."""
         return [text for found, _, text in MARKED.findall(self.text) if found == name]
 
@@ -89,7 +89,7 @@ class Thinking:
         return answer
 
     def blame(self, asked: Asked) -> dict[str, Any]:
-        (read,) = asked.marked("conversation")
+        (read,) = asked.delimited("conversation")
         user = [(index, text) for index, who, text in LINE.findall(read) if who == "user"]
         for index, text in user:
             if "BLAME THE USER" in text:
@@ -98,7 +98,7 @@ class Thinking:
         return {"why": "It guessed.", "fault": "agent", "message": f"m{last}"}
 
     def discover(self, asked: Asked) -> dict[str, Any]:
-        read = asked.marked("conversation")
+        read = asked.delimited("conversation")
         cited = [
             {"conversation": f"t{number}", "message": f"m{LINE.findall(text)[-1][0]}"}
             for number, text in enumerate(read, 1)
@@ -106,15 +106,15 @@ class Thinking:
         return {"candidates": [{**one, "cited": cited[:3]} for one in self.candidates]}
 
     def merge(self, asked: Asked) -> dict[str, Any]:
-        return {"groups": [{"keep": name, "same": []} for name in names(asked.marked("capabilities")[0])]}
+        return {"groups": [{"keep": name, "same": []} for name in names(asked.delimited("capabilities")[0])]}
 
     def match(self, asked: Asked) -> dict[str, Any]:
-        return {"matches": [{"new": name, "known": ""} for name in names(asked.marked("new")[0])]}
+        return {"matches": [{"new": name, "known": ""} for name in names(asked.delimited("new")[0])]}
 
     def label(self, asked: Asked) -> dict[str, Any]:
-        (read,) = asked.marked("conversation")
+        (read,) = asked.delimited("conversation")
         lines = LINE.findall(read)
-        return {"cells": [cell(name, lines) for name in names(asked.marked("capabilities")[0])]}
+        return {"cells": [cell(name, lines) for name in names(asked.delimited("capabilities")[0])]}
 
 
 def names(listed: str) -> list[str]:

@@ -137,9 +137,9 @@ def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capabilit
 
     Discovery mines the same sample as labelling run 0 with this seed.
     """
-    mined = _judged_only(trajectories)
-    conversations = views(mined)
-    corpus = _mine_sample(mined, conversations, run=0, seed=seed)
+    judged_trajectories = _judged_only(trajectories)
+    conversations = views(judged_trajectories)
+    corpus = _mine_sample(judged_trajectories, conversations, run=0, seed=seed)
     applies = Counter(
         capability.name
         for capability in CANDIDATES
@@ -171,11 +171,11 @@ def label_runs(
             f"the builtin analyst has no detector for {unknown[0]!r}, only for {', '.join(DETECTORS)}; "
             "label it with the analyst that discovered it"
         )
-    mined = _judged_only(trajectories)
-    conversations = views(mined)
+    judged_trajectories = _judged_only(trajectories)
+    conversations = views(judged_trajectories)
     labels = []
     for run in runs:
-        corpus = _mine_sample(mined, conversations, run=run, seed=seed)
+        corpus = _mine_sample(judged_trajectories, conversations, run=run, seed=seed)
         labels += [
             _label(conversation, capability, corpus, run)
             for conversation in conversations

@@ -110,9 +110,7 @@ def _pick(path: str, values: Sequence[str], sibling_groups: Sequence[Group], mes
         if (right := _fits_description(sibling_groups[number], places, messages)) is not None
     ]
     # A list put together from several answers is not a choice.
-    from_several = (
-        path.count("[]") > 0 and len(taken_positions) > 1
-    )  # a list put together from several answers is no choice
+    from_several = "[]" in path and len(taken_positions) > 1
     return Pick(path, observed, all(verdicts) if verdicts and not from_several else None)
 
 

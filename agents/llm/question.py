@@ -1,6 +1,6 @@
 """Questions to a language model, replies, usage, and the ledger protocol.
 
-``Question.key`` hashes everything an answer depends on, so a stored reply belongs to exactly one request. ``marked``
+``Question.key`` hashes everything an answer depends on, so a stored reply belongs to exactly one request. ``delimited``
 delimits untrusted text inside a prompt: the delimiter holds a hash of the text, so the text cannot contain it. A model
 that obeys text between the marks can only waste an answer, because every answer is validated.
 """
@@ -79,7 +79,8 @@ class Reply:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
-    cost: float  # by the endpoint's prices, in their currency
+    # By the endpoint's prices, in their currency.
+    cost: float
     seconds: float
     estimated: bool = False
 
@@ -151,7 +152,7 @@ class InMemoryLedger:
         return total
 
 
-def marked(name: str, text: str) -> str:
+def delimited(name: str, text: str) -> str:
     """The text between delimiters that it cannot contain itself."""
     number = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"<{name} {number}>\n{text}\n</{name} {number}>"

@@ -78,13 +78,13 @@ def _json(data: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Sources:
-    present: list[Transcript]
+    exemplary: list[Transcript]
     # Exercised as well, but another capability was lacking.
     lucky: list[Transcript]
     # Succeeded without the capability.
     unread: list[Transcript]
     controls: list[Transcript]
-    lacking: list[Transcript]
+    lacking_failures: list[Transcript]
 
 
 def synthesize(
@@ -108,9 +108,9 @@ def synthesize(
     sorted_trajectories = sorted((item for item in trajectories if item.outcome.is_judged), key=lambda item: item.id)
     sources = _sources(sorted_trajectories, labels, capability.name)
     corpus = read_corpus(
-        transcripts(sorted_trajectories), {item.trajectory_id for item in [*sources.present, *sources.controls]}
+        transcripts(sorted_trajectories), {item.trajectory_id for item in [*sources.exemplary, *sources.controls]}
     )
-    templates, rejections = _extract_all(sources.present, corpus)
+    templates, rejections = _extract_all(sources.exemplary, corpus)
     if len(templates) < MINIMUM_TEMPLATES:
         templates += _extract_all(sources.lucky, corpus)[0]
     reads_first = _needs_reads(capability)
@@ -126,7 +126,7 @@ def synthesize(
     selection = _fill(drafts, corpus, common, rejections, rng)
     if sum(not template["control"] for template in selection) < MINIMUM_TEMPLATES:
         raise SynthesisError(_too_few(capability, sources, selection, rejections))
-    openings = [*(item.user[0].text for item in sources.lacking if item.user), *extra_openings]
+    openings = [*(item.user[0].text for item in sources.lacking_failures if item.user), *extra_openings]
     rows = [
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
         for row in strata(selection, openings, balanced=reads_first)
@@ -175,17 +175,17 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
     def pick(outcome: Outcome, verdict: Verdict) -> list[Trajectory]:
         return [t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict]
 
-    present = pick(Outcome.SUCCESS, Verdict.PRESENT)
+    exercised_successes = pick(Outcome.SUCCESS, Verdict.PRESENT)
     return _Sources(
-        present=transcripts([trajectory for trajectory in present if trajectory.id not in lucky]),
-        lucky=transcripts([trajectory for trajectory in present if trajectory.id in lucky]),
+        exemplary=transcripts([trajectory for trajectory in exercised_successes if trajectory.id not in lucky]),
+        lucky=transcripts([trajectory for trajectory in exercised_successes if trajectory.id in lucky]),
         unread=transcripts(
             [trajectory for trajectory in pick(Outcome.SUCCESS, Verdict.LACKING) if trajectory.id not in lucky]
         ),
         controls=transcripts(
             [trajectory for trajectory in pick(Outcome.SUCCESS, Verdict.NA) if trajectory.id not in lucky]
         ),
-        lacking=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
+        lacking_failures=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
     )
 
 
@@ -284,7 +284,7 @@ def _numbered(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _too_few(capability: Capability, sources: _Sources, solvable: list[Template], rejections: Counter[str]) -> str:
-    exercised_count = len(sources.present) + len(sources.lucky)
+    exercised_count = len(sources.exemplary) + len(sources.lucky)
     reasons = "; ".join(f"{reason}: {count}" for reason, count in rejections.most_common() if count)
     return (
         f"{capability.name}: {sum(not template['control'] for template in solvable)} usable scenario templates, "

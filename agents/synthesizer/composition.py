@@ -40,9 +40,9 @@ def greetings_of(openings: Sequence[str]) -> set[str]:
     return {text for text, count in firsts.items() if count >= 3}
 
 
-def is_compound(opening: str, phrases: Sequence[str]) -> bool:
+def is_compound(opening_text: str, phrases: Sequence[str]) -> bool:
     """Whether the opening contains a joining phrase."""
-    return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening) for phrase in phrases)
+    return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening_text) for phrase in phrases)
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ def compose(first: Template, second: Template, style: SpeechStyle, rng: random.R
     if _conflict(first, renamed_second):
         return None
     request = renamed(request, mapping)
-    opening = f"{first['opening'][0]} {rng.choice(style.phrases)}{request[:1].lower()}{request[1:]}"
+    opening_text = f"{first['opening'][0]} {rng.choice(style.phrases)}{request[:1].lower()}{request[1:]}"
     return {
         **first,
         "from": [*first["from"], *second["from"]],
-        "opening": [opening],
+        "opening": [opening_text],
         "steps": _join_steps(first["steps"], renamed_second["steps"], style.farewells),
         "told": list(dict.fromkeys([*first["told"], *renamed_second["told"]])),
         "refusal": first["refusal"] or second["refusal"],
@@ -141,7 +141,7 @@ def _join_steps(first: list[Step], second: list[Step], farewells: list[list[str]
     """The steps of both, with one final text that sums up both."""
     parts = sentences(first[-1]["say"])
     if parts and parts[-1].endswith("?") and sorted(question_words(parts[-1])) in farewells:
-        # "Anything else?" of the first request would be followed by its answer.
+        # The second part already answers the closing question ("Anything else?") of the first.
         parts = parts[:-1]
     last: Step = {**second[-1], "say": " ".join([*parts, second[-1]["say"]])}
     return [*first[:-1], *second[:-1], last]

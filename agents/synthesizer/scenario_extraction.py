@@ -60,8 +60,8 @@ def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTem
     """The template of a successful conversation, before ``agents.synthesizer.generalization``."""
     first = min((message.index for message in transcript.agent), default=transcript.length)
     first = min([first, *(call.index for call in transcript.calls)])
-    opening = [message.text for message in transcript.user if message.index < first]
-    if not opening or not transcript.system:
+    opening_texts = [message.text for message in transcript.user if message.index < first]
+    if not opening_texts or not transcript.system:
         return NoTemplate("no system prompt or no opening message")
     if any(call.result is None or call.arguments is None for call in transcript.calls):
         return NoTemplate("a call is malformed or was never answered")
@@ -71,7 +71,7 @@ def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTem
     template: Template = {
         "from": [transcript.trajectory_id],
         "system": transcript.system,
-        "opening": opening,
+        "opening": opening_texts,
         "steps": steps,
         "refusal": not any(call["kind"] == "write" for call in calls_of(steps)) and _refuses(steps),
         "extra": [],

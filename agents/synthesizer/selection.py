@@ -75,8 +75,8 @@ def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_
     """For each stratum, the share of lacking openings that resemble its own (ties are divided by size)."""
     words = [[masked_words(templates[i]["opening"][0]) for i in row.templates] for row in rows]
     counts = [0.0] * len(rows)
-    for opening in lacking_openings:
-        opening_words = masked_words(opening)
+    for opening_text in lacking_openings:
+        opening_words = masked_words(opening_text)
         similarities = [round(max(likeness(opening_words, w) for w in group), 2) for group in words]
         nearest = [i for i, value in enumerate(similarities) if value >= max(similarities) - 0.05]
         total_size = sum(len(rows[i].templates) for i in nearest)

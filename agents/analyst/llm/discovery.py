@@ -24,7 +24,7 @@ from agents.analyst.llm.rendering import (
     token_estimate,
 )
 from agents.errors import OutOfForm
-from agents.llm.question import marked
+from agents.llm.question import delimited
 from store.types import Capability, Outcome, Trajectory
 
 # A failure and a success, or one of them alone.
@@ -154,7 +154,7 @@ class DiscoveryResult:
 async def discover(prompter: Prompter, trajectories: Sequence[Trajectory], evidence: str, seed: int) -> DiscoveryResult:
     """Candidates from a sample; a capability may occur more than once."""
     groups = sample_groups(trajectories, SAMPLE_SIZE, seed)
-    fixed_texts = [instructions("discover"), marked("statistics", evidence) if evidence else ""]
+    fixed_texts = [instructions("discover"), delimited("statistics", evidence) if evidence else ""]
     context = render_policy_and_tools(list(chain(*groups)), prompter.token_budget(*fixed_texts) // 4)
     budget = prompter.token_budget(*fixed_texts, context)
     rendered = {
@@ -209,7 +209,7 @@ def _with_heading(
     outcome = "success" if trajectory.outcome is Outcome.SUCCESS else "failure"
     siblings = [names[other.id] for other in group if other is not trajectory] if same_task(group) else []
     relation = f", the same task as {siblings[0]}" if siblings else ""
-    return f"Conversation {names[trajectory.id]}, a {outcome}{relation}:\n{marked('conversation', rendering.text)}"
+    return f"Conversation {names[trajectory.id]}, a {outcome}{relation}:\n{delimited('conversation', rendering.text)}"
 
 
 def _objections(answer: Candidates, index: ConversationIndex) -> "list[str]":

@@ -35,7 +35,7 @@ from agents.analyst.llm.rendering import (
     token_estimate,
 )
 from agents.errors import ModelError, OutOfForm
-from agents.llm.question import marked
+from agents.llm.question import delimited
 from store.types import Capability, Label, Trajectory, Verdict
 
 # For one conversation.
@@ -61,9 +61,7 @@ MAX_LABEL_REASON = 300
 # Characters that a capability's text keeps.
 MIN_TEXT = 40
 # A conversation with its policy and tools, and its citable messages.
-ConversationText = tuple[
-    str, RenderedConversation
-]  # a conversation with what surrounds it, and what can be cited of it
+ConversationText = tuple[str, RenderedConversation]
 
 
 class Blame(Form):
@@ -120,7 +118,7 @@ def render_question_context(
         trajectory,
         min(MAX_CONVERSATION_TOKENS, prompter.token_budget(instructions(kind), context, *other_texts) - MARK_TOKENS),
     )
-    return f"{context}\n{marked('conversation', rendering.text)}", rendering
+    return f"{context}\n{delimited('conversation', rendering.text)}", rendering
 
 
 class Cell(Form):
@@ -296,11 +294,10 @@ def _capability_list(prompter: Prompter, capabilities: Sequence[Capability]) -> 
         and limit > MIN_TEXT
     ):
         limit = max(limit * 3 // 4, MIN_TEXT)
-    return marked("capabilities", text)
+    return delimited("capabilities", text)
 
 
 def _capability_line(capability: Capability, limit: int) -> str:
-    needed, exercised, lacking = (
-        one_line(text, limit) for text in (capability.when_needed, capability.exercised, capability.lacking)
-    )
-    return f"- {capability.name}: needed: {needed} exercised: {exercised} lacking: {lacking}"
+    texts = {"needed": capability.when_needed, "exercised": capability.exercised, "lacking": capability.lacking}
+    fields = " ".join(f"{name}: {one_line(text, limit)}" for name, text in texts.items())
+    return f"- {capability.name}: {fields}"

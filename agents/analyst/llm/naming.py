@@ -11,7 +11,7 @@ from agents.analyst.llm.discovery import MAX_CANDIDATES, CitedCapability
 from agents.analyst.llm.prompting import Form, Prompter, instructions
 from agents.analyst.llm.rendering import is_same_name, token_estimate
 from agents.errors import OutOfForm
-from agents.llm.question import marked
+from agents.llm.question import delimited
 from store.types import Capability
 
 
@@ -172,7 +172,7 @@ def _fitting_known(
 
 
 def _marked_list(name: str, capabilities: Iterable[Capability]) -> str:
-    return marked(name, "\n".join(map(_capability_line, capabilities)))
+    return delimited(name, "\n".join(map(_capability_line, capabilities)))
 
 
 def _capability_line(capability: Capability) -> str:

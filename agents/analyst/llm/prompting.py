@@ -26,14 +26,10 @@ REPAIR_TOKENS = 3500
 # A shorter excerpt of a conversation is not worth a question.
 MIN_CONVERSATION_TOKENS = 1000
 # Questions under way or waiting for a slot. Later ones start with what earlier ones taught about the server.
-QUESTIONS_PER_SLOT = (
-    2  # questions under way or waiting for a slot, for each slot: what waits longer hears what came before
-)
+QUESTIONS_PER_SLOT = 2
 
 # Text ("labels: 3 of 600"), steps done, steps in all.
-ProgressCallback = Callable[
-    [str, int, int], None
-]  # what is at work ("labels: 3 of 600"), and in all: how much is done, of how much
+ProgressCallback = Callable[[str, int, int], None]
 T = TypeVar("T")
 Answer = TypeVar("Answer", bound=BaseModel)
 

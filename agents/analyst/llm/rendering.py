@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.analyst.language import stem
-from agents.llm.question import marked
+from agents.llm.question import delimited
 from agents.transcript import Transcript, tool_function, transcript
 from store.types import Trajectory
 
@@ -90,9 +90,9 @@ def render_policy_and_tools(trajectories: Sequence[Trajectory], budget: int) -> 
     byte_budget = budget * BYTES_PER_TOKEN // 2
     parts = []
     if policies:
-        parts.append(marked("policy", _clip("\n\n".join(policies), byte_budget)))
+        parts.append(delimited("policy", _clip("\n\n".join(policies), byte_budget)))
     if tools:
-        parts.append(marked("tools", _clip("\n".join(dict.fromkeys(tools)), byte_budget)))
+        parts.append(delimited("tools", _clip("\n".join(dict.fromkeys(tools)), byte_budget)))
     return "\n".join(parts)
 
 

@@ -53,20 +53,18 @@ def _fenced(text: str) -> Iterator[str]:
     lines = text.split("\n")
     position = fence_count = 0
     while position < len(lines):
-        opening = _FENCE.match(lines[position])
+        fence = _FENCE.match(lines[position])
         position += 1
-        if opening is None:
+        if fence is None:
             continue
         start, fence_count = position, fence_count + 1
-        while position < len(lines) and not _closes(lines[position], opening[2]):
+        while position < len(lines) and not _closes(lines[position], fence[2]):
             position += 1
-        yield _dedented(lines[start:position], opening[1])
+        yield _dedented(lines[start:position], fence[1])
         if fence_count <= MAX_NESTED_FENCES:
-            last = next(
-                (n for n in reversed(range(position + 1, len(lines))) if _closes(lines[n], opening[2])), position
-            )
+            last = next((n for n in reversed(range(position + 1, len(lines))) if _closes(lines[n], fence[2])), position)
             if last > position:
-                yield _dedented(lines[start:last], opening[1])
+                yield _dedented(lines[start:last], fence[1])
         position += 1
 
 

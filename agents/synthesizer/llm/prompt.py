@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from agents.llm.question import IS_DATA, ChatMessage, marked
+from agents.llm.question import IS_DATA, ChatMessage, delimited
 from agents.synthesizer.builtin import majority
 from agents.synthesizer.llm.answer import holds_environment
 from agents.transcript import Call, message_text, tool_function, transcripts
@@ -27,7 +27,7 @@ MAX_POLICIES = 3
 MAX_POLICY = 4_000
 # Answers of a tool that differ in their fields.
 MAX_RESULTS = 2
-MAX_ERRORS = 3  # errors of a tool
+MAX_ERRORS = 3
 MAX_ANSWER = 700
 # Failures.
 MAX_SPANS = 6
@@ -253,13 +253,13 @@ def request_messages(
 
 
 def repair_messages(
-    request: Sequence[ChatMessage], base: RefusedFile, follow_up: RefusedFile | None, before: Sequence[str]
+    request: Sequence[ChatMessage], base: RefusedFile, follow_up: RefusedFile | None, earlier_failures: Sequence[str]
 ) -> tuple[ChatMessage, ...]:
     """The dialogue continued with a refused file and the report on it.
 
     Args:
         follow_up: a later answer to ``base`` that contained no file.
-        before: for each earlier attempt, the checks that refused it.
+        earlier_failures: for each earlier attempt, the checks that refused it.
     """
     parts = [_prompt_text("mend"), _delimited("report", clipped(base.report, MAX_REPORT))]
     if follow_up is not None:
@@ -268,8 +268,8 @@ def repair_messages(
             _delimited("answer", clipped(follow_up.source, MAX_TEXT)),
             _delimited("report", clipped(follow_up.report, MAX_REPORT)),
         ]
-    if before:
-        attempts = "\n".join(f"{number}. refused by {checks}" for number, checks in enumerate(before, 1))
+    if earlier_failures:
+        attempts = "\n".join(f"{number}. refused by {checks}" for number, checks in enumerate(earlier_failures, 1))
         parts.append(f"Attempts before this one, the oldest first; do not go back to what they did:\n{attempts}")
     parts.append(_prompt_text("answer"))
     source = clipped(base.source.strip(), MAX_SOURCE)
@@ -284,7 +284,7 @@ def example() -> str:
 
 def _delimited(name: str, text: str) -> str:
     """Untrusted text between marks, in valid Unicode."""
-    return marked(name, replace_surrogates(text))
+    return delimited(name, replace_surrogates(text))
 
 
 def _check_list(rules: Rules) -> str:

@@ -78,7 +78,7 @@ def test_many_parts_name_no_more_than_ten_in_all(merges: bool) -> None:
         if asked.kind != "discover":
             return None
         letters = (
-            sha256(asked.marked("conversation")[0].encode())
+            sha256(asked.delimited("conversation")[0].encode())
             .hexdigest()[:6]
             .translate(str.maketrans("0123456789", "ghijklmnop"))
         )

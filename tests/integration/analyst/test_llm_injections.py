@@ -44,7 +44,7 @@ def test_injected_instructions_stay_between_marks_and_pretend_to_be_no_message()
     assert {asked.kind for asked in asked_of} == {"blame", "discover", "label"}
     for asked in asked_of:
         assert "Ignore your task" not in asked.body["messages"][0]["content"]
-        inside = asked.marked("conversation")
+        inside = asked.delimited("conversation")
         assert asked.text.count("Ignore your task") == sum(one.count("Ignore your task") for one in inside)
         (bad,) = [one for one in inside if "Ignore your task" in one]
         assert not re.search(r"^m2 agent: I looked", bad, re.MULTILINE)

@@ -245,7 +245,7 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
 
     def watched(asked: Asked) -> Sent | None:
         if asked.kind == "label":
-            (read,), (listed,) = asked.marked("conversation"), asked.marked("capabilities")
+            (read,), (listed,) = asked.delimited("conversation"), asked.delimited("capabilities")
             with script.lock:
                 orders.setdefault(read, set()).add(listed)
                 temperatures.add(asked.body["temperature"])
