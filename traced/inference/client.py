@@ -1,16 +1,8 @@
-"""An asynchronous client of an OpenAI-compatible engine: the embedded one, or vLLM with ``return_token_ids``.
+"""Client of an OpenAI-compatible engine (embedded, or vLLM with ``return_token_ids``), and policies for rollouts.
 
-Every completion brings the engine's own token ids and log-probs. Failures are attributed here, once: a wrong request
-is a ``RequestError`` (with ``UnknownModelError`` and ``ContextLengthError``), anything else that keeps the engine from
-answering is an ``EngineError``. No retries: a caller that may ask again decides so. One client belongs to one event
-loop.
-
-Policies: what answers the environment. A completion carries the engine's own token ids and log-probs.
-
-Invariants: ``completion_ids`` and ``logprobs`` have one entry per sampled token, end-of-turn token included when it was
-sampled; ``prompt_ids`` is the exact prompt the engine saw; nothing here ever re-tokenises text. A malformed answer of
-the model is data (plain content in ``message``), never an exception; what ``complete`` raises is the engine's failure
-and is attributed by ``traced.rollouts.episodes``. Not covered: routing (``traced.routing.routers.RoutedPolicy``).
+Invariants: completions carry the engine's own token ids and log-probs, and text is never re-tokenised; a malformed
+answer of the model is plain content, not an exception. Errors: ``RequestError`` for an invalid request, ``EngineError``
+for everything else that keeps the engine from answering; no retries. One client belongs to one event loop.
 """
 
 import asyncio
@@ -33,22 +25,40 @@ if TYPE_CHECKING:
     from traced.inference.embedded.engine import Engine
 
 
+# Shorter than the embedded server's, so that a connection is not reused while the server closes it.
+KEEP_ALIVE_S = 30.0
+EMBEDDING_BATCH = 64
+# aiohttp instead of httpx, whose pool takes time quadratic in its connections at every request.
+CONNECTIONS = 1024
+CONNECT_S = 10.0
+# traced's name for the base model.
+BASE = "base"
+# The most that vLLM grants by default.
+TOP_LOGPROBS = 20
+
+
 @dataclass(frozen=True)
 class Completion:
-    """One assistant message as the engine made it; ``logprobs[i]`` (nats) belongs to ``completion_ids[i]``."""
+    """One sampled assistant message with the exact prompt of the engine.
+
+    Args:
+        completion_ids: The sampled tokens, with the end-of-turn token if it was sampled.
+        logprobs: In nats, one per sampled token.
+        finish_reason: "stop", "length" or "tool_calls".
+    """
 
     message: Message
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
-    finish_reason: str  # "stop" | "length" | "tool_calls"
+    finish_reason: str
 
 
 class Policy(Protocol):
     """Answers a conversation with one assistant message."""
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Sample one assistant message; the same arguments give the same message. Raises on an engine failure."""
+        """Sample one assistant message; the same arguments give the same message. Engine failures are raised."""
         ...
 
 
@@ -62,7 +72,7 @@ class HttpPolicy:
     max_tokens: int = 256
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """One chat completion; the client's errors pass through."""
+        """Request one chat completion; the client's errors are raised."""
         return await self.client.chat(
             self.model, messages, tools, temperature=self.temperature, max_tokens=self.max_tokens, seed=seed
         )
@@ -79,7 +89,8 @@ class InProcessPolicy:
     max_tokens: int = 256
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """One completion of the rendered conversation; the engine's errors pass through."""
+        """Complete the rendered conversation; the engine's errors are raised."""
+        # Imported here: the embedded engine needs torch, and clients do not.
         from traced.inference.embedded.engine import Sampling
         from traced.inference.embedded.generation import count_calls, parse, render
 
@@ -91,24 +102,18 @@ class InProcessPolicy:
         return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)
 
 
-KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
-EMBEDDED_TOGETHER = 64
-CONNECTIONS = 1024  # aiohttp, because httpx's pool takes time quadratic in its connections at every request
-CONNECT_S = 10.0
-BASE = "base"  # what traced calls the base model
-TOP_LOGPROBS = 20  # the most that vLLM grants by default
-
-
 class EngineClient:
-    """Talks to one engine. Close it with ``aclose`` or use it as an asynchronous context manager."""
+    """Client of one engine; close it with ``aclose`` or use it as an asynchronous context manager."""
 
     def __init__(self, url: str, *, timeout_s: float = 120.0, key: str = "", base: str = BASE) -> None:
         self.url = url
-        self.base = base  # what the engine calls the base model
+        # The engine's own name for the base model.
+        self.base = base
         self._headers = {"Authorization": f"Bearer {key}"} if key else None
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
-        self._fit: set[tuple[str, ...]] = set()  # base model and labels that were found to fit
-        self._http: aiohttp.ClientSession | None = None  # made inside the event loop that it belongs to
+        self._checked_labels: set[tuple[str, ...]] = set()
+        # Created at the first request, because it belongs to the running event loop.
+        self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "EngineClient":
         return self
@@ -133,9 +138,9 @@ class EngineClient:
         max_tokens: int = 256,
         seed: int | None = None,
     ) -> Completion:
-        """One assistant message with its token ids and log-probs (nats)."""
-        named = self.base if model == BASE else model
-        body = {"model": named, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
+        """Request one assistant message with its token ids and log-probs (nats)."""
+        model = self.base if model == BASE else model
+        body = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
         body |= {"seed": seed, "logprobs": True, "return_token_ids": True}
         answer = await self._post("/v1/chat/completions", body | ({"tools": list(tools)} if tools else {}))
         try:
@@ -146,9 +151,9 @@ class EngineClient:
     async def label_logprobs(
         self, prompt: str | Sequence[Message], labels: Sequence[str], model: str = "base"
     ) -> dict[str, float]:
-        """Log-probs (nats) of each label as the next token, with or without a space before it.
+        """Return the log-prob (nats) of each label as the next token, with or without a space before it.
 
-        Labels outside the engine's 20 likeliest tokens are left out.
+        Labels outside the engine's ``TOP_LOGPROBS`` likeliest tokens are left out.
         """
         model = self.base if model == BASE else model
         if isinstance(prompt, str):
@@ -161,18 +166,15 @@ class EngineClient:
             answer = await self._post("/v1/chat/completions", body)
             content = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             top = {entry["token"]: entry["logprob"] for entry in content}
-        return _labels_among(top, labels)
+        return _label_logprobs(top, labels)
 
     async def check_labels(self, labels: Sequence[str]) -> None:
-        """Make sure, once, that each label is a single token after ``Answer:`` for the base model's tokenizer.
-
-        Raises ``RoutingPromptError`` where one is not; an engine that cannot be asked is a failure like any other.
-        """
-        asked = (self.base, *labels)
-        if asked not in self._fit:
+        """Check, once, that each label is a single token after ``Answer:``; raises ``RoutingPromptError``."""
+        key = (self.base, *labels)
+        if key not in self._checked_labels:
             stem, *answers = await asyncio.gather(*(self._token_ids(ANSWER + label) for label in ("", *labels)))
             label_ids_in(stem, dict(zip(labels, answers, strict=True)))
-            self._fit.add(asked)
+            self._checked_labels.add(key)
 
     async def _token_ids(self, text: str) -> list[int]:
         body = {"model": self.base, "prompt": text, "add_special_tokens": False}
@@ -183,18 +185,18 @@ class EngineClient:
             raise EngineError(f"{self.url} answered without token ids: {error!r}") from error
 
     async def embeddings(self, texts: Sequence[str], model: str = "base") -> list[list[float]]:
-        """One vector per text, in order; ``EMBEDDED_TOGETHER`` texts to a request."""
-        found: list[list[float]] = []
+        """Return one vector per text, in order; ``EMBEDDING_BATCH`` texts per request."""
+        embeddings: list[list[float]] = []
         model = self.base if model == BASE else model
-        for begin in range(0, len(texts), EMBEDDED_TOGETHER):
-            asked = list(texts[begin : begin + EMBEDDED_TOGETHER])
-            answer = await self._post("/v1/embeddings", {"model": model, "input": asked, "encoding_format": "float"})
+        for start in range(0, len(texts), EMBEDDING_BATCH):
+            batch = list(texts[start : start + EMBEDDING_BATCH])
+            answer = await self._post("/v1/embeddings", {"model": model, "input": batch, "encoding_format": "float"})
             try:
                 vectors = {entry["index"]: entry["embedding"] for entry in answer["data"]}
-                found += [vectors[place] for place in range(len(asked))]
+                embeddings += [vectors[index] for index in range(len(batch))]
             except (KeyError, TypeError) as error:
                 raise EngineError(f"{self.url} answered without the embeddings: {error!r}") from error
-        return found
+        return embeddings
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve the PEFT directory at ``path`` (on the engine's machine) under ``name``."""
@@ -205,11 +207,12 @@ class EngineClient:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def sleep(self) -> None:
-        """Let it give its device's memory back, once its requests have ended (vLLM's sleep mode)."""
+        """Free the engine's device memory once its requests have ended (vLLM's sleep mode)."""
         await self._post("/sleep?level=1&mode=wait", {})
 
     async def is_sleeping(self) -> bool:
-        """Whether it sleeps; an engine that does not know the question has no sleep mode."""
+        """Whether the engine sleeps."""
+        # An engine without sleep mode answers 404.
         try:
             answer = await self._request("GET", "/is_sleeping")
         except RequestError:
@@ -217,11 +220,11 @@ class EngineClient:
         return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
     async def wake_up(self) -> None:
-        """Undo ``sleep``; it then answers as before."""
+        """Undo ``sleep``."""
         await self._post("/wake_up", {})
 
     async def models(self) -> list[str]:
-        """Names that requests may use: the base first, then adapters."""
+        """Return the names that requests may use: the base model first, then adapters."""
         answer = await self._request("GET", "/v1/models")
         try:
             return [entry["id"] for entry in sorted(answer["data"], key=lambda entry: entry.get("parent") is not None)]
@@ -246,22 +249,22 @@ class EngineClient:
         return await self._request("POST", path, body)
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        where = self.url + path
+        url = self.url + path
         try:
-            async with self._session().request(method, where, json=body) as response:
+            async with self._session().request(method, url, json=body) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(
-                f"no answer from the engine at {where}: {type(error).__name__}: {error}", hint="traced status"
+                f"no answer from the engine at {url}: {type(error).__name__}: {error}", hint="traced status"
             ) from error
         if not response.ok:
-            raise _failure(where, response.status, text)
+            raise _http_error(url, response.status, text)
         if "json" not in response.content_type:
             return text
         try:
             return json.loads(text)
         except ValueError as error:
-            raise EngineError(f"{where} answered with broken JSON: {text[:200]!r}") from error
+            raise EngineError(f"{url} answered with broken JSON: {text[:200]!r}") from error
 
 
 def _completion(answer: Mapping[str, Any]) -> Completion:
@@ -275,21 +278,22 @@ def _completion(answer: Mapping[str, Any]) -> Completion:
     )
 
 
-def _labels_among(top: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
-    """Add up the tokens that read as each label."""
+def _label_logprobs(top: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
+    # Several tokens may read as one label ("A" and " A"): their probabilities add up.
     mass = {label: sum(math.exp(p) for token, p in top.items() if token.strip() == label) for label in labels}
     return {label: math.log(p) for label, p in mass.items() if p > 0}
 
 
-def _failure(where: str, status: int, body: str) -> Exception:
+def _http_error(url: str, status: int, body: str) -> Exception:
     try:
         detail = json.loads(body)["error"]
         message, code = str(detail["message"]), detail.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code = body[:500], None
-    text = f"HTTP {status} from {where}: {message}"
+    text = f"HTTP {status} from {url}: {message}"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return EngineError(text)
-    if code == "context_length_exceeded" or "maximum context length" in message:  # vLLM says it in words only
+    # vLLM has no code for this error, only the text.
+    if code == "context_length_exceeded" or "maximum context length" in message:
         return ContextLengthError(text)
     return UnknownModelError(text) if status == HTTPStatus.NOT_FOUND else RequestError(text)

@@ -1,4 +1,4 @@
-"""What can go wrong between a request and its completion.
+"""Errors of serving.
 
     TracedError
     └── ServingError
@@ -6,10 +6,10 @@
         ├── RoutingPromptError    labels and tokenizer do not fit the routing prompt
         ├── RouterFitError        too few examples to fit a router
         ├── RouterFileError       a file that should hold a fitted router does not
-        ├── RequestError          the request itself is wrong; asking again gives the same answer (HTTP 4xx)
+        ├── RequestError          the request is invalid; a repetition gives the same error (HTTP 4xx)
         │   ├── UnknownModelError     no such base or adapter (404)
         │   └── ContextLengthError    prompt and completion do not fit the context (400)
-        └── EngineError           the engine failed or is gone; the request may be asked again (HTTP 5xx)
+        └── EngineError           the engine failed or is gone; the request may be repeated (HTTP 5xx)
             └── EngineStartError      the engine's process ended or stayed silent before it was ready
 
 An ``EngineError`` is an infrastructure outcome of an episode, never a reward of 0.
@@ -19,7 +19,7 @@ from traced.core.errors import TracedError
 
 
 class ServingError(TracedError):
-    """Serving failed."""
+    """The base class of serving errors."""
 
 
 class ModelError(ServingError):
@@ -31,7 +31,7 @@ class RoutingPromptError(ServingError):
 
 
 class RouterFitError(ServingError):
-    """There is too little to learn a router from."""
+    """There are too few examples to fit a router."""
 
 
 class RouterFileError(ServingError):
@@ -39,7 +39,7 @@ class RouterFileError(ServingError):
 
 
 class RequestError(ServingError):
-    """The request is wrong; asking again gives the same answer."""
+    """The request is invalid; a repetition gives the same error."""
 
 
 class UnknownModelError(RequestError):

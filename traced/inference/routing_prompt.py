@@ -1,13 +1,9 @@
-"""The routing prompt M_x: which adapter should serve this task? Pure text; no model, no torch.
+"""The routing prompt M_x: which adapter should serve this task (TRACE, section 3.5)? Pure text; no model, no torch.
 
-One line per option with a single-letter label and its example answered as the task will be (``Answer:A``), then the
-task, then ``Answer:``; the next token is the label, and the router takes the arg-max over the label tokens' log-probs
-(TRACE, section 3.5). The options come before the task, so that the engine reuses their key-value cache from one
-conversation to the next.
-
-Invariants: the text depends only on its arguments; the last option is the base model; white space is collapsed, so an
-option is always one line. The bundled model is pre-trained on this form: changing it means pre-training again.
-Fails with ``RoutingPromptError``. Not covered: asking a model (``router.py``).
+One line per option with a single-letter label and an example answered as the task will be (``Answer:A``), then the
+task, then ``Answer:``; the next token is the label. The text depends only on its arguments, and the last option is the
+base model. The bundled model is pre-trained on this form: changing it means pre-training again. Errors:
+``RoutingPromptError``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +17,8 @@ LABELS = ascii_uppercase
 BASE_DESCRIPTION = "None of these; the base model."
 HEADING = "Pick the skill that the task needs most."
 ANSWER = "Answer:"
-DESCRIPTION_LIMIT = 240  # characters; keeps the prompt inside a 1k-token context
+# Characters. Together they keep the prompt within a context of 1k tokens.
+DESCRIPTION_LIMIT = 240
 EXAMPLE_LIMIT = 240
 TASK_LIMIT = 1200
 
@@ -45,7 +42,7 @@ class RouteOption:
 
 
 def base_option(label: str) -> RouteOption:
-    """The option that stands last: no adapter."""
+    """Return the last option: no adapter."""
     return RouteOption(label, "", BASE_DESCRIPTION)
 
 
@@ -58,38 +55,39 @@ def route_options(skills: Sequence[tuple[str, str, str]]) -> list[RouteOption]:
 
 
 def opening_text(messages: Sequence[dict[str, Any]]) -> str:
-    """The user's opening words: the text of all user messages, in order, on one line."""
+    """Return the text of all user messages, in order, on one line."""
     return " ".join(_line(str(m["content"])) for m in messages if m.get("role") == "user" and m.get("content"))
 
 
 def routing_prompt(task_text: str, options: Sequence[RouteOption]) -> str:
-    """Render M_x for a task. ``options`` end with the base option; labels must be distinct."""
+    """Render M_x for a task; ``options`` end with the base option and have distinct labels."""
     labels = [option.label for option in options]
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise RoutingPromptError(f"routing needs at least two options with distinct labels, got {labels}")
+    # The options come first, so that the engine reuses their key-value cache for every conversation.
     lines = [_option_line(option) for option in options]
     return "\n".join([HEADING, *lines, f"Task: {_clip(_line(task_text), TASK_LIMIT)}", ANSWER])
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> dict[str, int]:
-    """The token id that follows ``Answer:`` for each label; each label must be exactly one token there."""
+    """Return the token id of each label after ``Answer:``, where each must be exactly one token."""
     stem = tokenizer.encode(ANSWER, add_special_tokens=False)
     return label_ids_in(stem, {label: tokenizer.encode(ANSWER + label, add_special_tokens=False) for label in labels})
 
 
 def label_ids_in(stem: list[int], answers: Mapping[str, list[int]]) -> dict[str, int]:
-    """As ``label_ids``, from the token ids of ``Answer:`` and of each label after it."""
-    found: dict[str, int] = {}
+    """Like ``label_ids``, from the token ids of ``Answer:`` and of each ``Answer:`` with a label."""
+    ids_by_label: dict[str, int] = {}
     for label, ids in answers.items():
         if ids[:-1] != stem:
             raise RoutingPromptError(
                 f"label {label!r} is not a single token after {ANSWER!r}: {ids} does not extend {stem} by one id",
                 hint="use a model whose tokenizer keeps single capital letters whole, or the classifier router",
             )
-        found[label] = ids[-1]
-    if len(set(found.values())) != len(found):
-        raise RoutingPromptError(f"labels share a token id: {found}")
-    return found
+        ids_by_label[label] = ids[-1]
+    if len(set(ids_by_label.values())) != len(ids_by_label):
+        raise RoutingPromptError(f"labels share a token id: {ids_by_label}")
+    return ids_by_label
 
 
 def _option_line(option: RouteOption) -> str:

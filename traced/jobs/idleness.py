@@ -16,7 +16,7 @@ from store.repositories.leases import Lease
 from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config.service_sections import DevicesSection
 from traced.core.ownership import process_of
-from traced.core.time_windows import Window, parse_windows, parse_zone, why_closed
+from traced.core.time_windows import Window, closed_reason, parse_windows, parse_zone
 from traced.jobs.devices import DeviceReading, Readings, machine_probe, process_trees
 
 # A gap of more polls than this restarts the idle time, because nobody watched the device.
@@ -148,7 +148,7 @@ def busy_reason(watch: IdleWatch, limits: Rules, at: float) -> str:
 
 def blocking_reason(watch: IdleWatch, limits: Rules, at: float, now: datetime) -> str:
     """Return why training may not begin on the device at second ``at``, which is ``now`` in UTC, or ""."""
-    return why_closed(limits.hours, limits.quiet, now, limits.zone) or busy_reason(watch, limits, at)
+    return closed_reason(limits.hours, limits.quiet, now, limits.zone) or busy_reason(watch, limits, at)
 
 
 def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
@@ -181,7 +181,7 @@ def _view(device: DeviceReading, leases: Sequence[Lease], limits: Rules, now: da
     """The reading with the reasons why training cannot begin on the device; ``idle`` if there are none."""
     lease = next((lease for lease in leases if lease.device == device.id), None)
     obstacles = [*excesses(device, limits.of(device))]
-    if closed := why_closed(limits.hours, limits.quiet, now, limits.zone):
+    if closed := closed_reason(limits.hours, limits.quiet, now, limits.zone):
         obstacles.append(closed)
     if lease is not None and lease.live(now):
         obstacles.append(describe_lease(lease, now))

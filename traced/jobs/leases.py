@@ -26,8 +26,8 @@ from store.database import write_session
 from store.errors import LeaseLost, StoreError, StoreUnavailable
 from store.repositories.leases import Lease, acquire, get_lease, heartbeat, release
 from traced.config.service_sections import DevicesSection
-from traced.core.ownership import this_holder
-from traced.core.time_windows import why_closed
+from traced.core.ownership import own_identity
+from traced.core.time_windows import closed_reason
 from traced.jobs.devices import DeviceReading, Probe, Readings, machine_probe, process_trees
 from traced.jobs.idleness import IdleWatch, Rules, blocking_reason, foreign_load, observe, rules, suitable_devices
 from traced.jobs.retry import AttemptLedger, OnReport, run_to_completion, waiting_report
@@ -108,7 +108,7 @@ def device_access(
         store=store,
         probe=machine_probe(_service_pids),
         limits=lambda: rules(devices()),
-        request=LeaseRequest(this_holder(purpose), purpose, cycle_id, timedelta(seconds=devices().lease_ttl_s)),
+        request=LeaseRequest(own_identity(purpose), purpose, cycle_id, timedelta(seconds=devices().lease_ttl_s)),
         clocks=Clocks(ledger.now, monotonic, ledger.sleep),
     )
 
@@ -331,7 +331,7 @@ async def _watch_device(access: DeviceAccess, lease: DeviceLease) -> None:
     while True:
         await access.clocks.sleep(access.limits().poll_s)
         limits = access.limits()
-        quiet_hours = why_closed((), limits.quiet, access.clocks.now(), limits.zone)
+        quiet_hours = closed_reason((), limits.quiet, access.clocks.now(), limits.zone)
         if quiet_hours:
             return lease.revoke(quiet_hours)
         devices = (await asyncio.to_thread(access.probe.read)).devices

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.engines.installation import Installation, Served, installed, serving, vllm_python, vllm_settings
 from benchmarks.engines.signed import RANK
-from traced.gateway.server import _free_port
+from traced.gateway.server import free_port
 from traced.inference.embedded.engine import Engine
 from traced.inference.engine_process import VARIABLES, cpu_variables
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
@@ -97,7 +97,7 @@ class Outside:
 
     python: Path
     folder: Path
-    port: int = field(default_factory=_free_port)
+    port: int = field(default_factory=free_port)
     process: "subprocess.Popen[bytes]" = field(init=False)
 
     def start(self) -> None:

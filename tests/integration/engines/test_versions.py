@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from benchmarks.engines.signed import RANK, questions, speaker
 from benchmarks.versions import race
-from store.database import reading
+from store.database import read_session
 from store.repositories.serving import find_routes
 from tests.integration.engines.conftest import LIVE, There, until
 from traced.inference.client import Completion, EngineClient
@@ -135,7 +135,7 @@ def test_a_conversation_is_decided_once_and_recorded(there: There) -> None:
     first, second = (there.http.post("/v1/chat/completions", json=asked) for _ in range(2))
     assert first.headers["X-Traced-Model"] == second.headers["X-Traced-Model"]
     conversation = first.headers["X-Traced-Conversation"]
-    with reading(there.made.store) as opened:
+    with read_session(there.made.store) as opened:
         (kept,) = find_routes(opened, [conversation]).values()
     assert kept.why == ""
     assert set(kept.logprobs) == {*LIVE, "base"}

@@ -8,7 +8,7 @@ import httpx
 import psutil
 
 from benchmarks.engines.signed import questions
-from store.database import session
+from store.database import write_session
 from store.repositories.leases import acquire, release
 from tests.integration.engines.conftest import LENGTH, LIVE, There, until
 
@@ -54,14 +54,14 @@ def test_it_sleeps_while_a_training_holds_its_device(there: There) -> None:
     """On a CPU vLLM only stops to schedule: that the memory is given back is not shown here."""
     if there.kind != "vllm":
         return
-    with session(there.made.store) as opened:
+    with write_session(there.made.store) as opened:
         held = acquire(opened, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
     assert held
     until(lambda: "asleep" in str(there.http.get("/ready").json()), "it sleeps")
     assert httpx.get(f"{there.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
     refused = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
-    with session(there.made.store) as opened:
+    with write_session(there.made.store) as opened:
         release(opened, "cpu", "t")
     until(lambda: there.http.get("/ready").is_success, "it serves again")
     there.until_offered(*LIVE)

@@ -300,7 +300,9 @@ def test_an_answer_that_was_not_read_to_its_end_is_nobody_elses() -> None:
         async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
                 await engine.asked(reader)
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD)
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD
+                )
 
         engine = Engine(much)
         async with listening(engine, silence_s=2.0) as (url, upstream):

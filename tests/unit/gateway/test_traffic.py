@@ -48,7 +48,7 @@ def test_one_event_tells_of_all_that_came_within_its_time(store: Engine) -> None
     traffic.emit(store, T0)
     assert heard(store) == []  # too soon after the last look
     clock.now += EVENT_INTERVAL_S
-    traffic.settled = 2
+    traffic.settled_conversations = 2
     traffic.emit(store, T0)
     assert heard(store) == [{"exchanges": {"base": 2, "dates@v1": 1}, "settled": 2}]
     with write_session(store) as opened:

@@ -10,11 +10,11 @@ import pytest
 
 from traced.inference.engine_process import (
     EngineProcess,
-    Progress,
+    StartProgress,
     VllmOptions,
     _last_lines,
-    build,
     cpu_variables,
+    detect_build,
     start_vllm,
 )
 from traced.inference.errors import EngineStartError
@@ -47,7 +47,7 @@ def test_a_cpu_gets_what_its_build_needs_before_what_the_user_adds() -> None:
     assert flags.index("--dtype=float32") < flags.index("--dtype=bfloat16")
     assert "--enforce-eager" in flags
     assert "--enable-sleep-mode" not in flags
-    on_gpu = VllmOptions(Path("/m"), 4, 16, 2048, sleeps=True).flags(1)
+    on_gpu = VllmOptions(Path("/m"), 4, 16, 2048, sleep_mode=True).flags(1)
     assert "--enable-sleep-mode" in on_gpu
     assert "--enforce-eager" not in on_gpu
 
@@ -63,7 +63,7 @@ def test_the_environment_wins_over_the_defaults_of_a_cpu(monkeypatch: pytest.Mon
     options = VllmOptions(Path("/m"), 1, 8, 1)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in options.variables(gpu=True)
     assert "VLLM_SERVER_DEV_MODE" not in options.variables(gpu=False)
-    assert VllmOptions(Path("/m"), 1, 8, 1, sleeps=True).variables(gpu=True)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert VllmOptions(Path("/m"), 1, 8, 1, sleep_mode=True).variables(gpu=True)["VLLM_SERVER_DEV_MODE"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_build_is_what_that_python_has(
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    found = build(str(python))
+    found = detect_build(str(python))
     assert (found.distribution, found.version, found.gpu) == expected
 
 
@@ -100,16 +100,16 @@ def test_a_python_without_vllm_is_told_how_to_get_it(tmp_path: Path) -> None:
         start_vllm(options, data_dir=tmp_path, port=1, timeout_s=1, python=str(python))
     assert "scripts/vllm-cpu.sh" in str(caught.value.hint)
     with pytest.raises(EngineStartError, match="cannot be asked"):
-        build(str(tmp_path / "nowhere"))
+        detect_build(str(tmp_path / "nowhere"))
 
 
 def test_the_stages_of_a_start_are_told_once_and_never_backwards(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    progress = Progress()
+    progress = StartProgress()
     lines = ["INFO Initializing a V1 LLM engine (v0.32.0)"]
     for more in ([], [], ["INFO Starting to load model x..."], ["INFO non-default args: {}"], ["Starting vLLM server"]):
         lines += more
-        progress.look(lines)
+        progress.report(lines)
     stages = [record.getMessage().rpartition(" (")[0] for record in caplog.records]
     assert stages == ["vLLM starts its engine", "vLLM loads the model", "vLLM opens its endpoint"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from traced.inference.vllm_repair import is_faulty, repaired
+from traced.inference.vllm_repair import is_faulty, masked_shrink
 
 
 def shrink(inputs: Any, weights: Any, output: Any, slots: Any, scaling: float = 1.0) -> None:
@@ -17,7 +17,7 @@ def test_rows_without_an_adapter_get_nothing_and_the_others_what_they_got() -> N
     inputs, weights, slots = torch.randn(4, 3), torch.randn(2, 5, 3), torch.tensor([0, -1, 1, -1])
     before, after = torch.zeros(4, 5), torch.zeros(4, 5)
     shrink(inputs, weights, before, slots, 0.5)
-    repaired(shrink)(inputs, weights, after, slots, 0.5)
+    masked_shrink(shrink)(inputs, weights, after, slots, 0.5)
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     assert not after[[1, 3]].any()
     assert before[[1, 3]].all()
@@ -25,4 +25,4 @@ def test_rows_without_an_adapter_get_nothing_and_the_others_what_they_got() -> N
 
 def test_the_fault_is_told_from_its_repair() -> None:
     assert is_faulty(shrink)
-    assert not is_faulty(repaired(shrink))
+    assert not is_faulty(masked_shrink(shrink))

@@ -1,8 +1,7 @@
 """``python -m traced.inference.embedded --model DIR --port N``: the embedded engine as a process of its own.
 
-With ``--fd`` the listening socket comes from the parent, and with ``--die-with-parent`` the process ends as soon as its
-standard input closes, which is when the parent is gone, however it ended. Exit code 1 with one line on stderr when the
-model or an adapter cannot be loaded.
+With ``--fd`` the parent passes the listening socket, and with ``--die-with-parent`` the process ends when its standard
+input closes. Exit code 1 with one line on stderr if the model or an adapter cannot be loaded.
 """
 
 import argparse
@@ -20,11 +19,12 @@ from traced.inference.model_files import ModelFiles, load_model
 from traced.processes.parent import follow_parent
 
 GRACE_S = 2
-KEEP_ALIVE_S = 120  # longer than the client keeps an idle connection, so that it never reuses one that is closing
+# Longer than the client keeps an idle connection, so that it never reuses one that is closing.
+KEEP_ALIVE_S = 120
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Load the model and serve until told to stop; returns the exit code."""
+    """Load the model and serve until stopped; returns the exit code."""
     options = _options(argv)
     if options.die_with_parent:
         follow_parent(grace_s=0)
@@ -59,7 +59,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--fd", type=int, help="serve on this inherited, bound socket instead of host and port")
     parser.add_argument("--adapter", type=_named_path, action="append", default=[], metavar="NAME=PATH")
-    parser.add_argument("--base-name", default="base", help="what requests call the model without an adapter")
+    parser.add_argument("--base-name", default="base", help="name of the model without an adapter in requests")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--max-batch", type=int, default=64)
     parser.add_argument("--max-length", type=int, default=4096, help="tokens, prompt and completion together")

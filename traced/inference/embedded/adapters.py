@@ -1,12 +1,8 @@
 """Several LoRA adapters on one base model, mixed in one batch.
 
-PEFT's mixed batch is used as it is: each LoRA layer is told, through one permanent forward hook, which adapter each
-row of the batch uses (PEFT's own ``adapter_names`` argument installs and removes these hooks in every forward pass,
-which costs more than a small model's arithmetic).
-
-Invariants: a name is never loaded twice with different content; base rows never touch LoRA weights; a failed load
-leaves the set as it was. When the engine wraps a live ``PeftModel`` (the trainer), the set is empty and stays so: rows
-run through the model as it is. Not covered: methods other than LoRA.
+Invariants: a name is never loaded twice with different content; base rows never use LoRA weights; a failed load leaves
+the set as it was. When the engine wraps a live ``PeftModel`` (the trainer) the set stays empty, and rows run through
+the model as it is. Not covered: methods other than LoRA.
 """
 
 import hashlib
@@ -20,24 +16,26 @@ from torch import nn
 
 from traced.inference.errors import ModelError, RequestError, UnknownModelError
 
-BASE = "__base__"  # PEFT's name for "no adapter" in a mixed batch
+# PEFT's name for "no adapter" in a mixed batch.
+BASE = "__base__"
 WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterSet:
-    """The adapters loaded on a model; ``forward_model`` is what to call."""
+    """The adapters loaded on a model; ``forward_model`` is the model to call."""
 
     def __init__(self, model: nn.Module) -> None:
         self.live = isinstance(model, PeftModel)
         self.forward_model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self._peft: PeftModel | None = None
-        self._keys: dict[str, str] = {}  # name -> PEFT's name; module names allow no dots, and a name may come back
+        # PEFT's name by adapter name: module names allow no dots, and a name may be loaded again.
+        self._keys: dict[str, str] = {}
         self._hashes: dict[str, str] = {}
         self._loaded = 0
         self._rows: list[str] = []
 
     def names(self) -> list[str]:
-        """Loaded adapters, in the order of loading."""
+        """Return the loaded adapters, in the order of loading."""
         return list(self._keys)
 
     def check(self, name: str | None) -> None:
@@ -49,7 +47,7 @@ class AdapterSet:
             )
 
     def load(self, name: str, path: Path) -> None:
-        """Load a PEFT LoRA directory under ``name``. Loading the same content again does nothing."""
+        """Load a PEFT LoRA directory under ``name``; the same content again is a no-op."""
         config, digest = _read_config(name, path)
         if self.live:
             raise RequestError(f"cannot load adapter {name!r}: the engine wraps a live PEFT model")
@@ -64,25 +62,25 @@ class AdapterSet:
         try:
             self._inject(config, key, path)
         except (RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            self._drop(key)
+            self._delete(key)
             raise ModelError(f"adapter {name!r} at {path} does not fit the base model: {error}") from error
         self._keys[name], self._hashes[name] = key, digest
-        self._hook()
+        self._install_hooks()
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; the caller sees to it that no row uses it."""
+        """Unload an adapter that no row uses."""
         self.check(name)
-        self._drop(self._keys.pop(name))
+        self._delete(self._keys.pop(name))
         del self._hashes[name]
 
     def select(self, rows: list[str | None]) -> None:
-        """Say which adapter each row of the next forward pass uses."""
+        """Set the adapter of each row for the next forward pass."""
         self._rows = [BASE if name is None else self._keys[name] for name in rows] if self._peft is not None else []
 
     def _inject(self, config: PeftConfig, key: str, path: Path) -> None:
         if self._peft is None:
             self._peft = PeftModel(self.forward_model, config, adapter_name=key)
-            self._hook()
+            self._install_hooks()
         else:
             self._peft.add_adapter(key, config)
         outcome = self._peft.load_adapter(str(path), adapter_name=key)
@@ -91,17 +89,19 @@ class AdapterSet:
             raise ValueError(f"{len(missing)} weights missing, unexpected: {outcome.unexpected_keys[:3]}")
         self._peft.eval()
 
-    def _drop(self, key: str) -> None:
+    def _delete(self, key: str) -> None:
         if self._peft is not None and key in self._peft.peft_config:
             self._peft.base_model.delete_adapter(key)
 
-    def _hook(self) -> None:
+    def _install_hooks(self) -> None:
+        # Permanent hooks: PEFT's own ``adapter_names`` argument installs and removes them in every forward pass, which
+        # costs more than the arithmetic of a small model.
         for module in self.forward_model.modules():
             if isinstance(module, LoraLayer) and not getattr(module, "_traced_hooked", False):
-                module.register_forward_pre_hook(self._tell, with_kwargs=True)
+                module.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
                 module._traced_hooked = True
 
-    def _tell(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _add_adapter_names(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "adapter_names": self._rows}
 
 

@@ -1,21 +1,10 @@
-"""Key-value memory in slots: one row per conversation, each with its own length.
+"""Key-value memory in slots (one row per conversation, each with its own length), and choosing a slot for a prompt.
 
-A transformers ``Cache`` whose ``update`` writes new keys and values at per-slot positions and returns the rows in use,
-trimmed to the longest of them. ``aim`` says where, before each forward pass. Memory grows with use (rows and length
-double), so an idle engine is small.
-
-Invariants: unwritten positions are zero, never uninitialised memory, because a masked NaN still poisons a sum; the last
-position of each row is scratch, where padding and idle rows write, and is never read. Attention over grouped heads
-reads the memory in place, without repeating keys per query head. Not covered: sliding windows, prefix tuning.
-
-Which slot a prompt goes to, and how much of it is already there. Pure bookkeeping, no torch.
-
-A finished request leaves its tokens in its slot. A later prompt that starts with them (the next turn of the same
-conversation) takes the slot over and prefills the rest only; a prompt that shares a shorter prefix with any slot (the
-same system prompt) has that prefix copied. Otherwise the least recently used idle slot is taken.
-
-Invariants: ``cached`` tokens of a slot have valid keys and values under ``adapter``; at least one prompt token is left
-to prefill, since its logits are needed; an active slot is never taken, though it may be copied from.
+``SlotCache`` is a transformers ``Cache`` that writes at per-slot positions and grows with use. ``SlotTable`` keeps the
+tokens of finished requests, so that a prompt which continues one, or shares a prefix with it, prefills only the rest.
+Invariants: unwritten positions are zero, because a masked NaN still poisons a sum; the last position of a row is
+scratch and never read; a slot's ``cached`` tokens are valid under its ``adapter``; an active slot is never reassigned.
+Not covered: sliding windows, prefix tuning.
 """
 
 from dataclasses import dataclass, field
@@ -27,11 +16,15 @@ from transformers import AttentionInterface, Cache
 
 ATTENTION = "traced_slots"
 GROWTH_ROWS, GROWTH_LENGTH = 4, 256
+# A slot is reassigned if the prompt keeps at least this share of it; otherwise the prefix is copied.
+KEEP_SHARE = 0.75
+# Tokens; below this, prefilling is as fast as copying.
+MIN_COPY = 16
 
 
 @dataclass(frozen=True)
-class Aim:
-    """Rows [n] to read (a slice costs no copy) and write, positions [n, t] to write, and the length to read."""
+class CacheAccess:
+    """Rows [n] to read (a slice avoids a copy) and to write, positions [n, t] to write, and the length to read."""
 
     read_rows: slice | Tensor
     write_rows: Tensor
@@ -51,26 +44,26 @@ class SlotCache(Cache):
         self.rows = self.length = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self._aim = Aim(slice(0, 0), torch.empty(0), torch.empty(0), 0)
+        self._access = CacheAccess(slice(0, 0), torch.empty(0), torch.empty(0), 0)
 
     @property
     def scratch(self) -> int:
-        """The position that is written and never read."""
+        """The position where padding and idle rows write; never read."""
         return self.length
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for ``rows`` slots of ``length`` tokens, keeping what is there."""
+        """Make room for ``rows`` slots of ``length`` tokens, keeping the content."""
         if rows <= self.rows and length <= self.length:
             return
-        new_rows = _grown(self.rows, rows, GROWTH_ROWS)
-        new_length = _grown(self.length, length, GROWTH_LENGTH)
+        new_rows = _grow(self.rows, rows, GROWTH_ROWS)
+        new_length = _grow(self.length, length, GROWTH_LENGTH)
         self.keys = [self._enlarge(layer, new_rows, new_length) for layer in self.keys or [None] * self.depth]
         self.values = [self._enlarge(layer, new_rows, new_length) for layer in self.values or [None] * self.depth]
         self.rows, self.length = new_rows, new_length
 
-    def aim(self, aim: Aim) -> None:
-        """Say where the next forward pass writes and reads."""
-        self._aim = aim
+    def set_access(self, access: CacheAccess) -> None:
+        """Set where the next forward pass writes and reads."""
+        self._access = access
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another."""
@@ -78,7 +71,7 @@ class SlotCache(Cache):
             layer[target, :, :length] = layer[source, :, :length]
 
     def clear(self, row: int) -> None:
-        """Zero a slot, so that nothing non-finite stays behind."""
+        """Zero a slot, so that no non-finite value remains."""
         if row < self.rows:
             with torch.inference_mode():
                 for layer in (*self.keys, *self.values):
@@ -87,21 +80,21 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [n, kv_heads, t, head_dim] at the aimed positions; return [n, kv_heads, length, head_dim]."""
-        keys, values, aim = self.keys[layer_idx], self.values[layer_idx], self._aim
-        rows = aim.write_rows[:, None]
-        keys[rows, :, aim.positions] = key_states.transpose(1, 2)
-        values[rows, :, aim.positions] = value_states.transpose(1, 2)
-        if isinstance(aim.read_rows, slice):
-            return keys[aim.read_rows, :, : aim.length], values[aim.read_rows, :, : aim.length]
+        """Write [n, kv_heads, t, head_dim] at the set positions; return [n, kv_heads, length, head_dim]."""
+        keys, values, access = self.keys[layer_idx], self.values[layer_idx], self._access
+        rows = access.write_rows[:, None]
+        keys[rows, :, access.positions] = key_states.transpose(1, 2)
+        values[rows, :, access.positions] = value_states.transpose(1, 2)
+        if isinstance(access.read_rows, slice):
+            return keys[access.read_rows, :, : access.length], values[access.read_rows, :, : access.length]
         return (
-            keys[:, :, : aim.length].index_select(0, aim.read_rows),
-            values[:, :, : aim.length].index_select(0, aim.read_rows),
+            keys[:, :, : access.length].index_select(0, access.read_rows),
+            values[:, :, : access.length].index_select(0, access.read_rows),
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The length that the next forward pass reads."""
-        return self._aim.length
+        """Return the length that the next forward pass reads."""
+        return self._access.length
 
     def _enlarge(self, old: Tensor | None, rows: int, length: int) -> Tensor:
         new = torch.zeros(rows, self.heads, length + 1, self.head_dim, dtype=self.dtype)
@@ -123,8 +116,9 @@ def attention(
     """Scaled dot-product attention with the query heads of a group folded into the time axis.
 
     ``query`` [n, heads, t, d], ``key`` and ``value`` [n, kv_heads, length, d], additive ``attention_mask``
-    [n, 1, t, length]; returns [n, t, heads, d], as transformers' attention interface asks.
+    [n, 1, t, length]; returns [n, t, heads, d], as transformers' attention interface requires.
     """
+    # Folding reads the memory in place, without repeating the keys for each query head.
     n, heads, t, d = query.shape
     groups = heads // key.shape[1]
     if groups > 1:
@@ -137,35 +131,25 @@ def attention(
 AttentionInterface.register(ATTENTION, attention)
 
 
-def _grown(have: int, need: int, least: int) -> int:
-    if need <= have:
-        return have
-    return max(least, need, 2 * have)
-
-
-KEEP_SHARE = 0.75  # a slot is taken over when the prompt keeps at least this share of it; else the prefix is copied
-COPY_LEAST = 16  # tokens; below this, prefilling is as fast as copying
-
-
 @dataclass(eq=False)
 class Slot:
-    """One row of the cache: ``tokens[:cached]`` are in memory."""
+    """One row of the cache: ``tokens[:cached]`` are in memory; ``used`` is the tick of the last use, 0 if never."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     adapter: str | None = None
     active: bool = False
-    used: int = 0  # tick of the last use; 0 = never
+    used: int = 0
 
-    def forget(self) -> None:
-        """Drop the content, keep the place."""
+    def clear(self) -> None:
+        """Drop the content, keep the row."""
         self.tokens, self.cached, self.active = [], 0, False
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Take ``slot``; its first ``reused`` tokens are valid, once copied from ``source`` if that is another slot."""
+    """The slot for a prompt: its first ``reused`` tokens are valid once copied from ``source``, if that is another."""
 
     slot: Slot
     reused: int
@@ -173,7 +157,7 @@ class Placement:
 
 
 class SlotTable:
-    """At most ``limit`` slots, made when first needed."""
+    """At most ``limit`` slots, created when first needed; pure bookkeeping, no torch."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -181,33 +165,34 @@ class SlotTable:
         self._tick = 0
 
     def place(self, prompt: list[int], adapter: str | None) -> Placement | None:
-        """Choose a slot for the prompt and mark it active, or None when all are busy."""
+        """Choose a slot for the prompt and mark it active; None if all are busy."""
         best, shared = self.longest_prefix(prompt, adapter)
-        if best is not None and not best.active and shared >= KEEP_SHARE * best.cached and shared >= COPY_LEAST:
-            return self._take(best, prompt, adapter, shared, best)
+        if best is not None and not best.active and shared >= KEEP_SHARE * best.cached and shared >= MIN_COPY:
+            return self._assign(best, prompt, adapter, shared, best)
         slot = self._free_slot()
         if slot is None:
             return None
-        if best is None or shared < COPY_LEAST:
-            return self._take(slot, prompt, adapter, 0, slot)
-        return self._take(slot, prompt, adapter, shared, best)
+        if best is None or shared < MIN_COPY:
+            return self._assign(slot, prompt, adapter, 0, slot)
+        return self._assign(slot, prompt, adapter, shared, best)
 
     def longest_prefix(self, prompt: list[int], adapter: str | None) -> tuple[Slot | None, int]:
-        """The slot that shares the longest cached prefix with the prompt, and that length; idle slots win ties."""
+        """Return the slot with the longest cached prefix of the prompt, and its length; idle slots win ties."""
         best, shared = None, 0
         for slot in self.slots:
             if slot.adapter != adapter or slot.cached <= shared - 1:
                 continue
+            # One prompt token at least has to be prefilled, because its logits are needed.
             length = min(common_prefix(prompt, slot.tokens), slot.cached, len(prompt) - 1)
             if length > shared or (length == shared > 0 and best is not None and best.active and not slot.active):
                 best, shared = slot, length
         return best, shared
 
-    def forget_all(self) -> None:
-        """Forget what idle slots hold (the weights changed)."""
+    def clear_idle(self) -> None:
+        """Clear the idle slots, because the weights have changed."""
         for slot in self.slots:
             if not slot.active:
-                slot.forget()
+                slot.clear()
 
     def _free_slot(self) -> Slot | None:
         idle = [slot for slot in self.slots if not slot.active]
@@ -219,7 +204,7 @@ class SlotTable:
             return self.slots[-1]
         return min(idle, key=lambda slot: slot.used, default=None)
 
-    def _take(self, slot: Slot, prompt: list[int], adapter: str | None, reused: int, source: Slot) -> Placement:
+    def _assign(self, slot: Slot, prompt: list[int], adapter: str | None, reused: int, source: Slot) -> Placement:
         self._tick += 1
         slot.tokens, slot.cached, slot.adapter = list(prompt), reused, adapter
         slot.active, slot.used = True, self._tick
@@ -227,7 +212,8 @@ class SlotTable:
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix, by bisection over slice comparisons."""
+    """Return the length of the longest common prefix."""
+    # By bisection over slice comparisons, which run in C.
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -238,3 +224,7 @@ def common_prefix(a: list[int], b: list[int]) -> int:
         else:
             high = middle
     return low
+
+
+def _grow(current: int, required: int, minimum: int) -> int:
+    return current if required <= current else max(minimum, required, 2 * current)

@@ -1,12 +1,7 @@
-"""One request on its way through the engine: what it has sampled, when it ends, and where its result goes.
-
-A request ends at a stop token, at a stop text, or at ``limit`` tokens, the smaller of ``max_tokens`` and the room left
-in the context.
-
-Choosing the next token for a whole batch at once.
+"""Sampling for a whole batch, and the state of one running request.
 
 Each request draws its uniform numbers from its own seed before it starts, one per token, so that neither batching nor
-the order of arrival changes a sample. Sampling inverts the cumulative distribution.
+the order of arrival changes a sample. A request ends at a stop token, at a stop text, or at its ``limit`` of tokens.
 """
 
 from collections.abc import Sequence
@@ -20,11 +15,12 @@ from traced.inference.embedded.cache import Slot
 from traced.inference.embedded.generation import Generation, Request, Sampling
 from traced.inference.errors import ContextLengthError, RequestError
 
-UNIFORM_MAX = 1.0 - 2.0**-20  # keeps u * total below the total in float32
+# Keeps u * total below the total in float32.
+UNIFORM_MAX = 1.0 - 2.0**-20
 
 
 def draw_uniforms(sampling: Sampling, count: int) -> list[float]:
-    """``count`` numbers in [0, 1) from the request's seed; a fresh seed when it has none. Empty for greedy."""
+    """Draw ``count`` numbers in [0, 1) from the request's seed, a fresh one if it has none; empty for greedy."""
     if sampling.temperature <= 0:
         return []
     generator = torch.Generator()
@@ -32,8 +28,8 @@ def draw_uniforms(sampling: Sampling, count: int) -> list[float]:
         generator.seed()
     else:
         generator.manual_seed(sampling.seed % 2**63)
-    drawn: list[float] = torch.rand(count, generator=generator).clamp_(max=UNIFORM_MAX).tolist()
-    return drawn
+    uniforms: list[float] = torch.rand(count, generator=generator).clamp_(max=UNIFORM_MAX).tolist()
+    return uniforms
 
 
 def choose(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,50 +46,51 @@ def choose(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[flo
         ids = logprobs.argmax(dim=-1)
     else:
         cumulative = logprobs.exp().cumsum(dim=-1)
-        bar = cumulative[:, -1:] * torch.tensor(uniforms, dtype=cumulative.dtype)[:, None]
-        ids = torch.searchsorted(cumulative, bar, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+        # Sampling by inversion of the cumulative distribution.
+        threshold = cumulative[:, -1:] * torch.tensor(uniforms, dtype=cumulative.dtype)[:, None]
+        ids = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
         if any(greedy):
             ids = torch.where(torch.tensor(greedy), logprobs.argmax(dim=-1), ids)
     return ids, logprobs.gather(1, ids[:, None])[:, 0], logprobs
 
 
 def top_logprobs(row: Tensor, count: int) -> dict[int, float]:
-    """The ``count`` most likely token ids of a row of log-probs, most likely first."""
+    """Return the ``count`` likeliest token ids of a row of log-probs, likeliest first."""
     values, ids = row.topk(min(count, row.shape[-1]))
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-class Running:
-    """A request with its future, its slot once it has one, and its tokens so far."""
+class RunningRequest:
+    """A request with its future, its slot (set by ``assign_slot``) and its tokens so far."""
 
-    slot: Slot  # from ``take_slot`` on
+    slot: Slot
 
     def __init__(self, request: Request, max_length: int) -> None:
         self.request = request
         self.future: Future[Generation] = Future()
         self.limit = min(request.sampling.max_tokens, max_length - len(request.prompt_ids))
         self.temperature = request.sampling.temperature
-        self.placed = False
+        self.has_slot = False
         self._uniforms = draw_uniforms(request.sampling, self.limit)
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[dict[int, float]] = []
 
-    def take_slot(self, slot: Slot) -> None:
-        """Settle in a slot; from now on tokens go there."""
-        self.slot, self.placed = slot, True
+    def assign_slot(self, slot: Slot) -> None:
+        """Set the slot for the tokens."""
+        self.slot, self.has_slot = slot, True
 
     @property
-    def to_prefill(self) -> int:
-        """Prompt tokens that are not in the slot yet."""
+    def prefill_length(self) -> int:
+        """The number of prompt tokens that are not in the slot yet."""
         return len(self.slot.tokens) - self.slot.cached
 
     def uniform(self) -> float:
-        """The random number that decides the next token."""
+        """Return the random number for the next token."""
         return self._uniforms[len(self._ids)] if self._uniforms else 0.0
 
-    def take(self, token: int, logprob: float, table: Tensor) -> None:
-        """Record the next token; ``table`` holds all log-probs [vocabulary] it was chosen from."""
+    def append(self, token: int, logprob: float, table: Tensor) -> None:
+        """Add the next token; ``table`` holds the log-probs [vocabulary] it was chosen from."""
         self._ids.append(token)
         self._logprobs.append(logprob)
         self.slot.tokens.append(token)
@@ -101,25 +98,27 @@ class Running:
             self._top.append(top_logprobs(table, self.request.sampling.top_logprobs))
 
     def finish_reason(self, stops: frozenset[int], tokenizer: Any) -> str | None:
-        """Why the request has ended, or None while it goes on."""
-        if self._ids[-1] in stops or self._says_stop(tokenizer):
+        """Return why the request has ended, or None while it continues."""
+        if self._ids[-1] in stops or self._ends_with_stop_text(tokenizer):
             return "stop"
         return "length" if len(self._ids) >= self.limit else None
 
-    def _says_stop(self, tokenizer: Any) -> bool:
-        wanted = self.request.sampling.stop
-        if not wanted:
+    def _ends_with_stop_text(self, tokenizer: Any) -> bool:
+        stop_texts = self.request.sampling.stop
+        if not stop_texts:
             return False
-        reach = 4 * max(map(len, wanted)) + 4  # a character has at most four bytes, a token at least one
-        end = tokenizer.decode(self._ids[-reach:], skip_special_tokens=True)
-        return any(text in end for text in wanted)
+        # Enough tokens for the longest text: a character has at most four bytes, a token at least one.
+        count = 4 * max(map(len, stop_texts)) + 4
+        end = tokenizer.decode(self._ids[-count:], skip_special_tokens=True)
+        return any(text in end for text in stop_texts)
 
     def finish(self, reason: str) -> None:
-        """Hand the result over, unless nobody waits for it any more."""
+        """Set the result."""
+        # A future may be cancelled at the last moment.
         try:
             self.future.set_result(Generation(self._ids, self._logprobs, reason, self._top))
         except InvalidStateError:
-            return  # cancelled at the last moment
+            return
 
 
 def check_request(request: Request, max_length: int, vocabulary: int) -> None:

@@ -1,17 +1,9 @@
-"""One forward pass over slots: prefill many ragged prompts, or decode one token for each.
+"""Forward passes over slots (prefill many ragged prompts, or decode one token for each), and embeddings of texts.
 
-Prompts are padded on the left, so that every row's last column is its last token. Padding columns and idle rows sit at
-position 0, write to the scratch position and cost arithmetic but change nothing. The model must be a decoder whose
-attention goes through transformers' attention interface with full causal masks (Llama, Qwen2, Qwen3 and kin).
-
-Not covered: sliding-window layers, encoder-decoders. A model with sliding windows is refused at start.
-
-Embeddings of texts: the base model's last hidden state, its mean over the tokens beside the last token's.
-
-Invariants: a pass runs on the scheduler's thread between two steps, without the key-value cache and with every row on
-the base model; rows are padded on the right, where causal attention keeps the padding away from real tokens, so a text
-has the same vector alone and in a batch, up to float rounding. How it fails: whatever torch raises, and values that
-are not finite, are the engine's failure (``EngineError``) and fail that job only. Not covered: adapters' states.
+The model is a decoder with full causal attention through transformers' attention interface (Llama, Qwen2, Qwen3 and
+kin); others are refused with ``ModelError``. An embedding is the mean of the base model's last hidden states beside the
+last token's state; a text has the same vector alone and in a batch, up to float rounding. Not covered: sliding-window
+layers, encoder-decoders, hidden states of adapters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +16,13 @@ import torch
 from torch import Tensor
 
 from traced.inference.embedded.adapters import AdapterSet
-from traced.inference.embedded.cache import ATTENTION, Aim, SlotCache
+from traced.inference.embedded.cache import ATTENTION, CacheAccess, SlotCache
 from traced.inference.errors import EngineError, ModelError
 
-SPARSE = 3  # gather rows when fewer than one in SPARSE of the spanned rows is active
+# Rows are gathered if fewer than one in SPARSE of the spanned rows is active.
+SPARSE = 3
+# Padded tokens in one embedding pass.
+PASS_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -59,22 +54,24 @@ class Forward:
         self.cache = SlotCache(model.config, model.dtype)
 
     def prefill(self, spans: Sequence[Span]) -> Tensor:
-        """Write the spans and return the logits [n, vocabulary] after each one's last token."""
+        """Write the spans and return the logits [n, vocabulary] after the last token of each."""
         self._reserve(spans)
+        # Padded on the left, so that every row's last column is its last token. Padding sits at position 0 and writes
+        # to the scratch position.
         rows = torch.tensor([span.slot for span in spans])
         width = max(len(span.tokens) for span in spans)
         pads = [width - len(span.tokens) for span in spans]
         tokens = torch.tensor([[0] * pad + list(span.tokens) for pad, span in zip(pads, spans, strict=True)])
         columns = torch.arange(width) - torch.tensor(pads)[:, None]
-        real = columns >= 0
-        positions = torch.where(real, columns + torch.tensor([span.start for span in spans])[:, None], 0)
-        writes = torch.where(real, positions, self.cache.scratch)
+        is_token = columns >= 0
+        positions = torch.where(is_token, columns + torch.tensor([span.start for span in spans])[:, None], 0)
+        writes = torch.where(is_token, positions, self.cache.scratch)
         length = max(span.end for span in spans)
-        aim = Aim(_as_slice([span.slot for span in spans]) or rows, rows, writes, length)
-        return self._run(tokens, positions, aim, [span.adapter for span in spans])
+        access = CacheAccess(_as_slice([span.slot for span in spans]) or rows, rows, writes, length)
+        return self._run(tokens, positions, access, [span.adapter for span in spans])
 
     def decode(self, spans: Sequence[Span]) -> Tensor:
-        """Like ``prefill`` for spans of one token each, without copying memory where the slots lie close together."""
+        """Like ``prefill`` for spans of one token each, without copying memory if the slots are close together."""
         indices = [span.slot for span in spans]
         low, high = min(indices), max(indices) + 1
         if high - low > SPARSE * len(spans):
@@ -87,14 +84,16 @@ class Forward:
             row = span.slot - low
             tokens[row], positions[row], writes[row] = span.tokens[0], span.start, span.start
             names[row] = span.adapter
-        aim = Aim(slice(low, high), torch.arange(low, high), torch.tensor(writes)[:, None], max(positions) + 1)
-        logits = self._run(torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None], aim, names)
+        access = CacheAccess(
+            slice(low, high), torch.arange(low, high), torch.tensor(writes)[:, None], max(positions) + 1
+        )
+        logits = self._run(torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None], access, names)
         return logits[torch.tensor(indices) - low]
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """The base model's last hidden state [n, t, hidden size] of ``tokens`` [n, t], without the slot cache.
+        """Return the base model's last hidden state [n, t, hidden size] of ``tokens`` [n, t], without the slot cache.
 
-        Rows are padded on the right: a token sees only what stands before it.
+        Rows are padded on the right, where causal attention keeps the padding away from the tokens.
         """
         self.adapters.select([None] * len(tokens))
         states: Tensor = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
@@ -108,10 +107,10 @@ class Forward:
     def _reserve(self, spans: Sequence[Span]) -> None:
         self.cache.reserve(max(span.slot for span in spans) + 1, max(span.end for span in spans))
 
-    def _run(self, tokens: Tensor, positions: Tensor, aim: Aim, names: list[str | None]) -> Tensor:
-        self.cache.aim(aim)
+    def _run(self, tokens: Tensor, positions: Tensor, access: CacheAccess, names: list[str | None]) -> Tensor:
+        self.cache.set_access(access)
         self.adapters.select(names)
-        visible = torch.arange(aim.length) <= positions[:, None, :, None]
+        visible = torch.arange(access.length) <= positions[:, None, :, None]
         mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, float("-inf"))
         with slot_attention(self.model.config):
             output = self.model(
@@ -128,13 +127,13 @@ class Forward:
 
 @contextmanager
 def slot_attention(config: Any) -> Iterator[None]:
-    """Route the model's attention through ``cache.attention`` for one pass (a live model is trained between passes)."""
-    before = config._attn_implementation
+    """Use ``cache.attention`` for one pass; a live model is trained with its own attention between passes."""
+    implementation = config._attn_implementation
     config._attn_implementation = ATTENTION
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = implementation
 
 
 def _as_slice(indices: list[int]) -> slice | None:
@@ -142,51 +141,50 @@ def _as_slice(indices: list[int]) -> slice | None:
     return slice(low, low + len(indices)) if indices == list(range(low, low + len(indices))) else None
 
 
-PASS_TOKENS = 4096  # padded tokens in one pass
-
-
 @dataclass(frozen=True)
 class EmbeddingJob:
-    """Token ids of some texts, and where their vectors go."""
+    """Texts to embed, as token ids, and the future of their vectors."""
 
     prompts: list[list[int]]
     future: Future[list[list[float]]] = field(default_factory=Future)
 
     @property
     def tokens(self) -> int:
-        """How much work it is."""
+        """The total number of tokens."""
         return sum(map(len, self.prompts))
 
     def run(self, forward: Forward) -> None:
-        """Compute the vectors, unless nobody waits for them any more."""
+        """Compute the vectors, unless the future was cancelled."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             self.future.set_result(embed(forward, self.prompts))
         except EngineError as error:
             self.future.set_exception(error)
-        except Exception as error:  # the boundary: whatever torch or transformers raise is the engine's failure
+        except Exception as error:
+            # Whatever torch or transformers raise is the engine's failure.
             failure = EngineError(f"the embedding pass failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.future.set_exception(failure)
 
     def fail(self, error: Exception) -> None:
-        """Hand an error over instead."""
+        """Set an error instead of the vectors."""
+        # The future may be cancelled or done already.
         try:
             self.future.set_exception(error)
         except InvalidStateError:
-            return  # cancelled, or done already
+            return
 
 
 def embed(forward: Forward, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """One vector [2 * hidden size] per prompt, in order; the caller holds the engine's step lock."""
+    """Return one vector [2 * hidden size] per prompt, in order; the caller holds the engine's step lock."""
     vectors: dict[int, list[float]] = {}
     for batch in _batches(prompts):
-        pooled = _pooled(forward, [prompts[place] for place in batch])
+        pooled = _pooled(forward, [prompts[index] for index in batch])
         if not bool(torch.isfinite(pooled).all()):
             raise EngineError("the model's hidden states are not finite", hint="check the model's weights")
         vectors |= dict(zip(batch, pooled.tolist(), strict=True))
-    return [vectors[place] for place in range(len(prompts))]
+    return [vectors[index] for index in range(len(prompts))]
 
 
 def _pooled(forward: Forward, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -195,19 +193,19 @@ def _pooled(forward: Forward, prompts: Sequence[Sequence[int]]) -> Tensor:
     width = int(lengths.max())
     tokens = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts])
     states = forward.hidden(tokens).float()
-    real = torch.arange(width) < lengths[:, None]
-    mean = (states * real[:, :, None]).sum(1) / lengths[:, None]
+    is_token = torch.arange(width) < lengths[:, None]
+    mean = (states * is_token[:, :, None]).sum(1) / lengths[:, None]
     return torch.cat([mean, states[torch.arange(len(prompts)), lengths - 1]], dim=1)
 
 
 def _batches(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Places of the prompts, longest first, in batches whose padded size stays within one pass."""
+    """Indices of the prompts, longest first, in batches whose padded size stays within one pass."""
     batches: list[list[int]] = []
     width = 0
-    for place in sorted(range(len(prompts)), key=lambda place: -len(prompts[place])):
+    for index in sorted(range(len(prompts)), key=lambda index: -len(prompts[index])):
         if batches and (len(batches[-1]) + 1) * width <= PASS_TOKENS:
-            batches[-1].append(place)
+            batches[-1].append(index)
         else:
-            width = len(prompts[place])
-            batches.append([place])
+            width = len(prompts[index])
+            batches.append([index])
     return batches

@@ -1,14 +1,8 @@
-"""Between OpenAI chat messages and tokens: render a conversation, parse an answer.
+"""Conversations to tokens and back: rendering with the chat template, parsing of tool calls; requests and results.
 
-Rendering is the tokenizer's own chat template, with tool-call arguments given as dicts, as Qwen's and Hermes' templates
-expect. Parsing knows the Hermes form, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several allowed,
-text around them kept as content. Invariant: ``parse`` never raises; an answer with one malformed call is plain content
-as a whole, so that nothing half-understood reaches a tool.
-
-What goes into the embedded engine and what comes out: plain types, no torch.
-
-Invariant: the same ``Request`` gives the same ``Generation`` whatever else is in the batch, up to float rounding: a
-seeded request draws its own random numbers.
+Parsing knows the Hermes form, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several allowed, with the
+text around them as content. ``parse`` never raises: an answer with a malformed call is plain content as a whole, so
+that nothing half-parsed reaches a tool. No torch.
 """
 
 import json
@@ -22,7 +16,7 @@ _CALL = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
-    """Token ids of the conversation with the generation prompt at the end."""
+    """Return the token ids of the conversation with the generation prompt at the end."""
     ids: list[int] = tokenizer.apply_chat_template(
         [_for_template(message) for message in messages],
         tools=list(tools) or None,
@@ -34,19 +28,19 @@ def render(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[d
 
 
 def parse(text: str, *, first_call: int = 0) -> dict[str, Any]:
-    """The assistant message in an answer's text; its calls get ids ``call_<n>`` counting from ``first_call``."""
+    """Parse an answer into an assistant message, with call ids ``call_<n>`` from ``first_call`` on."""
     calls = [_call(body) for body in _CALL.findall(text)]
-    rest = _CALL.sub("", text)
-    if not calls or None in calls or OPEN in rest or CLOSE in rest:
+    content = _CALL.sub("", text)
+    if not calls or None in calls or OPEN in content or CLOSE in content:
         return {"role": "assistant", "content": text.strip()}
     tool_calls = [
         {"id": f"call_{first_call + i}", "type": "function", "function": call} for i, call in enumerate(calls)
     ]
-    return {"role": "assistant", "content": rest.strip() or None, "tool_calls": tool_calls}
+    return {"role": "assistant", "content": content.strip() or None, "tool_calls": tool_calls}
 
 
 def count_calls(messages: Sequence[dict[str, Any]]) -> int:
-    """Tool calls made so far in a conversation; the next one's number."""
+    """Return the number of tool calls in a conversation, which is the number of the next one."""
     return sum(len(message.get("tool_calls") or []) for message in messages)
 
 
@@ -64,10 +58,11 @@ def _call(body: str) -> dict[str, str] | None:
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    shown = {**message, "content": _text(message.get("content"))}
+    template_message = {**message, "content": _text(message.get("content"))}
+    # Qwen's and Hermes' templates expect arguments as dicts.
     if message.get("tool_calls"):
-        shown["tool_calls"] = [_with_dict_arguments(call) for call in message["tool_calls"]]
-    return shown
+        template_message["tool_calls"] = [_with_dict_arguments(call) for call in message["tool_calls"]]
+    return template_message
 
 
 def _with_dict_arguments(call: dict[str, Any]) -> dict[str, Any]:
@@ -80,8 +75,8 @@ def _with_dict_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _text(content: Any) -> str:
-    """Content as text: null is empty, a list of parts is joined (text parts only)."""
+def _text(content: str | list[Any] | None) -> str:
+    """The text of a message's content; of a list of parts only the text parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
     return content or ""
@@ -89,21 +84,28 @@ def _text(content: Any) -> str:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens: ``temperature`` 0 is greedy, ``seed`` None draws a fresh one.
+    """Sampling parameters.
 
-    One of the texts in ``stop`` ends the answer; the tokens that spell it are still part of it.
+    Args:
+        temperature: 0 is greedy.
+        seed: None draws a fresh one.
+        top_logprobs: The number of likeliest tokens to report per step.
+        stop: Texts that end the answer; the tokens of the text are still part of it.
     """
 
     temperature: float = 1.0
     max_tokens: int = 256
     seed: int | None = None
-    top_logprobs: int = 0  # how many of the most likely tokens to report per step
+    top_logprobs: int = 0
     stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to make. ``adapter`` None is the base model (in the trainer: the live model as it is)."""
+    """A completion request; ``adapter`` None is the base model (in the trainer: the live model as it is).
+
+    The same request gives the same ``Generation`` whatever else is in the batch, up to float rounding.
+    """
 
     prompt_ids: list[int]
     sampling: Sampling
@@ -112,10 +114,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """Sampled tokens, the end-of-turn token included.
+    """Sampled tokens, with the end-of-turn token.
 
-    ``logprobs[i]`` (nats) is that of ``ids[i]`` under softmax(logits / T), or under plain softmax for T = 0; ``top[i]``
-    maps the most likely token ids to their log-probs under the same distribution. ``finish_reason``: "stop" | "length".
+    Args:
+        logprobs: In nats, of ``ids`` under softmax(logits / T), or the plain softmax for T = 0.
+        finish_reason: "stop" or "length".
+        top: Per token, the likeliest token ids with their log-probs under the same distribution.
     """
 
     ids: list[int]

@@ -1,7 +1,7 @@
-"""What the HTTP API accepts, as pydantic models, and the shapes it answers with.
+"""Requests and responses of the HTTP API: OpenAI's fields, plus vLLM's ``return_token_ids``.
 
-OpenAI's fields, plus vLLM's ``return_token_ids``. A field that would change the answer and is not implemented is
-refused when it asks for more than the default; fields without influence (``user``, ``metadata``) are ignored.
+A field that would change the answer and is not implemented is refused unless it has its default; fields without
+influence (``user``, ``metadata``) are ignored.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from traced.inference.embedded.generation import Generation, Sampling
 from traced.inference.errors import RequestError
 
+# Fields that are not implemented, with the values that change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "top_p": (1,),
@@ -49,13 +50,13 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool | None = False
 
     def refuse_unsupported(self) -> None:
-        """Raise ``RequestError`` if a field asks for something that this engine does not do."""
+        """Raise ``RequestError`` if a field asks for something that is not implemented."""
         for name, value in (self.model_extra or {}).items():
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
                 raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
 
     def sampling(self, max_tokens: int, top_logprobs: int) -> list[Sampling]:
-        """The engine's view of the request, one for each of the ``n`` answers; their seeds count up from ``seed``."""
+        """Return the sampling parameters of each of the ``n`` answers; their seeds count up from ``seed``."""
         temperature = 1.0 if self.temperature is None else self.temperature
         count = self.n or 1
         if count > 1 and not temperature:
@@ -64,24 +65,24 @@ class GenerationRequest(BaseModel):
         return [Sampling(temperature, max_tokens, seed, top_logprobs, self.stops()) for seed in seeds]
 
     def stops(self) -> tuple[str, ...]:
-        """The texts that end an answer."""
-        wanted = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in wanted if text)
+        """Return the texts that end an answer."""
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in texts if text)
 
     def text(self, tokenizer: Any, generation: Generation) -> str:
-        """What was answered, up to the text that ended it."""
+        """Return the text of an answer, up to the text that ended it."""
         text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
         return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
 
 
 class StreamOptions(BaseModel):
-    """Whether a stream ends with the token counts."""
+    """OpenAI's options for streams: whether they end with the token counts."""
 
     include_usage: bool | None = False
 
 
 class TokenizeRequest(BaseModel):
-    """POST /tokenize, as vLLM has it: a text's token ids."""
+    """POST /tokenize, as in vLLM: the token ids of a text."""
 
     prompt: str
     add_special_tokens: bool = True
@@ -99,7 +100,7 @@ class ChatRequest(GenerationRequest):
     stream_options: StreamOptions | None = None
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools to show to the model; none when ``tool_choice`` is "none"."""
+        """Return the tools for the model; none if ``tool_choice`` is "none"."""
         if self.tool_choice not in (None, "auto", "none"):
             raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
         return [] if self.tool_choice == "none" else self.tools or []
@@ -122,7 +123,7 @@ class EmbeddingRequest(BaseModel):
     dimensions: int | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """The texts one by one; raises ``RequestError`` for a form of answer that this engine does not give."""
+        """Return the texts one by one; raises ``RequestError`` for options that are not implemented."""
         if self.encoding_format != "float":
             raise RequestError(f"encoding_format={self.encoding_format!r} is not supported; use 'float'")
         if self.dimensions is not None:
@@ -147,21 +148,25 @@ class UnloadAdapter(BaseModel):
 
 
 def usage(prompt_ids: list[int], generations: Sequence[Generation]) -> dict[str, int]:
-    """Token counts."""
-    made = sum(len(generation.ids) for generation in generations)
-    return {"prompt_tokens": len(prompt_ids), "completion_tokens": made, "total_tokens": len(prompt_ids) + made}
+    """Return the token counts of a response."""
+    sampled = sum(len(generation.ids) for generation in generations)
+    return {"prompt_tokens": len(prompt_ids), "completion_tokens": sampled, "total_tokens": len(prompt_ids) + sampled}
 
 
 def embeddings(model: str, prompts: list[list[int]], vectors: list[list[float]]) -> dict[str, Any]:
-    """The answer to an ``EmbeddingRequest``: one vector per text, in order."""
+    """Build the response to an ``EmbeddingRequest``: one vector per text, in order."""
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     tokens = sum(map(len, prompts))
-    counted = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": model, "usage": counted}
+    return {
+        "object": "list",
+        "data": data,
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
 
 
 def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
-    """``choices[0].logprobs`` of a chat completion: one entry per sampled token."""
+    """Build ``choices[0].logprobs`` of a chat completion: one entry per sampled token."""
     tops = generation.top or [{} for _ in generation.ids]
     content = [
         {**_token(tokenizer, i, lp), "top_logprobs": [_token(tokenizer, j, p) for j, p in top.items()]}
@@ -171,15 +176,16 @@ def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
 
 
 def text_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
-    """``choices[0].logprobs`` of a text completion; of tokens that read the same, the likeliest is shown."""
+    """Build ``choices[0].logprobs`` of a text completion."""
     tokens = [tokenizer.decode([i]) for i in generation.ids]
     offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
     tops: list[dict[str, float]] = []
     for top in generation.top:
-        named: dict[str, float] = {}
+        by_text: dict[str, float] = {}
+        # Likeliest first: of tokens with the same text the likeliest is kept.
         for token_id, logprob in top.items():
-            named.setdefault(tokenizer.decode([token_id]), logprob)
-        tops.append(named)
+            by_text.setdefault(tokenizer.decode([token_id]), logprob)
+        tops.append(by_text)
     return {"tokens": tokens, "token_logprobs": generation.logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 

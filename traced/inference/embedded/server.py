@@ -1,13 +1,10 @@
 """The OpenAI-compatible HTTP API over the batching engine.
 
 GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
-/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every
-error has OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
-``context_length_exceeded``), 500 an engine failure. A client that hangs up cancels its request. ``stream=true`` answers
-with server-sent events that carry the whole message in one delta.
-
-Not covered: authentication (the server listens on the loopback by default), forced tool choice, structured outputs,
-/v1/responses.
+/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
+request (``context_length_exceeded`` for a context that is too long), 500 engine failure. A client that hangs up cancels
+its request. A stream carries the whole message in one delta. Not covered: authentication (the server listens on the
+loopback by default), forced tool choice, structured outputs, /v1/responses.
 """
 
 import asyncio
@@ -44,11 +41,12 @@ from traced.inference.embedded.protocol import (
 from traced.inference.errors import ContextLengthError, ModelError, RequestError, ServingError, UnknownModelError
 
 T = TypeVar("T")
-CLIENT_GONE = 499  # nginx's code for a client that closed the connection
+# nginx's status for a client that closed the connection.
+CLIENT_CLOSED = 499
 
 
 def build_app(engine: Engine, *, base_name: str = "base") -> FastAPI:
-    """The application; it starts the engine's thread when it starts up and stops it when it shuts down."""
+    """Build the application, which starts the engine's thread at its start and stops it at its end."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -88,9 +86,9 @@ def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        shown = [{"id": base_name, "object": "model", "created": started, "owned_by": "traced", "parent": None}]
-        shown += [{**shown[0], "id": name, "parent": base_name} for name in engine.adapters()]
-        return {"object": "list", "data": shown}
+        base = {"id": base_name, "object": "model", "created": started, "owned_by": "traced", "parent": None}
+        adapters = [{**base, "id": name, "parent": base_name} for name in engine.adapters()]
+        return {"object": "list", "data": [base, *adapters]}
 
     @app.post("/v1/load_lora_adapter")
     async def load(body: LoadAdapter) -> PlainTextResponse:
@@ -112,7 +110,8 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         http: Request, body: GenerationRequest, prompt_ids: list[int], samplings: list[Sampling]
     ) -> list[Generation] | None:
         adapter = None if body.model == base_name else body.model
-        return await _unless_gone(http, [engine.submit(prompt_ids, one, adapter) for one in samplings])
+        jobs = [engine.submit(prompt_ids, sampling, adapter) for sampling in samplings]
+        return await _results_unless_closed(http, jobs)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, http: Request) -> Response:
@@ -122,7 +121,7 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         top = (body.top_logprobs or 0) if body.logprobs else 0
         generations = await serve(http, body, prompt_ids, body.sampling(limit, top))
         if generations is None:
-            return Response(status_code=CLIENT_GONE)
+            return Response(status_code=CLIENT_CLOSED)
         choices = [_chat_choice(tokenizer, body, generation) for generation in generations]
         answer = _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
         return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
@@ -133,7 +132,7 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         prompt_ids = _prompt_ids(tokenizer, body.prompt)
         generations = await serve(http, body, prompt_ids, body.sampling(body.max_tokens or 16, body.logprobs or 0))
         if generations is None:
-            return Response(status_code=CLIENT_GONE)
+            return Response(status_code=CLIENT_CLOSED)
         choices = [_text_choice(tokenizer, body, generation) for generation in generations]
         answer = _envelope("text_completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
         return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
@@ -152,23 +151,23 @@ def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
         if body.model != base_name:
             raise UnknownModelError(f"no model {body.model!r}; embeddings are served by {base_name!r}")
         prompts = [_prompt_ids(engine.tokenizer, prompt) for prompt in body.prompts()]
-        found = await _unless_gone(http, [engine.submit_embeddings(prompts)])
-        if found is None:
-            return Response(status_code=CLIENT_GONE)
-        return JSONResponse(embeddings(body.model, prompts, found[0]))
+        results = await _results_unless_closed(http, [engine.submit_embeddings(prompts)])
+        if results is None:
+            return Response(status_code=CLIENT_CLOSED)
+        return JSONResponse(embeddings(body.model, prompts, results[0]))
 
 
-async def _unless_gone(http: Request, jobs: Sequence[Future[T]]) -> list[T] | None:
-    """The jobs' results, or None with the request cancelled if the client hangs up first."""
-    done = asyncio.ensure_future(_results(jobs))
-    gone = asyncio.ensure_future(_disconnected(http))
-    both: set[asyncio.Future[Any]] = {done, gone}
+async def _results_unless_closed(http: Request, jobs: Sequence[Future[T]]) -> list[T] | None:
+    """Return the jobs' results, or cancel the jobs and return None if the client hangs up first."""
+    results = asyncio.ensure_future(_results(jobs))
+    disconnect = asyncio.ensure_future(_disconnected(http))
+    futures: set[asyncio.Future[Any]] = {results, disconnect}
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        return done.result() if done.done() else None
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        return results.result() if results.done() else None
     finally:
-        gone.cancel()
-        done.cancel()
+        disconnect.cancel()
+        results.cancel()
         for job in jobs:
             job.cancel()
 
@@ -200,10 +199,10 @@ def _prompt_ids(tokenizer: Any, prompt: str | list[int] | list[str]) -> list[int
 def _envelope(
     kind: str, body: GenerationRequest, prompt_ids: list[int], generations: list[Generation]
 ) -> dict[str, Any]:
-    shown = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": body.model}
+    envelope = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": body.model}
     if body.return_token_ids:
-        shown["prompt_token_ids"] = prompt_ids
-    return {**shown, "usage": usage(prompt_ids, generations)}
+        envelope["prompt_token_ids"] = prompt_ids
+    return {**envelope, "usage": usage(prompt_ids, generations)}
 
 
 def _numbered(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -217,10 +216,11 @@ def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
 
 def _chat_choice(tokenizer: Any, body: ChatRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
-    said = body.text(tokenizer, generation)
-    choice["message"] = {"role": "assistant", "content": said}
+    text = body.text(tokenizer, generation)
+    choice["message"] = {"role": "assistant", "content": text}
+    # Without tools, text in the form of a call is just text.
     if body.offered_tools():
-        choice["message"] = parse(said, first_call=count_calls(body.messages))
+        choice["message"] = parse(text, first_call=count_calls(body.messages))
     if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
         choice["finish_reason"] = "tool_calls"
     if body.logprobs:
@@ -237,16 +237,16 @@ def _text_choice(tokenizer: Any, body: TextRequest, generation: Generation) -> d
 
 
 def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingResponse:
-    """The answer as server-sent events: every choice whole, how it ended, the usage if asked, ``[DONE]``."""
+    """Stream a finished answer: every choice in one chunk, its finish reason, the usage if requested, ``[DONE]``."""
     chat = answer["object"] == "chat.completion"
     head = {key: answer[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk" if chat else "text_completion"
-    said = [{**choice, "finish_reason": None} for choice in answer["choices"]]
+    choices = [{**choice, "finish_reason": None} for choice in answer["choices"]]
     ends = [{"index": choice["index"], "finish_reason": choice["finish_reason"]} for choice in answer["choices"]]
     if chat:
-        for choice in said:
+        for choice in choices:
             choice["delta"] = _delta(choice.pop("message"))
-    chunks = [{**head, "choices": [choice]} for choice in said]
+    chunks = [{**head, "choices": [choice]} for choice in choices]
     chunks += [{**head, "choices": [{**end, "delta": {}} if chat else {**end, "text": ""}]} for end in ends]
     if options and options.include_usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})

@@ -328,7 +328,7 @@ def test_the_likeliest_label_wins() -> None:
     decision = asyncio.run(LabelRouter(client, ROUTES).choose(TASK))
     assert decision.model == "tools@v1"
     assert decision.logprobs == {"dates@v1": -3.0, "tools@v1": -0.2, "base": -1.0}
-    assert decision.why == ""
+    assert decision.reason == ""
     assert "Task: Hi, I am C381." in client.asked[0]
 
 
@@ -345,7 +345,7 @@ def test_routing_never_fails_a_request(found: Any, routes: list[Route], why: str
     client: Any = Scripted(found)
     decision = asyncio.run(LabelRouter(client, routes).choose(TASK))
     assert decision.model == "base"
-    assert decision.why.startswith(why)
+    assert decision.reason.startswith(why)
 
 
 def test_the_first_turn_decides_for_the_whole_conversation() -> None:

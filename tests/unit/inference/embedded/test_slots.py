@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.inference.embedded.cache import COPY_LEAST, SlotTable, common_prefix
+from traced.inference.embedded.cache import MIN_COPY, SlotTable, common_prefix
 
 tokens = st.lists(st.integers(0, 2), max_size=12)
 
@@ -33,7 +33,7 @@ def test_the_next_turn_takes_its_own_slot() -> None:
 
 def test_a_shared_system_prompt_is_copied_not_taken() -> None:
     table = SlotTable(4)
-    system = list(range(COPY_LEAST + 4))
+    system = list(range(MIN_COPY + 4))
     one = finished(table, system + [1] * 50)
     placement = table.place(system + [2] * 50, None)
     assert placement is not None
@@ -73,7 +73,7 @@ def test_forgetting_spares_the_active() -> None:
     table = SlotTable(2)
     idle = finished(table, [1] * 30)
     placement = table.place([2] * 30, None)
-    table.forget_all()
+    table.clear_idle()
     assert placement is not None
     assert table.slots[idle].cached == 0
     assert len(placement.slot.tokens) == 30
