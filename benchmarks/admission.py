@@ -1,18 +1,15 @@
-"""Whether admission tells sound environments from unsound ones: a confusion matrix over all fixtures, and its seconds.
+"""Measure how well admission separates sound environments from unsound ones, and how long it takes.
 
     python -m benchmarks.admission [--only NAME ...] [--jobs 2] [--evidence FILE] [--json]
 
-Each environment in ``tests/fixtures/environments`` goes through the full panel in real containers, without a base
-model. The sound ones come one after the other, so that their seconds are those of a quiet machine; of the unsound ones
-``--jobs`` run at once. An unsound one names in its docstring the check that is to refuse it ("Refused by: oracle") and
-the sound one that it was made from, whose tools and errors stand for the target's ("Made from: cloakroom").
+Each environment in ``tests/fixtures/environments`` goes through all checks in real containers, without a base model. An
+unsound one names in its docstring the check that must refuse it ("Refused by: oracle") and the sound one it was made
+from, whose tools and errors serve as the target's ("Made from: cloakroom").
 
-A row of the matrix is what ought to happen, a column what happened: "admitted", the named check where it refused
-(others may have refused as well), else the first check that did. ``sound_admitted`` and ``unsound_refused`` are shares,
-``median_s`` and ``worst_s`` the seconds of the full panel on a sound environment. Aims: 1, 1, and 60 s for both times.
-Exit code 1 when one is missed. ``--evidence`` writes what every refusal rests on, without its examples: for reading,
-and for the tests of the reports' words (``tests/data/refused.json``).
-Not covered: the base model's rewards (check "spread"), and any other environment.
+The rows of the matrix are expected verdicts, the columns actual ones: "admitted", the named check if it refused, else
+the first check that did. ``sound_admitted`` and ``unsound_refused`` are shares, ``median_s`` and ``worst_s`` the
+seconds of all checks on a sound environment. Aims: 1, 1, and 60 s for both times; exit code 1 when one is missed.
+``--evidence`` writes the evidence of every refusal (``tests/data/refused.json``). Not covered: the check "spread".
 """
 
 import argparse
@@ -54,7 +51,9 @@ _HEAD = re.compile(r'"""(?P<flaw>[^\n]+)\n\nRefused by: (?P<check>\w+)\nMade fro
 
 @dataclass(frozen=True)
 class Fixture:
-    """One environment: what is wrong with it, which check is to refuse it ("admitted" for none), whose tools it has."""
+    """One environment: its flaw, the check that must refuse it ("admitted" for none), and the fixture whose tools it
+    has.
+    """
 
     name: str
     source: str
@@ -65,7 +64,7 @@ class Fixture:
 
 @dataclass(frozen=True)
 class AdmissionResult:
-    """What admission said of a fixture: the checks that refused, in their order, with their evidence."""
+    """The checks that refused a fixture, in their order, with their evidence."""
 
     fixture: Fixture
     refusals: dict[str, dict[str, Any]]
@@ -73,14 +72,14 @@ class AdmissionResult:
 
     @property
     def answer(self) -> str:
-        """The column of the matrix: the expected check where it refused, else the first that did, else "admitted"."""
+        """The column of the matrix: the expected check if it refused, else the first that did, else "admitted"."""
         if self.fixture.expected in self.refusals:
             return self.fixture.expected
         return next(iter(self.refusals), EXPECT_ADMITTED)
 
     @property
     def right(self) -> bool:
-        """Whether it is the expected one."""
+        """Whether the answer is the expected one."""
         return self.answer == self.fixture.expected
 
 
@@ -93,12 +92,13 @@ def sound() -> list[Fixture]:
 
 
 def unsound() -> list[Fixture]:
-    """The environments that must be refused, by name; raises ValueError where a docstring does not name the check."""
+    """The environments that must be refused, by name; raises ValueError if a docstring names no check."""
     return [_unsound(path) for path in sorted(FIXTURES.glob("unsound/*.py"))]
 
 
 def _unsound(path: Path) -> Fixture:
-    source = path.read_text()  # read, not parsed: one of them does not
+    # The docstring is matched as text: one of these files does not parse.
+    source = path.read_text()
     head = _HEAD.match(source)
     if head is None:
         raise ValueError(f"{path} must begin with its flaw in one line, then 'Refused by: CHECK' and 'Made from: NAME'")
@@ -107,13 +107,13 @@ def _unsound(path: Path) -> Fixture:
 
 @cache
 def target_tools(base: str) -> list[Tool]:
-    """The tools of a sound fixture; our own code, so that it may run here."""
+    """The tools of a sound fixture, whose code is ours and may run in this process."""
     tools: list[Tool] = runpy.run_path(str(FIXTURES / "sound" / f"{base}.py"))["TOOLS"]
     return tools
 
 
 async def judge(fixture: Fixture) -> AdmissionResult:
-    """The full panel, as any environment goes through it."""
+    """Run all checks, as for any environment."""
     start_time = time.perf_counter()
     errors = ERRORS.get(fixture.base, ['{"error": "no such thing"}'])
     report = await admit(
@@ -127,7 +127,7 @@ async def judge(fixture: Fixture) -> AdmissionResult:
 
 
 async def judge_all(fixtures: Iterable[Fixture], jobs: int, console: Console) -> list[AdmissionResult]:
-    """In their order, so many at once; each is told when it is done."""
+    """Judge the fixtures in their order, ``jobs`` at once, and print each result."""
     semaphore = asyncio.Semaphore(jobs)
 
     async def judge_one(fixture: Fixture) -> AdmissionResult:
@@ -141,7 +141,7 @@ async def judge_all(fixtures: Iterable[Fixture], jobs: int, console: Console) ->
 
 
 def matrix(results: Sequence[AdmissionResult]) -> Table:
-    """Expected against answered."""
+    """Expected against actual verdicts."""
     counts = Counter((result.fixture.expected, result.answer) for result in results)
     rows = sorted({expected for expected, _ in counts}, key=lambda name: (name != EXPECT_ADMITTED, name))
     columns = sorted({answer for _, answer in counts} | set(rows), key=lambda name: (name != EXPECT_ADMITTED, name))
@@ -172,7 +172,7 @@ def listing(results: Sequence[AdmissionResult]) -> Table:
 
 
 def figures(results: Sequence[AdmissionResult]) -> dict[str, Any]:
-    """What the aims are held against, and every environment's answer; a kind that was not run counts as right."""
+    """The figures behind the aims, and every environment's verdict; a kind that was not run counts as right."""
     good = [result for result in results if result.fixture.expected == EXPECT_ADMITTED]
     bad = [result for result in results if result.fixture.expected != EXPECT_ADMITTED]
     rates: dict[str, Any] = {
@@ -202,7 +202,7 @@ def _share(results: Sequence[AdmissionResult]) -> float:
 
 
 def evidence(results: Sequence[AdmissionResult]) -> dict[str, Any]:
-    """What every refusal rests on, by environment and check, without the examples."""
+    """The evidence of every refusal, by environment and check, without the examples."""
     return {
         result.fixture.name: {
             name: {key: value for key, value in refusal.items() if key != "examples"}
@@ -214,7 +214,7 @@ def evidence(results: Sequence[AdmissionResult]) -> dict[str, Any]:
 
 
 def deviations(results: Sequence[AdmissionResult], console: Console) -> None:
-    """Each wrong answer with what was expected and the evidence of whatever refused."""
+    """Print each wrong verdict with the expected one and the evidence of every refusal."""
     for result in results:
         if not result.right:
             console.print(
@@ -226,7 +226,7 @@ def deviations(results: Sequence[AdmissionResult], console: Console) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit code, 2 where it could not run."""
+    """Run the benchmark; returns the exit code, 2 if it could not run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description="Admission's confusion matrix.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these environments alone")
     parser.add_argument("--jobs", type=int, default=2, help="unsound environments at once")
@@ -241,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         ensure_image(build_missing=True)
+        # Sound environments run one by one: their seconds are reported and need a quiet machine.
         results = asyncio.run(judge_all(good, 1, console)) + asyncio.run(judge_all(bad, options.jobs, console))
     except (EngineDown, ImageMissing) as error:
         print(error, file=sys.stderr)

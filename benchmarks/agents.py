@@ -72,7 +72,7 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         begun = perf_counter()
         found = traced(data, "analyze", "--analyst", "llm", *(word for pair in settings for word in ("--set", pair)))
         seconds = perf_counter() - begun
-        calls, most = len(server.asked), server.most_at_once
+        calls, most = len(server.question), server.most_at_once
     spared = sum(one["fault"] != "agent" for one in found.get("faults", []))
     mined = imported["added"] - spared
     with sqlite3.connect(data / "traced.db") as database:

@@ -39,7 +39,7 @@ def taught(plant: tuple[str, ...]) -> Path:
     key = hashlib.sha256(json.dumps([plant, parent, STEPS]).encode()).hexdigest()[:12]
     folder = FOLDER / f"{'+'.join(plant)}-{key}"
     if not (folder / "pretraining.json").exists():  # written last
-        pretrain(folder, planted=plant, seed=0, steps=STEPS, init=BUNDLED)
+        pretrain(folder, deficits=plant, seed=0, steps=STEPS, init=BUNDLED)
     return folder
 
 

@@ -29,7 +29,7 @@ import aiohttp
 from benchmarks.adapters import until_offered
 from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
 from benchmarks.engines.signed import questions
-from store.database import reading
+from store.database import read_session
 from store.repositories.serving import find_routes
 
 AIM = 0.05
@@ -106,7 +106,7 @@ def measure(count: int, length: Length, adapters: int) -> dict[str, Any]:
 
 
 def _way(made: Installation, talks: dict[str, list[Talk]]) -> dict[str, Any]:
-    with reading(made.store) as opened:
+    with read_session(made.store) as opened:
         routes = find_routes(opened, [one.id for one in talks["auto"]])
     failed = [route.why for route in routes.values() if route.why]
     if failed or len(routes) < len(talks["auto"]):

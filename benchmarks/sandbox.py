@@ -53,7 +53,7 @@ class Script:
 
 
 class Clock:
-    """Processor seconds of this process, the container's and the engine's since it was steps_made."""
+    """Processor seconds of this process, the container's and the engine's since this clock was made."""
 
     def __init__(self, container_pid: int) -> None:
         container = psutil.Process(container_pid)
@@ -66,12 +66,12 @@ class Clock:
         return [sum(process.cpu_times()[:2]) for process in self._processes]
 
     def seconds(self) -> float:
-        """So far."""
+        """Processor seconds since the start."""
         return sum(now - start for now, start in zip(self._now(), self._start_seconds, strict=True))
 
 
 def loaded() -> Callable[[], Any]:
-    """The environment's class, in this process."""
+    """The environment's class, loaded in this process."""
     module = types.ModuleType("environment")
     exec(compile(SOURCE.read_text(), str(SOURCE), "exec"), module.__dict__)
     factory: Callable[[], Any] = module.__dict__["Environment"]
@@ -79,7 +79,7 @@ def loaded() -> Callable[[], Any]:
 
 
 async def scripts(source: SandboxSource) -> list[Script]:
-    """The oracle's messages, of every seed."""
+    """The oracle's messages for every seed."""
     plays = await asyncio.gather(*(source.oracle(seed) for seed in range(SEEDS)))
     return [Script(seed, [turn.message for turn in play.turns]) for seed, play in enumerate(plays)]
 
@@ -117,7 +117,7 @@ async def one_by_one(source: SandboxSource, scripts_played: Sequence[Script], st
 
 
 async def together(source: SandboxSource, scripts_played: Sequence[Script], steps: int, episodes: int) -> int:
-    """How many steps so many players steps_made, at least ``steps`` in all."""
+    """The number of steps that concurrent players made, at least ``steps`` in all."""
     steps_made = 0
 
     async def player(first: int) -> None:
@@ -143,7 +143,7 @@ def _over_and_over(scripts_played: Sequence[Script]) -> Iterator[Script]:
 
 
 async def measure(steps: int, episodes: int, rounds: int) -> dict[str, Any]:
-    """All rounds' figures, and the aims."""
+    """The medians and ranges of all rounds, and whether they meet the aims."""
     rounds_figures: list[dict[str, float]] = []
     async with SandboxSource(SOURCE.read_text(), owner="benchmark") as source:
         scripts_played = await scripts(source)

@@ -43,7 +43,7 @@ from benchmarks.versions import (
     check_signatures,
     said_by,
 )
-from store.database import reading
+from store.database import read_session
 from store.service_tables import ExchangeRow
 from store.tables import TrajectoryRow
 from traced.inference.client import BASE
@@ -164,7 +164,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 def _stored(made: Installation) -> tuple[Counter[int], int, int]:
     """Exchanges by status, those that failed without a reason, and trajectories."""
-    with reading(made.store) as opened:
+    with read_session(made.store) as opened:
         rows = opened.exec(select(ExchangeRow.status, func.count()).group_by(col(ExchangeRow.status)))
         stored = Counter({int(status): int(count) for status, count in rows})
         failed = select(func.count()).where(ExchangeRow.status != 200, ExchangeRow.detail == "")

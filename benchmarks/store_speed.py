@@ -31,7 +31,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Cycle, CycleState, RoutingChoice
 from store.repositories.cycles import save_cycle
 from store.repositories.serving import save_routing
@@ -117,7 +117,7 @@ def ingest(store: Engine, count: int, batch: int) -> Took:
     made, wall, cpu = trajectories(count, seed=0), 0.0, 0.0
     while block := list(islice(made, batch)):
         begun, used = perf_counter(), process_time()
-        with session(store) as opened:
+        with write_session(store) as opened:
             save_trajectories(opened, block)
         wall, cpu = wall + perf_counter() - begun, cpu + process_time() - used
     return Took(wall, cpu)
@@ -144,10 +144,10 @@ def status(data_dir: Path, runs: int) -> list[Took]:
 def measure(data_dir: Path, count: int, batch: int, runs: int) -> dict[str, Any]:
     """Both figures with the aims and whether each is met."""
     store = open_store(sqlite_url(data_dir / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, Cycle("bench", "desk", "bundled", 0, {}, CycleState.RUNNING, AT))
     ingested = ingest(store, count, batch)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_routing(opened, [RoutingChoice(f"bench-{n:07d}", "base", {"A": -0.1}, 0.01) for n in range(0, count, 10)])
     store.dispose()
     took = status(data_dir, runs)

@@ -40,10 +40,10 @@ from textual.pilot import Pilot
 
 from benchmarks.chaos.place import Place
 from benchmarks.seeded import seed_store
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.records import Event
 from store.repositories.cycles import pause_target
-from store.repositories.events import save_event, span
+from store.repositories.events import event_range, save_event
 from traced.client import default_socket
 from tui.__main__ import settle_memory
 from tui.app import TracedApp
@@ -66,8 +66,8 @@ def daemon(trajectories: int) -> Iterator[tuple[Place, sqlalchemy.Engine]]:
         place = Place(Path(folder), settings="")
         store = place.open_store()
         seed_store(store, place.data_dir, datetime.now(UTC), trajectories=trajectories)
-        with session(store) as opened:
-            pause_target(opened, "desk", who="benchmark", at=datetime.now(UTC))
+        with write_session(store) as opened:
+            pause_target(opened, "desk", actor="benchmark", at=datetime.now(UTC))
         place.start()
         try:
             yield place, store
@@ -79,7 +79,7 @@ def daemon(trajectories: int) -> Iterator[tuple[Place, sqlalchemy.Engine]]:
 def write_events(store: sqlalchemy.Engine, count: int) -> None:
     """So many, as fast as the store takes them."""
     for first in range(0, count, BATCH):
-        with session(store) as opened:
+        with write_session(store) as opened:
             for number in range(first, min(first + BATCH, count)):
                 at, detail = datetime.now(UTC), {"number": number, "of": count}
                 save_event(opened, Event(at, "benchmark", f"event-{number}", None, detail))
@@ -177,8 +177,8 @@ async def memory(where: Where, store: sqlalchemy.Engine, events: int) -> list[fl
         await pilot.pause()
         for _ in range(2):
             await asyncio.to_thread(write_events, store, events // 2)
-            with reading(store) as opened:
-                _, newest = span(opened)
+            with read_session(store) as opened:
+                _, newest = event_range(opened)
             await until(_heard(app, newest), seconds=600)
             await pilot.pause()
             found.append(psutil.Process().memory_info().rss / 1e6)

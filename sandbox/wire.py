@@ -86,7 +86,7 @@ def read_answer(line: bytes) -> Answer:
         raise ProtocolFault(f"the worker's answer is a {type(body).__name__}, not an object")
     fault = {name: body.get(name, "") for name in ("kind", "error", "traceback")} if "fault" in value else None
     if fault and not all(isinstance(text, str) for text in fault.values()):
-        raise ProtocolFault(f"the worker's fault is not told in texts: {clipped(str(body), 200)}")
+        raise ProtocolFault(f"a field of the worker's fault is not text: {clipped(str(body), 200)}")
     return Answer(value["id"], _seconds(value.get("seconds")), None if fault else body, fault, len(line))
 
 

@@ -13,10 +13,10 @@ import json
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session
@@ -25,13 +25,15 @@ from store.errors import StoreUnavailable
 from store.tables import Row
 from store.types import Turn
 
-# Rows per statement, below the limit of every database on bound parameters.
+# Rows or ids per statement, below the limit of every database on bound parameters.
 BATCH = 500
 LAYOUT_VERSION = 1
 # Type codes of ``array``: four and eight bytes.
 IDS, LOGPROBS = "I", "d"
 # Log-probs hardly compress: the default level takes 1.5 times as long for the same size.
 COMPRESSION_LEVEL = 1
+
+Value = TypeVar("Value")
 
 
 def digest(value: object) -> str:
@@ -40,12 +42,18 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, Any]]) -> None:
+def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, object]]) -> None:
     """Insert those of ``rows`` (column name to value) whose key is not in ``table`` yet."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     statement = insert(table.metadata.tables[str(table.__tablename__)]).on_conflict_do_nothing()
-    for start in range(0, len(rows), BATCH):
-        session.execute(statement, list(rows[start : start + BATCH]))
+    for batch in batches(rows):
+        session.execute(statement, list(batch))
+
+
+def batches(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
+    """Yield the values in slices of at most ``BATCH``."""
+    for start in range(0, len(values), BATCH):
+        yield values[start : start + BATCH]
 
 
 def pack(turns: Sequence[Turn]) -> bytes:

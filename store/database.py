@@ -177,7 +177,7 @@ def _sqlite_engine(url: URL) -> Engine:
     return engine
 
 
-def _enable_wal(raw: Any) -> None:
+def _enable_wal(raw: sqlite3.Connection) -> None:
     # SQLite's busy timeout does not apply while another connection makes the same switch.
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
@@ -190,7 +190,7 @@ def _enable_wal(raw: Any) -> None:
             time.sleep(WAL_RETRY_S)
 
 
-def _configure_sqlite(raw: Any, _record: Any) -> None:
+def _configure_sqlite(raw: sqlite3.Connection, _record: object) -> None:
     # The driver would begin a transaction only before INSERT, UPDATE or DELETE; _begin_sqlite does it earlier.
     raw.isolation_level = None
     raw.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
@@ -205,7 +205,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {mode}")
 
 
-def _connect_to_utf8(dialect: Dialect, _record: Any, arguments: Any, options: dict[str, Any]) -> Any:
+def _connect_to_utf8(dialect: Dialect, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
     raw = dialect.connect(*arguments, **options)
     encoding = raw.info.parameter_status("server_encoding")
     # Conversations may be in any script.
@@ -246,7 +246,7 @@ def redacted_url(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def _to_json(value: Any) -> str:
+def _to_json(value: object) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -254,7 +254,7 @@ def _to_json(value: Any) -> str:
         return json.dumps(_replace_non_finite(value), separators=(",", ":"), allow_nan=False)
 
 
-def _replace_non_finite(value: Any) -> Any:
+def _replace_non_finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

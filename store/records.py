@@ -9,9 +9,8 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
-from store.types import AdmissionReport, GateResult
+from store.types import AdmissionReport, GateResult, JsonObject
 
 
 class CycleState(StrEnum):
@@ -67,11 +66,11 @@ class Cycle:
     target: str
     model: str
     seed: int
-    config: dict[str, Any]
+    config: JsonObject
     state: CycleState
     created_at: datetime
     finished_at: datetime | None = None
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class StageEvent:
     state: StageState
     at: datetime
     capability: str | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class ModelReply:
     stage: str
     capability: str  # "" if for none
     model: str
-    said: list[dict[str, Any]]
+    said: list[JsonObject]
     text: str
     finish_reason: str
     prompt_tokens: int
@@ -165,7 +164,7 @@ class PromptPatch:
     cycle_id: str
     capability: str
     text: str
-    figures: dict[str, Any]
+    figures: JsonObject
     at: datetime
 
     @property
@@ -228,7 +227,7 @@ class TrainingRun:
     environment_hash: str
     model: str
     seed: int
-    config: dict[str, Any]
+    config: JsonObject
     state: RunState
     started_at: datetime
     finished_at: datetime | None = None
@@ -354,7 +353,7 @@ class Exchange:
     key_id: str = ""
     response_id: str = ""
     detail: str = ""
-    body: dict[str, Any] | None = field(default=None)
+    body: JsonObject | None = field(default=None)
     trajectory_id: str | None = None
     shadow_of: str | None = None
 
@@ -391,7 +390,7 @@ class Event:
     kind: str
     subject: str = ""
     cycle_id: str | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: JsonObject = field(default_factory=dict)
     seq: int = 0
 
 
@@ -405,7 +404,7 @@ class AuditEntry:
     action: str
     subject: str
     reason: str = ""
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: JsonObject = field(default_factory=dict)
     seq: int = 0
 
 

@@ -6,12 +6,12 @@ Changes need a migration.
 """
 
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Index, LargeBinary, Text, UniqueConstraint
 from sqlmodel import Field
 
 from store.tables import KEY, ORDERED_JSON, FreeText, Row, UtcTime
+from store.types import JsonObject
 
 
 class TargetRow(Row, table=True):
@@ -59,7 +59,7 @@ class AttemptRow(Row, table=True):
     started_at: datetime = Field(sa_type=UtcTime)
     heartbeat_at: datetime = Field(sa_type=UtcTime)
     ended_at: datetime | None = Field(default=None, sa_type=UtcTime)
-    evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    evidence: JsonObject = Field(sa_type=ORDERED_JSON)
 
 
 class QuarantineRow(Row, table=True):
@@ -74,7 +74,7 @@ class QuarantineRow(Row, table=True):
     capability: str = Field(sa_type=KEY)
     input_hash: str = Field(sa_type=KEY)
     reason: str = Field(sa_type=FreeText)
-    evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    evidence: JsonObject = Field(sa_type=ORDERED_JSON)
     at: datetime = Field(sa_type=UtcTime)
     released_at: datetime | None = Field(default=None, sa_type=UtcTime)
     released_by: str = Field(sa_type=FreeText)
@@ -91,7 +91,7 @@ class EventRow(Row, table=True):
     kind: str = Field(sa_type=KEY)
     cycle_id: str | None = Field(default=None, sa_type=KEY)
     subject: str = Field(sa_type=Text)
-    detail: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    detail: JsonObject = Field(sa_type=ORDERED_JSON)
 
 
 class AuditRow(Row, table=True):
@@ -105,7 +105,7 @@ class AuditRow(Row, table=True):
     action: str = Field(sa_type=KEY)
     subject: str = Field(sa_type=Text)
     reason: str = Field(sa_type=FreeText)
-    detail: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    detail: JsonObject = Field(sa_type=ORDERED_JSON)
 
 
 class NoticeRow(Row, table=True):
@@ -116,7 +116,7 @@ class NoticeRow(Row, table=True):
     seq: int | None = Field(default=None, primary_key=True)
     key: str = Field(sa_type=KEY)
     hook: str = Field(sa_type=KEY)
-    body: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    body: JsonObject = Field(sa_type=ORDERED_JSON)
     created_at: datetime = Field(sa_type=UtcTime)
     tries: int
     next_at: datetime | None = Field(default=None, sa_type=UtcTime)  # None if delivered or given up

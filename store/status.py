@@ -20,7 +20,6 @@ from store.schema_version import HEAD, connect_options, version_error
 OK, PASSING_SCORE = 200, 0.5
 MAX_EXCHANGES, MAX_FEEDBACK = 10_000, 1_000
 MAX_REASONS = 5
-
 # An exchange is settled after it was made, so those of the last day are unsettled or were settled within it.
 EXCHANGES_SQL = """
 SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
@@ -51,77 +50,8 @@ FROM (SELECT target AS name FROM cycles UNION SELECT name FROM targets) s,
 FEEDBACK_SQL = """
 SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) f WHERE at > '{day}'
 """
-
-
-@dataclass(frozen=True)
-class RouterStatus:
-    """The traffic of the router.
-
-    ``hour`` and ``day`` count conversations by answering model (by every model that answered), ``failures`` the
-    requests of the day by HTTP status, ``by_default`` the conversations of the day that fell back to the base model by
-    reason, ``unsettled`` the exchanges without a trajectory yet, ``outcomes`` all production trajectories of targets,
-    ``feedback`` that of the day by kind. ``partial`` is true if there may be more exchanges than were read.
-    """
-
-    hour: dict[str, int] = field(default_factory=dict)
-    day: dict[str, int] = field(default_factory=dict)
-    failures: dict[int, int] = field(default_factory=dict)
-    by_default: dict[str, int] = field(default_factory=dict)
-    unsettled: int = 0
-    outcomes: dict[str, int] = field(default_factory=dict)
-    feedback: dict[str, int] = field(default_factory=dict)
-    partial: bool = False
-
-    @property
-    def used(self) -> bool:
-        """Whether the router has handled anything."""
-        return bool(self.day or self.unsettled or self.outcomes or self.feedback)
-
-
-def router_status(connection: Any, now: datetime) -> RouterStatus:
-    """Read the router's status over a connection of a driver (``sqlite3``, ``psycopg``)."""
-    day, hour = _sql_time(now - timedelta(days=1)), _sql_time(now - timedelta(hours=1))
-    rows = connection.execute(EXCHANGES_SQL.format(day=day, hour=hour, most=MAX_EXCHANGES)).fetchall()
-    [(unsettled_count,)] = connection.execute(UNSETTLED_SQL).fetchall()
-    outcomes: Counter[str] = Counter()
-    for outcome, count in connection.execute(OUTCOMES_SQL).fetchall():
-        outcomes[outcome] += count
-    feedback = connection.execute(FEEDBACK_SQL.format(day=day, most=MAX_FEEDBACK)).fetchall()
-    failures: Counter[int] = Counter()
-    for _, _, status, requests, _, _ in rows:
-        failures[status] += requests if status != OK else 0
-    reasons = Counter({row[0]: row[5] for row in rows if row[5]}.values())
-    return RouterStatus(
-        hour=_count_conversations([row for row in rows if row[4]]),
-        day=_count_conversations(rows),
-        failures={status: count for status, count in sorted(failures.items()) if count},
-        by_default=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]),
-        unsettled=unsettled_count,
-        outcomes={outcome: count for outcome, count in sorted(outcomes.items()) if count},
-        feedback=dict(sorted(Counter(_feedback_kind(score, label) for score, label in feedback).items())),
-        partial=sum(row[3] for row in rows) >= MAX_EXCHANGES,
-    )
-
-
-def _count_conversations(rows: list[Any]) -> dict[str, int]:
-    pairs = {(model, conversation) for conversation, model, *_ in rows}
-    return dict(sorted(Counter(model for model, _ in pairs).items()))
-
-
-def _feedback_kind(score: float | None, label: str) -> str:
-    if score is not None:
-        return f"score {PASSING_SCORE} or more" if score >= PASSING_SCORE else f"score below {PASSING_SCORE}"
-    return f"label {label[:40]}" if label else "comment"
-
-
-def _sql_time(moment: datetime) -> str:
-    """Return the time as text in UTC, as SQLite stores it; the time zone of a PostgreSQL session is set to UTC."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-
-
 MAX_CYCLES = 10
 LIVE, PASS = "live", "pass"
-
 VERSION_SQL = "SELECT version_num FROM alembic_version"
 CYCLES_SQL = f"""
 SELECT c.id, c.target, c.model, c.state, e.stage, e.state
@@ -178,6 +108,31 @@ FITTING_SQL = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(crea
 
 
 @dataclass(frozen=True)
+class RouterStatus:
+    """The traffic of the router.
+
+    ``hour`` and ``day`` count conversations by answering model (by every model that answered), ``failures`` the
+    requests of the day by HTTP status, ``by_default`` the conversations of the day that fell back to the base model by
+    reason, ``unsettled`` the exchanges without a trajectory yet, ``outcomes`` all production trajectories of targets,
+    ``feedback`` that of the day by kind. ``partial`` is true if there may be more exchanges than were read.
+    """
+
+    hour: dict[str, int] = field(default_factory=dict)
+    day: dict[str, int] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
+    by_default: dict[str, int] = field(default_factory=dict)
+    unsettled: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    feedback: dict[str, int] = field(default_factory=dict)
+    partial: bool = False
+
+    @property
+    def used(self) -> bool:
+        """Whether the router has handled anything."""
+        return bool(self.day or self.unsettled or self.outcomes or self.feedback)
+
+
+@dataclass(frozen=True)
 class CycleStatus:
     """A cycle and the newest event of its stages ("" if there is none)."""
 
@@ -204,7 +159,7 @@ class StageCostStatus:
 
 @dataclass(frozen=True)
 class PatchStatus:
-    """The newest prompt patch of a capability, the comparison's result in words (``enough``), and the decision on it."""
+    """The newest prompt patch of a capability, its result in words (``enough``), and the decision on it."""
 
     id: str
     cycle: str
@@ -285,6 +240,31 @@ class StoreStatus:
         return [a.name for a in self.adapters if a.gate == PASS and a.decision == "none"]
 
 
+def router_status(connection: Any, now: datetime) -> RouterStatus:
+    """Read the router's status over a connection of a driver (``sqlite3``, ``psycopg``)."""
+    day, hour = _sql_time(now - timedelta(days=1)), _sql_time(now - timedelta(hours=1))
+    rows = connection.execute(EXCHANGES_SQL.format(day=day, hour=hour, most=MAX_EXCHANGES)).fetchall()
+    [(unsettled_count,)] = connection.execute(UNSETTLED_SQL).fetchall()
+    outcomes: Counter[str] = Counter()
+    for outcome, count in connection.execute(OUTCOMES_SQL).fetchall():
+        outcomes[outcome] += count
+    feedback = connection.execute(FEEDBACK_SQL.format(day=day, most=MAX_FEEDBACK)).fetchall()
+    failures: Counter[int] = Counter()
+    for _, _, status, requests, _, _ in rows:
+        failures[status] += requests if status != OK else 0
+    reasons = Counter({row[0]: row[5] for row in rows if row[5]}.values())
+    return RouterStatus(
+        hour=_count_conversations([row for row in rows if row[4]]),
+        day=_count_conversations(rows),
+        failures={status: count for status, count in sorted(failures.items()) if count},
+        by_default=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]),
+        unsettled=unsettled_count,
+        outcomes={outcome: count for outcome, count in sorted(outcomes.items()) if count},
+        feedback=dict(sorted(Counter(_feedback_kind(score, label) for score, label in feedback).items())),
+        partial=sum(row[3] for row in rows) >= MAX_EXCHANGES,
+    )
+
+
 def store_status(url: str, now: datetime | None = None) -> StoreStatus:
     """Read the status of a store.
 
@@ -298,6 +278,22 @@ def store_status(url: str, now: datetime | None = None) -> StoreStatus:
     """
     at = now or datetime.now(UTC)
     return _read_sqlite(url, at) if url.startswith("sqlite:") else _read_postgres(url, at)
+
+
+def _count_conversations(rows: list[Any]) -> dict[str, int]:
+    pairs = {(model, conversation) for conversation, model, *_ in rows}
+    return dict(sorted(Counter(model for model, _ in pairs).items()))
+
+
+def _feedback_kind(score: float | None, label: str) -> str:
+    if score is not None:
+        return f"score {PASSING_SCORE} or more" if score >= PASSING_SCORE else f"score below {PASSING_SCORE}"
+    return f"label {label[:40]}" if label else "comment"
+
+
+def _sql_time(moment: datetime) -> str:
+    """Return the time as text in UTC, as SQLite stores it; the time zone of a PostgreSQL session is set to UTC."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _read_sqlite(url: str, now: datetime) -> StoreStatus:
@@ -365,9 +361,9 @@ def _held_up(row: Any) -> BlockedStage:
 
 def _patches(rows: list[Any]) -> list[PatchStatus]:
     patches: dict[str, PatchStatus] = {}
-    for key, cycle, capability, figures, action, who in rows:
+    for key, cycle, capability, figures, action, actor in rows:
         summary = str(_parse_json(figures).get("enough", ""))
-        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), who or "")
+        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), actor or "")
         patches.setdefault(capability, patch)
     return list(patches.values())
 

@@ -7,7 +7,7 @@ weights and checkpoints are directories on disk; only their hashes are here. Cha
 """
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sqlalchemy import (
     JSON,
@@ -27,6 +27,7 @@ from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
 from store.text import storable_text
+from store.types import JsonObject
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -91,11 +92,11 @@ class CycleRow(Row, table=True):
     target: str = Field(sa_type=KEY)
     model: str = Field(sa_type=KEY)
     seed: int = Field(sa_type=BigInteger)
-    config: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    config: JsonObject = Field(sa_type=ORDERED_JSON)
     state: str = Field(sa_type=KEY)
     created_at: datetime = Field(sa_type=UtcTime)
     finished_at: datetime | None = Field(default=None, sa_type=UtcTime)
-    summary: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    summary: JsonObject = Field(sa_type=ORDERED_JSON)
 
 
 class StageEventRow(Row, table=True):
@@ -109,7 +110,7 @@ class StageEventRow(Row, table=True):
     state: str = Field(sa_type=KEY)
     capability: str | None = Field(default=None, sa_type=KEY)
     at: datetime = Field(sa_type=UtcTime)
-    detail: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    detail: JsonObject = Field(sa_type=ORDERED_JSON)
 
 
 class ToolsetRow(Row, table=True):
@@ -117,7 +118,7 @@ class ToolsetRow(Row, table=True):
 
     __tablename__ = "toolsets"
     hash: str = Field(primary_key=True, sa_type=KEY)
-    tools: list[dict[str, Any]] = Field(sa_type=ORDERED_JSON)
+    tools: list[JsonObject] = Field(sa_type=ORDERED_JSON)
 
 
 class TrajectoryRow(Row, table=True):
@@ -139,7 +140,7 @@ class TrajectoryRow(Row, table=True):
     trial: int
     model: str = Field(sa_type=KEY)
     temperature: float
-    messages: list[dict[str, Any]] = Field(sa_type=ORDERED_JSON)
+    messages: list[JsonObject] = Field(sa_type=ORDERED_JSON)
     toolset_hash: str = Field(foreign_key="toolsets.hash", sa_type=KEY)
     reward: float
     outcome: str = Field(sa_type=KEY)
@@ -259,7 +260,7 @@ class CheckRow(Row, table=True):
     position: int = Field(primary_key=True)
     name: str = Field(sa_type=KEY)
     passed: bool
-    evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    evidence: JsonObject = Field(sa_type=ORDERED_JSON)
     seconds: float
 
 
@@ -273,7 +274,7 @@ class TrainingRunRow(Row, table=True):
     environment_hash: str = Field(foreign_key="environments.hash", sa_type=KEY)
     model: str = Field(sa_type=KEY)
     seed: int = Field(sa_type=BigInteger)
-    config: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    config: JsonObject = Field(sa_type=ORDERED_JSON)
     state: str = Field(sa_type=KEY)
     started_at: datetime = Field(sa_type=UtcTime)
     finished_at: datetime | None = Field(default=None, sa_type=UtcTime)
@@ -388,7 +389,7 @@ class ModelReplyRow(Row, table=True):
     stage: str = Field(sa_type=KEY)
     capability: str = Field(sa_type=KEY)
     model: str = Field(sa_type=KEY)
-    said: list[dict[str, Any]] = Field(sa_type=ORDERED_JSON)
+    said: list[JsonObject] = Field(sa_type=ORDERED_JSON)
     text: str = Field(sa_type=FreeText)
     finish_reason: str = Field(sa_type=FreeText)
     prompt_tokens: int
@@ -431,5 +432,5 @@ class PromptPatchRow(Row, table=True):
     cycle_id: str = Field(sa_type=KEY)
     capability: str = Field(index=True, sa_type=KEY)
     text: str = Field(sa_type=FreeText)
-    figures: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    figures: JsonObject = Field(sa_type=ORDERED_JSON)
     at: datetime = Field(sa_type=UtcTime)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-Message = dict[str, Any]
-Tool = dict[str, Any]
+# An object of JSON whose content the store does not interpret.
+JsonObject = dict[str, Any]
+Message = JsonObject
+Tool = JsonObject
 
 
 class Outcome(StrEnum):
@@ -113,7 +115,7 @@ class Check:
 
     name: str
     passed: bool
-    evidence: dict[str, Any]
+    evidence: JsonObject
     seconds: float
 
 

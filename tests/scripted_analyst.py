@@ -55,22 +55,22 @@ class Asked:
     @property
     def complaint(self) -> str:
         """What was wrong with the answer before, "" for a first answer."""
-        said = self.body["messages"]
-        return str(said[-1]["content"]) if len(said) > 2 else ""
+        message = self.body["messages"]
+        return str(message[-1]["content"]) if len(message) > 2 else ""
 
     def delimited(self, name: str) -> list[str]:
         """The texts between marks of a name."""
-        return [text for found, _, text in MARKED.findall(self.text) if found == name]
+        return [text for result, _, text in MARKED.findall(self.text) if result == name]
 
 
 @dataclass
 class Thinking:
     """The script; ``kinds`` counts what was asked."""
 
-    instead: Callable[[Asked], Sent | None] = lambda asked: None
+    replacement: Callable[[Asked], Sent | None] = lambda question: None
     candidates: list[dict[str, Any]] = field(default_factory=lambda: [LOOKING, ANSWERING])
     kinds: Counter[str] = field(default_factory=Counter)
-    seen: Counter[str] = field(default_factory=Counter)
+    observed: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, body: dict[str, Any], nth: int) -> Sent:
@@ -78,61 +78,61 @@ class Thinking:
         kind = next(kind for kind in KINDS if system.startswith(instructions(kind)))
         key = json.dumps(body["messages"])
         with self.lock:
-            times = self.seen[key]
-            self.seen[key] += 1
+            times = self.observed[key]
+            self.observed[key] += 1
             self.kinds[kind] += 1
-        asked = Asked(kind, body, times)
-        said = self.instead(asked)
-        if said is not None:
-            return said
-        answer: dict[str, Any] = getattr(self, kind)(asked)
+        question = Asked(kind, body, times)
+        message = self.replacement(question)
+        if message is not None:
+            return message
+        answer: dict[str, Any] = getattr(self, kind)(question)
         return answer
 
-    def blame(self, asked: Asked) -> dict[str, Any]:
-        (read,) = asked.delimited("conversation")
-        user = [(index, text) for index, who, text in LINE.findall(read) if who == "user"]
+    def blame(self, question: Asked) -> dict[str, Any]:
+        (conversation,) = question.delimited("conversation")
+        user = [(index, text) for index, speaker, text in LINE.findall(conversation) if speaker == "user"]
         for index, text in user:
             if "BLAME THE USER" in text:
                 return {"why": "The user asked for it.", "fault": "simulator", "message": f"m{index}"}
-        last = LINE.findall(read)[-1][0]
+        last = LINE.findall(conversation)[-1][0]
         return {"why": "It guessed.", "fault": "agent", "message": f"m{last}"}
 
-    def discover(self, asked: Asked) -> dict[str, Any]:
-        read = asked.delimited("conversation")
-        cited = [
+    def discover(self, question: Asked) -> dict[str, Any]:
+        conversation = question.delimited("conversation")
+        citation = [
             {"conversation": f"t{number}", "message": f"m{LINE.findall(text)[-1][0]}"}
-            for number, text in enumerate(read, 1)
+            for number, text in enumerate(conversation, 1)
         ]
-        return {"candidates": [{**one, "cited": cited[:3]} for one in self.candidates]}
+        return {"candidates": [{**candidate, "cited": citation[:3]} for candidate in self.candidates]}
 
-    def merge(self, asked: Asked) -> dict[str, Any]:
-        return {"groups": [{"keep": name, "same": []} for name in names(asked.delimited("capabilities")[0])]}
+    def merge(self, question: Asked) -> dict[str, Any]:
+        return {"groups": [{"keep": name, "same": []} for name in names(question.delimited("capabilities")[0])]}
 
-    def match(self, asked: Asked) -> dict[str, Any]:
-        return {"matches": [{"new": name, "known": ""} for name in names(asked.delimited("new")[0])]}
+    def match(self, question: Asked) -> dict[str, Any]:
+        return {"matches": [{"new": name, "known": ""} for name in names(question.delimited("new")[0])]}
 
-    def label(self, asked: Asked) -> dict[str, Any]:
-        (read,) = asked.delimited("conversation")
-        lines = LINE.findall(read)
-        return {"cells": [cell(name, lines) for name in names(asked.delimited("capabilities")[0])]}
+    def label(self, question: Asked) -> dict[str, Any]:
+        (conversation,) = question.delimited("conversation")
+        lines = LINE.findall(conversation)
+        return {"cells": [cell(name, lines) for name in names(question.delimited("capabilities")[0])]}
 
 
-def names(listed: str) -> list[str]:
-    return re.findall(r"^- ([a-z0-9-]+):", listed, re.MULTILINE)
+def names(listing: str) -> list[str]:
+    return re.findall(r"^- ([a-z0-9-]+):", listing, re.MULTILINE)
 
 
 def cell(name: str, lines: list[tuple[str, str, str]]) -> dict[str, Any]:
     """How a conversation stands: of looks and changes for any capability but that of answers."""
     if name == ANSWERING["name"]:
-        said = [index for index, who, _ in lines if who == "agent"]
-        return filled(name, "PRESENT" if said else "LACKING", said[-1] if said else lines[-1][0])
-    looked, changed, blind = False, "", ""
-    for index, who, text in lines:
-        if who == "agent calls" and LOOK.match(text):
-            looked = True
-        elif who == "agent calls" and CHANGE.match(text):
+        message = [index for index, speaker, _ in lines if speaker == "agent"]
+        return filled(name, "PRESENT" if message else "LACKING", message[-1] if message else lines[-1][0])
+    lookups, changed, blind = False, "", ""
+    for index, speaker, text in lines:
+        if speaker == "agent calls" and LOOK.match(text):
+            lookups = True
+        elif speaker == "agent calls" and CHANGE.match(text):
             changed = index
-            blind = blind or ("" if looked else index)
+            blind = blind or ("" if lookups else index)
     if not changed:
         return filled(name, "NA", "")
     return filled(name, "LACKING" if blind else "PRESENT", blind or changed)

@@ -50,7 +50,7 @@ class Silence:
     """Nothing for so long (the end of the test ends it), then an answer; ``midway``: in the middle of the answer."""
 
     seconds: float
-    then: "str | dict[str, Any] | Message" = "{}"
+    next_step: "str | dict[str, Any] | Message" = "{}"
     midway: bool = False
 
 
@@ -59,7 +59,7 @@ class Dropped:
     """A connection that ends before the answer does, or before it begins."""
 
     midway: bool = True
-    of: "str | dict[str, Any] | Message" = "a long answer that nobody sees the end of " * 8
+    source: "str | dict[str, Any] | Message" = "a long answer that nobody sees the end of " * 8
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ def Text(content: str, usage: tuple[int, int] | None = USAGE) -> Message:
 
 def Tool(arguments: Mapping[str, Any] | str) -> Message:
     """An answer as a call of the tool that the request offers."""
-    told = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return Message(arguments=told, finish_reason="tool_calls")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return Message(arguments=text, finish_reason="tool_calls")
 
 
-def Refusal(why: str = "I will not help with that.") -> Message:
-    return Message(refusal=why)
+def Refusal(reason: str = "I will not help with that.") -> Message:
+    return Message(refusal=reason)
 
 
-def Prose(answer: Mapping[str, Any] | str, before: str = "Sure! Here it is:", after: str = "Anything else?") -> Message:
+def Prose(answer: Mapping[str, Any] | str, earlier: str = "Sure! Here it is:", later: str = "Anything else?") -> Message:
     """JSON in a code fence, with words around it."""
-    told = answer if isinstance(answer, str) else json.dumps(answer)
-    return Message(f"{before}\n\n```json\n{told}\n```\n\n{after}")
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return Message(f"{earlier}\n\n```json\n{text}\n```\n\n{later}")
 
 
 def Truncated(content: str) -> Message:
@@ -242,13 +242,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._bytes(said.status, said.body, {"Content-Type": said.content_type})
             case Silence(midway=False):
                 self.scripted.closing.wait(said.seconds)
-                self._message(_message(said.then), body)
+                self._message(_message(said.next_step), body)
             case Silence():
-                self._message(_message(said.then), body, pause=said.seconds)
+                self._message(_message(said.next_step), body, pause=said.seconds)
             case Dropped(midway=False):
                 self.close_connection = True
             case Dropped():
-                self._message(_message(said.of), body, drop=True)
+                self._message(_message(said.source), body, drop=True)
             case _:
                 self._message(_message(said), body)
 

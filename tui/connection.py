@@ -22,8 +22,8 @@ from textual import work
 from textual.app import App
 from textual.message import Message
 
-from traced.client import Client, ClientError, NoDaemon, Refused
-from traced.client.models import DOING, PRESENT, Done, EventView, Status
+from traced.client import Client, ClientError, NoDaemon, RequestRefused
+from traced.client.models import ACTIVITY, LIVE_KINDS, Done, EventView, Status
 from tui.text import sanitize_line
 
 # Bursts of events cost one screen update per batch.
@@ -48,7 +48,7 @@ class Where:
 
     def refusal(self, error: ClientError) -> tuple[str, str]:
         """What went wrong, and what to do about it, in the words of who started this interface."""
-        if not isinstance(error, Refused) or error.status != HTTPStatus.UNAUTHORIZED:
+        if not isinstance(error, RequestRefused) or error.status != HTTPStatus.UNAUTHORIZED:
             return error.message, error.hint
         return (
             "the daemon does not know the token" if self.token else "the daemon asks for a token",
@@ -118,7 +118,7 @@ class Link:
                 await asyncio.sleep(PAUSES_S[0])
             # ValueError: a line of the stream was no valid event.
             except (ClientError, httpx.TransportError, ValueError) as error:
-                pause = PAUSES_S[-1] if isinstance(error, Refused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+                pause = PAUSES_S[-1] if isinstance(error, RequestRefused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
                 tries += 1
                 self._state = "lost" if self._state else ""
                 client_error = error if isinstance(error, ClientError) else NoDaemon("the connection broke off")
@@ -210,7 +210,7 @@ class ConnectedApp(App[None]):
     def on_lost(self, message: Lost) -> None:
         """The daemon does not answer, or refuses."""
         self.linked = False
-        failure = "refused" if isinstance(message.error, Refused) else "no answer"
+        failure = "refused" if isinstance(message.error, RequestRefused) else "no answer"
         cause, hint = self.where.refusal(message.error)
         self.trouble = f"{failure}, asked again in {message.pause_s:g} s: {sanitize_line(cause)}" + (
             f"; {sanitize_line(hint)}" if hint else ""
@@ -219,7 +219,7 @@ class ConnectedApp(App[None]):
 
     def on_news(self, message: News) -> None:
         """Request the status after every event but those of live state."""
-        if any(event.kind not in PRESENT or event.kind == DOING for event in message.events):
+        if any(event.kind not in LIVE_KINDS or event.kind == ACTIVITY for event in message.events):
             self._refresh_status()
 
     async def act(self, request: Awaitable[Done], on_refused: Callable[[str], bool]) -> Done | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Engine
 from sqlmodel import col, select
 
-from store.database import reading
+from store.database import read_session
 from store.records import StageState
 from store.repositories.attempts import AttemptState
 from store.service_tables import AttemptRow
@@ -52,7 +52,7 @@ def _passed(store: Engine) -> list[Passed]:
         .order_by(col(StageEventRow.seq).desc())
         .limit(RECENT)
     )
-    with reading(store) as opened:
+    with read_session(store) as opened:
         rows = opened.exec(attempts.limit(RECENT)).all()
         approvals, promotions = opened.exec(approved).all(), opened.exec(promoted).all()
     return [

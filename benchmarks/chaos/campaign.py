@@ -24,10 +24,10 @@ from benchmarks.chaos.dockerd import Dockerd
 from benchmarks.chaos.place import Place
 from benchmarks.chaos.victims import kinds, present
 from benchmarks.chaos.violations import Remembered, Violation, remember, violations
-from store.database import reading
+from store.database import read_session
 from store.records import CycleState
-from store.repositories.cycles import ENDED, list_cycles
-from traced.client import Client, NoDaemon, Refused
+from store.repositories.cycles import ENDED_STATES, list_cycles
+from traced.client import Client, NoDaemon, RequestRefused
 
 LOOK_S = 0.02
 BOUNDARY_S = 90.0  # a boundary where nothing was killed yet is waited for so long, then the kill comes anyway
@@ -79,7 +79,7 @@ class Campaign:
             code = self.place.stop()
             self.found = violations(store, self.place.data_dir, self.remembered, self.place.marks)
             self.found += [Violation("unfinished", f"the service ended with exit code {code}")] if code else []
-            with reading(store) as opened:
+            with read_session(store) as opened:
                 self.cycles = Counter(cycle.state.value for cycle in list_cycles(opened))
         finally:
             self.place.kill()
@@ -154,10 +154,10 @@ class Campaign:
         if not self.place.alive:
             self.place.kill()
             self.place.start()
-        with reading(store) as opened:
+        with read_session(store) as opened:
             newest = next(iter(list_cycles(opened, limit=1)), None)
-        with contextlib.suppress(NoDaemon, Refused):
-            if newest is None or (newest.state in ENDED and len(self.done) < self.kills):
+        with contextlib.suppress(NoDaemon, RequestRefused):
+            if newest is None or (newest.state in ENDED_STATES and len(self.done) < self.kills):
                 self.place.ask(lambda client: client.start_cycle("chaos"))
             elif newest.state is CycleState.WAITING:
                 self._approve()
@@ -171,8 +171,8 @@ class Campaign:
         """Until every cycle has ended, or the time is over."""
         while time.monotonic() < self.deadline:
             self._keep_going(store)
-            with reading(store) as opened:
-                open_ones = [cycle for cycle in list_cycles(opened) if cycle.state not in ENDED]
+            with read_session(store) as opened:
+                open_ones = [cycle for cycle in list_cycles(opened) if cycle.state not in ENDED_STATES]
             if not open_ones:
                 return
             time.sleep(CARE_S)

@@ -29,7 +29,7 @@ from sqlmodel import Session, col, select
 from sandbox.docker_engine import connect
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL, LABEL_OWNER
-from store.database import reading
+from store.database import read_session
 from store.records import CycleState, RunState
 from store.repositories.attempts import AttemptState
 from store.service_tables import AttemptRow, AuditRow, EventRow, LeaseRow
@@ -76,7 +76,7 @@ class Violation:
 
 def remember(store: Engine, remembered: Remembered) -> None:
     """Add what is committed now."""
-    with reading(store) as opened:
+    with read_session(store) as opened:
         for name, column in KEPT.items():
             remembered.setdefault(name, set()).update(opened.exec(select(column)))
         labels = opened.exec(select(LabelRow.cycle_id, LabelRow.run, LabelRow.capability, LabelRow.trajectory_id))
@@ -93,7 +93,7 @@ def violations(
     found += [
         Violation("lost", f"{name} {key}") for name, keys in remembered.items() for key in sorted(keys - now[name])
     ]
-    with reading(store) as opened:
+    with read_session(store) as opened:
         for look in (_damage, _cycles, _trajectories, _labels, _decisions, _adapters, _trainings, _attempts, _events):
             found += look(opened)
         found += _of_adapter_folders(opened, data_dir)

@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from benchmarks.engines.signed import RANK, Signed, signed
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import (
     AdapterVersion,
     Approval,
@@ -53,24 +53,24 @@ class Installation:
 
     def promote(self, name: str) -> None:
         """Put a version live in the place of its capability's other versions."""
-        with session(self.store) as opened:
-            promotions.promote(opened, name, who=WHO, at=datetime.now(UTC))
+        with write_session(self.store) as opened:
+            promotions.promote(opened, name, actor=WHO, at=datetime.now(UTC))
 
     def route(self, conversation_ids: Sequence[str], name: str) -> None:
         """Give conversations to a version, as if they had been decided on."""
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             save_routes(opened, [ConversationRoute(each, name, {}, 0.0, "", AT) for each in conversation_ids])
 
     def live(self) -> dict[str, str]:
         """The live version of each capability that has one."""
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             names = [promotion.adapter for promotion in promotions.live_adapters(opened)]
         return {name.partition("@")[0]: name for name in names}
 
     def roll_back(self, name: str) -> str | None:
         """Undo its promotion; returns what is live in its place."""
-        with session(self.store) as opened:
-            return promotions.roll_back(opened, name, who=WHO, at=datetime.now(UTC))
+        with write_session(self.store) as opened:
+            return promotions.roll_back(opened, name, actor=WHO, at=datetime.now(UTC))
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def installed(data_dir: Path, made: Path, capabilities: int, versions: int = 1) 
 
 def _save(store: Engine, paths: dict[tuple[str, int], Path]) -> None:
     difference = PairedDifference("target", 300, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
-    with session(store) as on:
+    with write_session(store) as on:
         cycles.save_cycle(on, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, AT))
         skills = sorted({skill for skill, _ in paths})
         told = [Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills]

@@ -16,7 +16,7 @@ LONG_AGO, RECENT = timedelta(hours=8), timedelta(minutes=40)  # when a share's c
 
 def canary_talks(opened: Session, rng: random.Random, at: datetime, live: str, canary: str) -> None:
     """Conversations under each of the canary's shares, in the order of time; the last ones within the hour."""
-    shares = list(promotions.shares(opened, canary))
+    shares = list(promotions.canary_shares(opened, canary))
     for trial, (with_it, without), ago in zip(shares, STEPS, (LONG_AGO, RECENT), strict=True):
         given = [canary] * with_it + ["base"] * without
         rng.shuffle(given)

@@ -15,7 +15,7 @@ from sqlmodel import Session
 
 from benchmarks.seeded.canary import canary_talks
 from benchmarks.seeded.talks import of_its_task, trajectory
-from store.database import session
+from store.database import write_session
 from store.records import (
     AdapterVersion,
     Approval,
@@ -178,7 +178,7 @@ def seed_store(
     rng = random.Random(seed)
     names = ["c-0001", "c-0002", "c-0003"]
     made: dict[str, str] = {}
-    with session(store) as opened:
+    with write_session(store) as opened:
         for number, name in enumerate(names):
             begun = at - (len(names) - number) * DAY
             _cycle(opened, rng, name, begun, number)
@@ -192,11 +192,11 @@ def seed_store(
         for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
             why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
             promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
-        promotions.promote(opened, live, who="ada", at=at - 0.4 * DAY)
+        promotions.promote(opened, live, actor="ada", at=at - 0.4 * DAY)
         promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.38 * DAY, share=0.05))
         promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))
     kept = _production(store, rng, at, max(trajectories - len(names) * TASKS * TRIALS, 40), [live, canary])
-    with session(store) as opened:
+    with write_session(store) as opened:
         canary_talks(opened, random.Random(seed), at, live, canary)
     return Seeded(names, waiting, live, canary, rejected, made, kept + len(names) * TASKS * TRIALS)
 
@@ -362,7 +362,7 @@ def _figures(rng: random.Random, iteration: int) -> dict[str, float]:
 
 def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, count: int, models: list[str]) -> int:
     for first in range(0, count, BATCH):
-        with session(store) as opened:
+        with write_session(store) as opened:
             recorded, routes, exchanges, feedback = [], [], [], []
             for number in range(first, min(first + BATCH, count)):
                 model = rng.choices(["base", *models], (6, 3, 1))[0]
@@ -386,7 +386,7 @@ def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, coun
             serving.save_routes(opened, routes)
             serving.save_exchanges(opened, exchanges)
             for exchange in exchanges:
-                serving.settle(opened, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
+                serving.settle_exchanges(opened, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
             for one in feedback:
                 serving.save_feedback(opened, one)
     return count

@@ -40,9 +40,7 @@ CHECK_NAMES = (
 )
 CheckFunction = Callable[[CheckContext], Awaitable[Verdict]]
 # The lanes of a stage run at once, each in its own container.
-STAGES: tuple[
-    tuple[dict[str, CheckFunction], ...], ...
-] = (  # the lanes of a stage run at once, each in its own container
+STAGES: tuple[tuple[dict[str, CheckFunction], ...], ...] = (
     # It uses both containers, so nothing else may run.
     ({"determinism": determinism},),
     (

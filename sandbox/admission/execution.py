@@ -36,7 +36,8 @@ CARELESS_MESSAGES = 6
 # Episodes that wear the process at once.
 WEAR_BATCH = 50
 
-SeededScript = tuple[int, list[Message]]  # a seed and the assistant messages to send
+# A seed and the assistant messages to send.
+SeededScript = tuple[int, list[Message]]
 # A busy machine is no flaw: slow calls are played once more, and the faster time of each call counts.
 LATENCY_ROUNDS = 2
 

@@ -39,7 +39,7 @@ _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?")
 MIN_LEAK_CHARACTERS = 12
 # JSON objects parsed in one text, and in all replies of an episode.
 MAX_TEXT_OBJECTS = 200
-MAX_EPISODE_OBJECTS = 5000  # and in all answers of an episode
+MAX_EPISODE_OBJECTS = 5000
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,10 @@ PROSE_ARGUMENTS |= {"question", "thought"}
 PROSE_WORDS = 3
 # The cost is bounded: calls of one episode that are left out, arguments of one call, known values of one argument.
 MAX_CALLS = 16
-MAX_ARGUMENTS = 8  # of one call
-MAX_VALUES = 64  # of one argument that are kept
-PADDING_CHARACTERS = 2_000  # characters
+MAX_ARGUMENTS = 8
+MAX_VALUES = 64
+# The padded value must still fit into a message.
+PADDING_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ MODULES = frozenset(
 ALLOWED_NAMES = {
     "io": frozenset({"StringIO", "BytesIO"}),
     "random": frozenset({"Random"}),
-}  # of these modules no other names
+}
 # Of these modules all other names are allowed.
 DENIED_NAMES = {"contextlib": frozenset({"redirect_stdout", "redirect_stderr", "chdir"})}
 DENIED_CALLS = frozenset({"open", "input", "print"})

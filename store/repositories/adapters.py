@@ -15,6 +15,17 @@ from store.errors import NotFound, StoreConflict
 from store.records import AdapterVersion, IterationMetrics, RunState, TrainingRun
 from store.tables import AdapterRow, IterationRow, TrainingRunRow
 
+IMMUTABLE_FIELDS = ("cycle_id", "capability", "environment_hash", "model", "seed")
+
+
+@dataclass(frozen=True)
+class IterationRange:
+    """The first and the last stored iteration of a run, and the number of iterations."""
+
+    first: IterationMetrics
+    last: IterationMetrics
+    count: int
+
 
 def save_adapter(session: Session, adapter: AdapterVersion) -> None:
     """Store a published adapter version; saving it again keeps the first creation time.
@@ -73,9 +84,6 @@ def cycles_with_adapters(session: Session) -> list[str]:
     newest_creation = func.max(AdapterRow.created_at)
     query = select(AdapterRow.cycle_id).group_by(col(AdapterRow.cycle_id)).order_by(newest_creation.desc())
     return list(session.exec(query.order_by(col(AdapterRow.cycle_id))))
-
-
-IMMUTABLE_FIELDS = ("cycle_id", "capability", "environment_hash", "model", "seed")
 
 
 def save_training_run(session: Session, run: TrainingRun) -> None:
@@ -149,15 +157,6 @@ def list_iterations(
     if after_iteration is not None:
         query = query.where(col(IterationRow.iteration) > after_iteration)
     return [_iteration(row) for row in session.exec(query.limit(limit))]
-
-
-@dataclass(frozen=True)
-class IterationRange:
-    """The first and the last stored iteration of a run, and the number of iterations."""
-
-    first: IterationMetrics
-    last: IterationMetrics
-    count: int
 
 
 def iteration_ranges(session: Session, run_ids: Iterable[str]) -> dict[str, IterationRange]:

@@ -17,6 +17,7 @@ from store.errors import NotFound, StoreConflict
 from store.records import CycleState
 from store.service_tables import AttemptRow, QuarantineRow
 from store.tables import CycleRow
+from store.types import JsonObject
 
 
 class AttemptState(StrEnum):
@@ -59,7 +60,7 @@ class Attempt:
     started_at: datetime
     heartbeat_at: datetime
     ended_at: datetime | None
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class QuarantinedInput:
     cycle_id: str
     key: InputKey
     reason: str
-    evidence: dict[str, Any]
+    evidence: JsonObject
     at: datetime
     released_at: datetime | None = None
     released_by: str = ""
@@ -99,7 +100,7 @@ def begin_attempt(session: Session, cycle_id: str, key: InputKey, *, holder: str
 
 
 def record_heartbeat(
-    session: Session, seq: int, *, at: datetime, pid: int | None = None, progress: dict[str, Any] | None = None
+    session: Session, seq: int, *, at: datetime, pid: int | None = None, progress: JsonObject | None = None
 ) -> None:
     """Record the heartbeat, the process id and the progress of a running attempt."""
     row = _row(session, seq)
@@ -111,7 +112,7 @@ def record_heartbeat(
     session.flush()
 
 
-def end_attempt(session: Session, seq: int, state: AttemptState, *, at: datetime, evidence: dict[str, Any]) -> None:
+def end_attempt(session: Session, seq: int, state: AttemptState, *, at: datetime, evidence: JsonObject) -> None:
     """Record how an attempt ended and add ``evidence`` to its evidence.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from sqlmodel import Session, col, func, select
 
-from store.content import insert_new
+from store.content import batches, insert_new
 from store.errors import NotFound, StoreConflict
 from store.records import Finding, RunState
 from store.tables import (
@@ -29,6 +29,45 @@ from store.types import Capability, Label, Outcome, Verdict
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class CapabilityEntry:
+    """A capability as defined by the cycle created at ``at``; ``finding`` is None before the contrast."""
+
+    cycle_id: str
+    at: datetime
+    capability: Capability
+    finding: Finding | None
+
+
+@dataclass(frozen=True)
+class CapabilityOutputs:
+    """What a cycle has produced for a capability so far."""
+
+    environment: str | None = None
+    is_admitted: bool | None = None
+    training: RunState | None = None
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The labels of a capability in a cycle for the first trajectories by id; ``trajectories`` counts all labelled."""
+
+    runs: list[int]
+    labels: list[Label]
+    trajectories: int
+
+
+@dataclass(frozen=True)
+class TrajectoryHeader:
+    """A trajectory without its messages."""
+
+    id: str
+    source: str
+    task_id: str
+    trial: int
+    outcome: Outcome
 
 
 def save_capabilities(session: Session, cycle_id: str, capabilities: Iterable[Capability]) -> None:
@@ -109,68 +148,6 @@ def list_findings(session: Session, cycle_id: str, *, retained: bool | None = No
     return [Finding(**row.model_dump()) for row in session.exec(query)]
 
 
-def _refuse_changes(existing: Mapping[Key, Value], new: Mapping[Key, Value], cycle_id: str) -> None:
-    for key, value in new.items():
-        if key in existing and existing[key] != value:
-            raise StoreConflict(
-                f"cycle {cycle_id!r} has {existing[key]} stored, refusing {value}; analyse again in a new cycle"
-            )
-
-
-def _cell(label: Label) -> tuple[str, str]:
-    return (label.capability, label.trajectory_id)
-
-
-def _label_values(cycle_id: str, label: Label) -> dict[str, object]:
-    return {"cycle_id": cycle_id, **asdict(label), "verdict": label.verdict.value}
-
-
-def _capability(row: CapabilityRow) -> Capability:
-    return Capability(**row.model_dump(exclude={"cycle_id"}))
-
-
-IDS_PER_QUERY = 500
-
-
-@dataclass(frozen=True)
-class CapabilityEntry:
-    """A capability as defined by the cycle created at ``at``; ``finding`` is None before the contrast."""
-
-    cycle_id: str
-    at: datetime
-    capability: Capability
-    finding: Finding | None
-
-
-@dataclass(frozen=True)
-class CapabilityOutputs:
-    """What a cycle has produced for a capability so far."""
-
-    environment: str | None = None
-    is_admitted: bool | None = None
-    training: RunState | None = None
-
-
-@dataclass(frozen=True)
-class LabelTable:
-    """The labels of a capability in a cycle for the first trajectories by id; ``trajectories`` counts all labelled."""
-
-    runs: list[int]
-    labels: list[Label]
-    trajectories: int
-
-
-@dataclass(frozen=True)
-class TrajectoryHeader:
-    """A trajectory without its messages."""
-
-    id: str
-    source: str
-    task_id: str
-    trial: int
-    outcome: Outcome
-
-
 def newest_capabilities(
     session: Session, *, limit: int, target: str | None = None, before_cycle: str | None = None
 ) -> list[CapabilityEntry]:
@@ -182,7 +159,7 @@ def newest_capabilities(
         before_cycle: only cycles created before this one.
     """
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
-    rank = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("place")
+    rank = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("rank")
     ranked = select(col(CapabilityRow.cycle_id), col(CapabilityRow.name), rank)
     ranked = ranked.join(CycleRow, col(CycleRow.id) == col(CapabilityRow.cycle_id))
     if target is not None:
@@ -192,11 +169,9 @@ def newest_capabilities(
         ranked = ranked.where(col(CapabilityRow.cycle_id) != before_cycle, col(CycleRow.created_at) <= start_time)
     newest_rows = ranked.subquery()
     key = (CapabilityRow.cycle_id == newest_rows.c.cycle_id) & (CapabilityRow.name == newest_rows.c.name)
-    query = _capability_query().join(newest_rows, key).where(newest_rows.c.place == 1)
-    return [
-        _capability_in_cycle(row)
-        for row in session.execute(query.order_by(*order, col(CapabilityRow.name)).limit(limit))
-    ]
+    query = _capability_query().join(newest_rows, key).where(newest_rows.c.rank == 1)
+    query = query.order_by(*order, col(CapabilityRow.name)).limit(limit)
+    return [_capability_in_cycle(row) for row in session.execute(query)]
 
 
 def list_capability_entries(session: Session, name: str, *, limit: int) -> list[CapabilityEntry]:
@@ -211,9 +186,8 @@ def list_capability_entries(session: Session, name: str, *, limit: int) -> list[
 
 def get_capability_entry(session: Session, name: str, cycle_id: str) -> CapabilityEntry:
     """Return a capability as one cycle defined it; raises ``NotFound``."""
-    row = session.execute(
-        _capability_query().where(col(CapabilityRow.name) == name, col(CycleRow.id) == cycle_id)
-    ).first()
+    query = _capability_query().where(col(CapabilityRow.name) == name, col(CycleRow.id) == cycle_id)
+    row = session.execute(query).first()
     if row is None:
         raise NotFound(f"capability of cycle {cycle_id!r}", name)
     return _capability_in_cycle(row)
@@ -226,22 +200,20 @@ def outputs_of_cycles(session: Session, cycles: Sequence[str]) -> dict[tuple[str
     environments: dict[tuple[str, str], str] = {}
     for origin_row in session.exec(select(origin).where(col(origin.cycle_id).in_(cycles)).order_by(col(origin.at))):
         environments[origin_row.cycle_id, origin_row.capability] = origin_row.environment_hash
-    answers: dict[tuple[str, str], bool] = {}
-    for admission_row in session.exec(
-        select(admission).where(col(admission.cycle_id).in_(cycles)).order_by(col(admission.seq))
-    ):
-        answers[admission_row.cycle_id, admission_row.environment_hash] = admission_row.admitted
+    admissions: dict[tuple[str, str], bool] = {}
+    admission_rows = select(admission).where(col(admission.cycle_id).in_(cycles)).order_by(col(admission.seq))
+    for admission_row in session.exec(admission_rows):
+        admissions[admission_row.cycle_id, admission_row.environment_hash] = admission_row.admitted
     states: dict[tuple[str, str], RunState] = {}
     runs = select(col(run.cycle_id), col(run.capability), col(run.state)).where(col(run.cycle_id).in_(cycles))
     for cycle_id, capability, state in session.execute(runs.order_by(col(run.started_at), col(run.id))):
         states[cycle_id, capability] = RunState(state)
     outputs: dict[tuple[str, str], CapabilityOutputs] = {}
     for cycle_id, capability in environments.keys() | states.keys():
-        environment_hash = environments.get((cycle_id, capability))
-        admitted_flag = None if environment_hash is None else answers.get((cycle_id, environment_hash))
-        outputs[cycle_id, capability] = CapabilityOutputs(
-            environment_hash, admitted_flag, states.get((cycle_id, capability))
-        )
+        environment = environments.get((cycle_id, capability))
+        is_admitted = None if environment is None else admissions.get((cycle_id, environment))
+        state = states.get((cycle_id, capability))
+        outputs[cycle_id, capability] = CapabilityOutputs(environment, is_admitted, state)
     return outputs
 
 
@@ -278,13 +250,31 @@ def trajectory_headers(session: Session, ids: Sequence[str]) -> dict[str, Trajec
     row = TrajectoryRow
     columns = (col(row.id), col(row.source), col(row.task_id), col(row.trial))
     headers: dict[str, TrajectoryHeader] = {}
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        query = (
-            select(*columns).add_columns(col(row.outcome)).where(col(row.id).in_(ids[start : start + IDS_PER_QUERY]))
-        )
+    for batch in batches(ids):
+        query = select(*columns).add_columns(col(row.outcome)).where(col(row.id).in_(batch))
         for key, source, task_id, trial, outcome in session.execute(query):
             headers[key] = TrajectoryHeader(key, source, task_id, trial, Outcome(outcome))
     return headers
+
+
+def _refuse_changes(existing: Mapping[Key, Value], new: Mapping[Key, Value], cycle_id: str) -> None:
+    for key, value in new.items():
+        if key in existing and existing[key] != value:
+            raise StoreConflict(
+                f"cycle {cycle_id!r} has {existing[key]} stored, refusing {value}; analyse again in a new cycle"
+            )
+
+
+def _cell(label: Label) -> tuple[str, str]:
+    return (label.capability, label.trajectory_id)
+
+
+def _label_values(cycle_id: str, label: Label) -> dict[str, object]:
+    return {"cycle_id": cycle_id, **asdict(label), "verdict": label.verdict.value}
+
+
+def _capability(row: CapabilityRow) -> Capability:
+    return Capability(**row.model_dump(exclude={"cycle_id"}))
 
 
 def _capability_query() -> Any:

@@ -7,7 +7,6 @@ never paused and never started.
 from collections.abc import Collection
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import false, update
 from sqlmodel import Session, col, func, select
@@ -18,6 +17,7 @@ from store.records import Cycle, CycleState, StageEvent, StageState, TargetState
 from store.service_tables import TargetRow
 from store.tables import CycleRow, StageEventRow
 from store.text import replace_surrogates
+from store.types import JsonObject
 
 ENDED_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 UNFINISHED_STATES = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
@@ -59,7 +59,7 @@ def count_cycles(session: Session, *, target: str) -> int:
 
 
 def set_cycle_state(
-    session: Session, cycle_id: str, state: CycleState, *, at: datetime, summary: dict[str, Any] | None = None
+    session: Session, cycle_id: str, state: CycleState, *, at: datetime, summary: JsonObject | None = None
 ) -> None:
     """Update the state of a cycle; ``at`` becomes its end if the state is final, ``summary`` replaces its figures."""
     row = _row(session, cycle_id)
@@ -71,7 +71,7 @@ def set_cycle_state(
     session.flush()
 
 
-def set_cycle_config(session: Session, cycle_id: str, config: dict[str, Any]) -> Cycle:
+def set_cycle_config(session: Session, cycle_id: str, config: JsonObject) -> Cycle:
     """Replace the settings of a cycle; the caller changes only those of stages that have not started."""
     row = _row(session, cycle_id)
     row.config = config
@@ -93,17 +93,6 @@ def list_stage_events(session: Session, cycle_id: str) -> list[StageEvent]:
         StageEvent(row.cycle_id, row.stage, StageState(row.state), row.at, row.capability, row.detail)
         for row in session.exec(query)
     ]
-
-
-def _row(session: Session, cycle_id: str) -> CycleRow:
-    row = session.get(CycleRow, cycle_id)
-    if row is None:
-        raise NotFound("cycle", cycle_id)
-    return row
-
-
-def _cycle(row: CycleRow) -> Cycle:
-    return Cycle(**{**row.model_dump(), "state": CycleState(row.state)})
 
 
 def get_target_state(session: Session, name: str) -> TargetState:
@@ -160,6 +149,17 @@ def check_writable(session: Session) -> None:
     """Raise the store's error if the database cannot be written."""
     # An UPDATE without rows takes the write lock and changes nothing.
     session.execute(update(TargetRow).where(false()).values(paused_by=""))
+
+
+def _row(session: Session, cycle_id: str) -> CycleRow:
+    row = session.get(CycleRow, cycle_id)
+    if row is None:
+        raise NotFound("cycle", cycle_id)
+    return row
+
+
+def _cycle(row: CycleRow) -> Cycle:
+    return Cycle(**{**row.model_dump(), "state": CycleState(row.state)})
 
 
 def _target_row(session: Session, name: str) -> TargetRow:

@@ -9,7 +9,6 @@ of the data directory prevents that).
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import Text, cast, delete
 from sqlalchemy import text as sql
@@ -20,9 +19,25 @@ from store.errors import NotFound
 from store.records import AuditEntry, Event
 from store.service_tables import AuditRow, EventRow, NoticeRow
 from store.text import case_variants, json_escaped, replace_surrogates
+from store.types import JsonObject
 
 # Id of PostgreSQL's advisory lock that orders the event stream; any constant that no other lock uses.
 ORDER_LOCK = 7_236_204
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A notification for one hook; ``tries`` counts the deliveries started."""
+
+    seq: int
+    key: str
+    hook: str
+    body: JsonObject
+    created_at: datetime
+    tries: int
+    next_at: datetime | None
+    delivered_at: datetime | None
+    last_error: str
 
 
 def save_event(session: Session, event: Event) -> int:
@@ -121,22 +136,7 @@ def newest_audit_entries(session: Session, actions: Collection[str]) -> dict[str
     return {row.subject: AuditEntry(**row.model_dump()) for row in rows}
 
 
-@dataclass(frozen=True)
-class Notice:
-    """A notification for one hook; ``tries`` counts the deliveries started."""
-
-    seq: int
-    key: str
-    hook: str
-    body: dict[str, Any]
-    created_at: datetime
-    tries: int
-    next_at: datetime | None
-    delivered_at: datetime | None
-    last_error: str
-
-
-def add_notice(session: Session, key: str, hooks: Sequence[str], body: dict[str, Any], *, at: datetime) -> None:
+def add_notice(session: Session, key: str, hooks: Sequence[str], body: JsonObject, *, at: datetime) -> None:
     """Add a notice for each hook that has none with this ``key`` yet."""
     fixed = {"key": key, "body": body, "created_at": at, "tries": 0, "next_at": at, "last_error": ""}
     insert_new(session, NoticeRow, [{**fixed, "hook": hook} for hook in hooks])

@@ -52,8 +52,8 @@ def list_replies(session: Session, cycle_id: str, *, stage: str | None = None) -
     query = select(ModelReplyRow).where(ModelReplyRow.cycle_id == cycle_id)
     if stage is not None:
         query = query.where(ModelReplyRow.stage == stage)
-    ordered = query.order_by(col(ModelReplyRow.at), col(ModelReplyRow.key))
-    return [ModelReply(**row.model_dump()) for row in session.exec(ordered)]
+    query = query.order_by(col(ModelReplyRow.at), col(ModelReplyRow.key))
+    return [ModelReply(**row.model_dump()) for row in session.exec(query)]
 
 
 def stage_costs(session: Session, cycle_id: str, *, stage: str | None = None) -> list[StageCost]:
@@ -92,8 +92,8 @@ def list_citations(session: Session, cycle_id: str, *, capability: str | None = 
     query = select(CitationRow).where(CitationRow.cycle_id == cycle_id)
     if capability is not None:
         query = query.where(CitationRow.capability == capability)
-    ordered = query.order_by(col(CitationRow.capability), col(CitationRow.position))
-    return [Citation(**row.model_dump()) for row in session.exec(ordered)]
+    query = query.order_by(col(CitationRow.capability), col(CitationRow.position))
+    return [Citation(**row.model_dump()) for row in session.exec(query)]
 
 
 def save_faults(session: Session, faults: Iterable[FaultRecord]) -> None:
@@ -136,8 +136,8 @@ def list_patches(session: Session, *, cycle_id: str | None = None, capability: s
         query = query.where(PromptPatchRow.cycle_id == cycle_id)
     if capability is not None:
         query = query.where(PromptPatchRow.capability == capability)
-    ordered = query.order_by(col(PromptPatchRow.at), col(PromptPatchRow.id))
-    return [PromptPatch(**row.model_dump(exclude={"id"})) for row in session.exec(ordered)]
+    query = query.order_by(col(PromptPatchRow.at), col(PromptPatchRow.id))
+    return [PromptPatch(**row.model_dump(exclude={"id"})) for row in session.exec(query)]
 
 
 def _conflict(cycle_id: str, existing: object, new: object) -> StoreConflict:

@@ -20,6 +20,45 @@ from store.repositories.trajectories import in_cycle
 from store.tables import AdapterRow, ApprovalRow, ComparisonRow, GateRow, PromotionRow, TrajectoryRow
 from store.types import GateAnswer, GateResult, Outcome, PairedDifference
 
+ON_TRIAL = (PromotionState.CANARY, PromotionState.SHADOW)
+
+
+@dataclass(frozen=True)
+class GatedAdapter:
+    """An adapter version with its newest gate answer and the newest decision on it."""
+
+    name: str
+    capability: str
+    cycle_id: str
+    answer: GateAnswer
+    rounds: int
+    at: datetime
+    decision: Approval | None
+
+    @property
+    def awaits_decision(self) -> bool:
+        """Whether the gate passed and nobody has decided yet."""
+        return self.decision is None and self.answer is GateAnswer.PASS
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """The result of an episode, without its messages."""
+
+    id: str
+    reward: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class EpisodePair:
+    """The episodes of the base model and the adapter on the same task and trial."""
+
+    task_id: str
+    trial: int
+    base: EpisodeResult
+    adapter: EpisodeResult
+
 
 def save_gate(session: Session, result: GateResult, *, cycle_id: str, at: datetime) -> str:
     """Store a gate result and its comparisons, and return its id."""
@@ -50,18 +89,6 @@ def latest_answers(session: Session) -> dict[str, GateAnswer]:
     newest_seqs = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
     rows = session.exec(select(GateRow.adapter, GateRow.answer).where(col(GateRow.seq).in_(newest_seqs)))
     return {adapter: GateAnswer(answer) for adapter, answer in rows}
-
-
-def _record(session: Session, row: GateRow) -> GateRecord:
-    query = select(ComparisonRow).where(ComparisonRow.gate_id == row.id).order_by(col(ComparisonRow.position))
-    comparisons = [_comparison(comparison) for comparison in session.exec(query)]
-    result = GateResult(row.adapter, GateAnswer(row.answer), comparisons, row.rounds)
-    return GateRecord(row.id, row.cycle_id, row.at, result)
-
-
-def _comparison(row: ComparisonRow) -> PairedDifference:
-    values = row.model_dump(exclude={"gate_id", "position"})
-    return PairedDifference(**{**values, "answer": GateAnswer(row.answer)})
 
 
 def save_approval(session: Session, approval: Approval) -> Approval:
@@ -103,17 +130,15 @@ def promote(session: Session, adapter: str, *, actor: str, at: datetime, reason:
     """
     capability = _approved_capability(session, adapter)
     _lock(session, capability)
-    live = {promotion.adapter: promotion for promotion in live_adapters(session)}
-    if adapter in live:
-        return live[adapter]
+    live = _current(session, capability, PromotionState.LIVE)
+    if live is not None and live.adapter == adapter:
+        return live
     _end_trial(session, capability, adapter, actor=actor, at=at)
-    previous = next((name for name in live if get_adapter(session, name).capability == capability), None)
-    if previous is not None:
-        earlier = live[previous].previous
-        _append(
-            session, Promotion(previous, PromotionState.SUPERSEDED, actor, at, f"{adapter} takes its place", earlier)
-        )
-    return _append(session, Promotion(adapter, PromotionState.LIVE, actor, at, reason, previous))
+    if live is None:
+        return _append(session, Promotion(adapter, PromotionState.LIVE, actor, at, reason))
+    successor = f"{adapter} takes its place"
+    _append(session, Promotion(live.adapter, PromotionState.SUPERSEDED, actor, at, successor, live.previous))
+    return _append(session, Promotion(adapter, PromotionState.LIVE, actor, at, reason, live.adapter))
 
 
 def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
@@ -127,17 +152,16 @@ def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
     adapter = promotion.adapter
     capability = _approved_capability(session, adapter)
     _lock(session, capability)
-    live = [entry.adapter for entry in live_adapters(session)]
-    if adapter in live:
-        return _latest(session, adapter)
-    current = next((entry.promotion for entry in trials(session) if entry.capability == capability), None)
-    if current is not None and current.adapter == adapter:
-        if (current.state, current.share) == (promotion.state, promotion.share):
-            return current
+    live = _current(session, capability, PromotionState.LIVE)
+    if live is not None and live.adapter == adapter:
+        return live
+    trial = _current(session, capability, *ON_TRIAL)
+    if trial is not None and trial.adapter == adapter:
+        if (trial.state, trial.share) == (promotion.state, promotion.share):
+            return trial
     else:
         _end_trial(session, capability, adapter, actor=promotion.who, at=promotion.at)
-    previous = next((name for name in live if get_adapter(session, name).capability == capability), None)
-    return _append(session, replace(promotion, previous=previous))
+    return _append(session, replace(promotion, previous=None if live is None else live.adapter))
 
 
 def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reason: str = "") -> str | None:
@@ -152,29 +176,25 @@ def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reaso
     """
     capability = get_adapter(session, adapter).capability
     _lock(session, capability)
-    live = {promotion.adapter: promotion for promotion in live_adapters(session)}
-    trial = next((entry.promotion for entry in trials(session) if entry.capability == capability), None)
+    live = _current(session, capability, PromotionState.LIVE)
+    trial = _current(session, capability, *ON_TRIAL)
     if trial is not None and trial.adapter == adapter:
-        standing = next((name for name in live if get_adapter(session, name).capability == capability), None)
-        _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason, standing))
-        return standing
-    if adapter not in live:
-        raise NotLive(
-            f"adapter {adapter!r} is not live (live: {', '.join(sorted(live)) or 'none'}); see `traced status`"
-        )
+        control = None if live is None else live.adapter
+        _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason, control))
+        return control
+    if live is None or live.adapter != adapter:
+        names = ", ".join(sorted(promotion.adapter for promotion in live_adapters(session))) or "none"
+        raise NotLive(f"adapter {adapter!r} is not live (live: {names}); see `traced status`")
     candidates = _rollback_candidates(session, capability)
     previous = candidates.pop() if candidates else None
     _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason, previous))
-    successor_reason = f"{adapter} was rolled back"
+    cause = f"{adapter} was rolled back"
     if previous is not None:
-        _append(
-            session,
-            Promotion(
-                previous, PromotionState.LIVE, actor, at, successor_reason, candidates[-1] if candidates else None
-            ),
-        )
+        before_previous = candidates[-1] if candidates else None
+        _append(session, Promotion(previous, PromotionState.LIVE, actor, at, cause, before_previous))
+    # A canary gets a new entry with the new control, because its results against the old control no longer count.
     if trial is not None and trial.state is PromotionState.CANARY and trial.adapter != previous:
-        _append(session, replace(trial, who=actor, at=at, reason=successor_reason, previous=previous))
+        _append(session, replace(trial, who=actor, at=at, reason=cause, previous=previous))
     return previous
 
 
@@ -182,19 +202,8 @@ def rollback_target(session: Session, entry: PromotionEntry) -> str | None:
     """Return the version that a rollback of a live or trial version would leave live; None for the base model."""
     if entry.promotion.state is PromotionState.LIVE:
         return next(reversed(_rollback_candidates(session, entry.capability)), None)
-    live = [
-        promotion_entry
-        for promotion_entry in newest_promotions(session)
-        if promotion_entry.promotion.state is PromotionState.LIVE
-    ]
-    return next(
-        (
-            promotion_entry.promotion.adapter
-            for promotion_entry in live
-            if promotion_entry.capability == entry.capability
-        ),
-        None,
-    )
+    live = _current(session, entry.capability, PromotionState.LIVE)
+    return None if live is None else live.adapter
 
 
 def live_adapters(session: Session) -> list[Promotion]:
@@ -204,8 +213,7 @@ def live_adapters(session: Session) -> list[Promotion]:
 
 def trials(session: Session) -> list[PromotionEntry]:
     """Return the newest log entry of every adapter version on trial, by capability."""
-    on_trial = (PromotionState.CANARY, PromotionState.SHADOW)
-    return [entry for entry in newest_promotions(session) if entry.promotion.state in on_trial]
+    return [entry for entry in newest_promotions(session) if entry.promotion.state in ON_TRIAL]
 
 
 def newest_promotions(session: Session) -> list[PromotionEntry]:
@@ -247,6 +255,53 @@ def list_promotions(session: Session, adapter: str) -> list[Promotion]:
     """Return the promotion log of an adapter version, oldest first."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
     return [_promotion(row) for row in session.exec(query)]
+
+
+def list_gated_adapters(session: Session, *, limit: int, name: str | None = None) -> list[GatedAdapter]:
+    """Return adapter versions with a gate answer: those awaiting a decision first, then newest first."""
+    newest_gate = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
+    newest_decision = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
+    gate_of = and_(col(GateRow.adapter) == col(AdapterRow.name), col(GateRow.seq).in_(newest_gate))
+    decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
+    waits = and_(col(ApprovalRow.seq).is_(None), col(GateRow.answer) == GateAnswer.PASS.value)
+    query = (
+        columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
+        .join(GateRow, gate_of)
+        .join(ApprovalRow, decision_of, isouter=True)
+        .order_by(
+            case((waits, 0), else_=1),
+            func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(),
+            col(AdapterRow.name),
+        )
+        .limit(limit)
+    )
+    if name is not None:
+        query = query.where(col(AdapterRow.name) == name)
+    return [
+        GatedAdapter(key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _decision(approval))
+        for key, capability, cycle, gate, approval in session.execute(query)
+    ]
+
+
+def gate_pairs(
+    session: Session, *, adapter: str, base: str, cycle_id: str, source: str, split: str
+) -> Iterator[EpisodePair]:
+    """Yield the episode pairs of a cycle for one source and split, by task and trial."""
+    episodes = {model: _episodes(session, model, cycle_id, source, split) for model in (base, adapter)}
+    for key in sorted(episodes[base].keys() & episodes[adapter].keys()):
+        yield EpisodePair(*key, episodes[base][key], episodes[adapter][key])
+
+
+def _record(session: Session, row: GateRow) -> GateRecord:
+    query = select(ComparisonRow).where(ComparisonRow.gate_id == row.id).order_by(col(ComparisonRow.position))
+    comparisons = [_comparison(comparison) for comparison in session.exec(query)]
+    result = GateResult(row.adapter, GateAnswer(row.answer), comparisons, row.rounds)
+    return GateRecord(row.id, row.cycle_id, row.at, result)
+
+
+def _comparison(row: ComparisonRow) -> PairedDifference:
+    values = row.model_dump(exclude={"gate_id", "position"})
+    return PairedDifference(**{**values, "answer": GateAnswer(row.answer)})
 
 
 def _lock(session: Session, capability: str) -> None:
@@ -300,8 +355,9 @@ def _is_approved(session: Session, adapter: str) -> bool:
     return approval is not None and approval.decision is Decision.APPROVED
 
 
-def _latest(session: Session, adapter: str) -> Promotion:
-    return list_promotions(session, adapter)[-1]
+def _current(session: Session, capability: str, *states: PromotionState) -> Promotion | None:
+    entries = (entry for entry in newest_promotions(session) if entry.capability == capability)
+    return next((entry.promotion for entry in entries if entry.promotion.state in states), None)
 
 
 def _append(session: Session, promotion: Promotion) -> Promotion:
@@ -312,78 +368,6 @@ def _append(session: Session, promotion: Promotion) -> Promotion:
 
 def _promotion(row: PromotionRow) -> Promotion:
     return Promotion(**{**row.model_dump(exclude={"seq"}), "state": PromotionState(row.state)})
-
-
-@dataclass(frozen=True)
-class GatedAdapter:
-    """An adapter version with its newest gate answer and the newest decision on it."""
-
-    name: str
-    capability: str
-    cycle_id: str
-    answer: GateAnswer
-    rounds: int
-    at: datetime
-    decision: Approval | None
-
-    @property
-    def awaits_decision(self) -> bool:
-        """Whether the gate passed and nobody has decided yet."""
-        return self.decision is None and self.answer is GateAnswer.PASS
-
-
-@dataclass(frozen=True)
-class EpisodeResult:
-    """The result of an episode, without its messages."""
-
-    id: str
-    reward: float
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class EpisodePair:
-    """The episodes of the base model and the adapter on the same task and trial."""
-
-    task_id: str
-    trial: int
-    base: EpisodeResult
-    adapter: EpisodeResult
-
-
-def list_gated_adapters(session: Session, *, limit: int, name: str | None = None) -> list[GatedAdapter]:
-    """Return adapter versions with a gate answer: those awaiting a decision first, then newest first."""
-    newest_gate = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
-    newest_decision = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
-    gate_of = and_(col(GateRow.adapter) == col(AdapterRow.name), col(GateRow.seq).in_(newest_gate))
-    decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
-    waits = and_(col(ApprovalRow.seq).is_(None), col(GateRow.answer) == GateAnswer.PASS.value)
-    query = (
-        columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
-        .join(GateRow, gate_of)
-        .join(ApprovalRow, decision_of, isouter=True)
-        .order_by(
-            case((waits, 0), else_=1),
-            func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(),
-            col(AdapterRow.name),
-        )
-        .limit(limit)
-    )
-    if name is not None:
-        query = query.where(col(AdapterRow.name) == name)
-    return [
-        GatedAdapter(key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _decision(approval))
-        for key, capability, cycle, gate, approval in session.execute(query)
-    ]
-
-
-def gate_pairs(
-    session: Session, *, adapter: str, base: str, cycle_id: str, source: str, split: str
-) -> Iterator[EpisodePair]:
-    """Yield the episode pairs of a cycle for one source and split, by task and trial."""
-    episodes = {model: _episodes(session, model, cycle_id, source, split) for model in (base, adapter)}
-    for key in sorted(episodes[base].keys() & episodes[adapter].keys()):
-        yield EpisodePair(*key, episodes[base][key], episodes[adapter][key])
 
 
 def _episodes(

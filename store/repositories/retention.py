@@ -89,7 +89,7 @@ def ended_cycles(session: Session, ended_before: datetime, *, keep_newest: int =
     )
 
 
-def _reported(cutoff: datetime) -> Select[Any]:
+def _reported_trajectories(cutoff: datetime) -> Select[Any]:
     recent_exchange = (col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id), col(ExchangeRow.at) >= cutoff)
     query = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
     return query.where(
@@ -185,7 +185,7 @@ EVENTS = Prunable[datetime](_events, (col(EventRow.seq),))
 ATTEMPTS = Prunable[datetime](_attempts, (col(AttemptRow.seq),))
 NOTICES = Prunable[datetime](_notices, (col(NoticeRow.seq),))
 # To be deleted before EXCHANGES, which have the times of production trajectories.
-REPORTED = Prunable[datetime](_reported, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
+REPORTED_TRAJECTORIES = Prunable[datetime](_reported_trajectories, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
 EXCHANGES = Prunable[datetime](_exchanges, (col(ExchangeRow.id),))
 # A conversation whose decision is deleted continues with the base model.
 DECISIONS = Prunable[datetime](_decisions, (col(ConversationRow.id),))

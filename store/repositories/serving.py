@@ -8,20 +8,18 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
 
 import zstandard
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, func, select, update
 
-from store.content import digest, insert_new
+from store.content import batches, digest, insert_new
 from store.errors import NotFound, StoreConflict
 from store.records import ConversationRoute, Exchange, Feedback, RouterKey, RoutingChoice
 from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
 from store.tables import RoutingRow, TrajectoryRow
-from store.types import Outcome
+from store.types import JsonObject, Outcome
 
-IDS_PER_QUERY = 500
 # Exchanges of the router have ids with this prefix; those reported by OpenTelemetry spans have others.
 EXCHANGE_PREFIX = "exchange-"
 
@@ -35,9 +33,10 @@ def save_routes(session: Session, routes: Sequence[ConversationRoute]) -> dict[s
 def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, ConversationRoute]:
     """Return the decisions on conversations, by conversation; those without one are left out."""
     routes: dict[str, ConversationRoute] = {}
-    for start in range(0, len(conversation_ids), IDS_PER_QUERY):
-        is_requested = col(ConversationRow.id).in_(conversation_ids[start : start + IDS_PER_QUERY])
-        query = select(ConversationRow).where(is_requested).execution_options(populate_existing=True)
+    for batch in batches(conversation_ids):
+        query = select(ConversationRow).where(col(ConversationRow.id).in_(batch))
+        # Another router may have stored its decision first, so rows of this session may be out of date.
+        query = query.execution_options(populate_existing=True)
         routes |= {row.id: ConversationRoute(**row.model_dump()) for row in session.exec(query)}
     return routes
 
@@ -97,11 +96,11 @@ def silent_conversations(session: Session, *, silent_since: datetime, limit: int
 
 
 def list_exchanges(
-    session: Session, conversation_id: str, *, unsettled: bool = False, bodies: bool = True
+    session: Session, conversation_id: str, *, unsettled_only: bool = False, bodies: bool = True
 ) -> list[Exchange]:
     """Return the exchanges of a conversation, oldest first."""
     query = select(ExchangeRow).where(ExchangeRow.conversation_id == conversation_id)
-    if unsettled:
+    if unsettled_only:
         query = query.where(col(ExchangeRow.settled_at).is_(None))
     if not bodies:
         query = query.options(defer(ExchangeRow.body))  # type: ignore[arg-type]  # SQLModel types it as its value
@@ -142,12 +141,12 @@ def conversation_of(session: Session, response_id: str) -> str | None:
 
 def answered_by_router(session: Session, response_ids: Sequence[str], *, start: datetime) -> set[str]:
     """Return those of these responses that the router itself gave since ``start``, not reported by spans."""
-    answered: set[str] = set()
-    for offset in range(0, len(response_ids), IDS_PER_QUERY):
-        is_requested = col(ExchangeRow.response_id).in_(response_ids[offset : offset + IDS_PER_QUERY])
-        query = select(ExchangeRow.response_id).where(is_requested, col(ExchangeRow.id).startswith(EXCHANGE_PREFIX))
-        answered |= set(session.exec(query.where(ExchangeRow.at >= start)))
-    return answered
+    router_responses: set[str] = set()
+    for batch in batches(response_ids):
+        query = select(ExchangeRow.response_id).where(col(ExchangeRow.response_id).in_(batch))
+        query = query.where(col(ExchangeRow.id).startswith(EXCHANGE_PREFIX))
+        router_responses |= set(session.exec(query.where(ExchangeRow.at >= start)))
+    return router_responses
 
 
 def trajectories_of(session: Session, conversation_id: str, response_id: str = "") -> list[str]:
@@ -165,20 +164,18 @@ def trajectories_of(session: Session, conversation_id: str, response_id: str = "
 
 def exchanges_of(session: Session, trajectory_id: str) -> list[Exchange]:
     """Return the exchanges of a trajectory."""
-    return [
-        _exchange(row) for row in session.exec(select(ExchangeRow).where(ExchangeRow.trajectory_id == trajectory_id))
-    ]
+    query = select(ExchangeRow).where(ExchangeRow.trajectory_id == trajectory_id)
+    return [_exchange(row) for row in session.exec(query)]
 
 
 def router_trajectories(session: Session, trajectory_ids: Sequence[str]) -> set[str]:
     """Return those of these trajectories that came from the router or have feedback."""
     connected: set[str] = set()
-    for start in range(0, len(trajectory_ids), IDS_PER_QUERY):
-        ids = trajectory_ids[start : start + IDS_PER_QUERY]
+    for batch in batches(trajectory_ids):
         for column in (col(ExchangeRow.trajectory_id), col(FeedbackRow.conversation_id)):
             connected |= {
                 trajectory_id
-                for trajectory_id in session.exec(select(column).where(column.in_(ids)).distinct())
+                for trajectory_id in session.exec(select(column).where(column.in_(batch)).distinct())
                 if trajectory_id is not None
             }
     return connected
@@ -193,10 +190,8 @@ def save_feedback(session: Session, feedback: Feedback) -> None:
 def list_feedback(session: Session, conversation_ids: Collection[str]) -> list[Feedback]:
     """Return the feedback on conversations, in order of writing."""
     rows: list[FeedbackRow] = []
-    ids: Sequence[str] = list(conversation_ids)
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        is_requested = col(FeedbackRow.conversation_id).in_(ids[start : start + IDS_PER_QUERY])
-        rows += session.exec(select(FeedbackRow).where(is_requested))
+    for batch in batches(list(conversation_ids)):
+        rows += session.exec(select(FeedbackRow).where(col(FeedbackRow.conversation_id).in_(batch)))
     rows.sort(key=lambda row: row.seq or 0)
     return [Feedback(**row.model_dump(exclude={"seq", "id"})) for row in rows]
 
@@ -227,20 +222,6 @@ def list_keys(session: Session) -> list[RouterKey]:
     return [RouterKey(**row.model_dump()) for row in session.exec(query)]
 
 
-def _compress(body: dict[str, Any] | None) -> bytes | None:
-    if body is None:
-        return None
-    # ASCII output keeps lone surrogates, which UTF-8 cannot encode.
-    text = json.dumps(body, separators=(",", ":"))
-    return zstandard.ZstdCompressor(level=1).compress(text.encode())
-
-
-def _exchange(row: ExchangeRow, *, bodies: bool = True) -> Exchange:
-    values = row.model_dump(exclude={"body", "settled_at"})
-    body = None if not bodies or row.body is None else json.loads(zstandard.ZstdDecompressor().decompress(row.body))
-    return Exchange(**values, body=body)
-
-
 def save_routing(session: Session, choices: Iterable[RoutingChoice]) -> None:
     """Store routing choices of test conversations; their trajectories must be stored before."""
     insert_new(session, RoutingRow, [asdict(choice) for choice in choices])
@@ -257,3 +238,17 @@ def list_routing(session: Session, *, cycle_id: str | None = None) -> list[Routi
 def count_routed(session: Session) -> dict[str, int]:
     """Count the routed test conversations of each model."""
     return dict(session.exec(select(RoutingRow.model, func.count()).group_by(col(RoutingRow.model))).all())
+
+
+def _compress(body: JsonObject | None) -> bytes | None:
+    if body is None:
+        return None
+    # ASCII output keeps lone surrogates, which UTF-8 cannot encode.
+    text = json.dumps(body, separators=(",", ":"))
+    return zstandard.ZstdCompressor(level=1).compress(text.encode())
+
+
+def _exchange(row: ExchangeRow, *, bodies: bool = True) -> Exchange:
+    values = row.model_dump(exclude={"body", "settled_at"})
+    body = None if not bodies or row.body is None else json.loads(zstandard.ZstdDecompressor().decompress(row.body))
+    return Exchange(**values, body=body)

@@ -7,7 +7,7 @@ bodies of exchanges are never read.
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ from sqlalchemy import SQLColumnExpression, literal_column, tuple_
 from sqlalchemy import select as sql_select
 from sqlmodel import Session, col, func, select
 
+from store.content import batches
 from store.errors import NotFound
 from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories.serving import (
-    IDS_PER_QUERY,
     conversation_of,
     find_routes,
     list_exchanges,
@@ -30,6 +30,10 @@ from store.repositories.trajectories import get_trajectories
 from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow
 from store.tables import TrajectoryRow
 from store.types import EndCause, Outcome, Trajectory
+
+OK = 200
+MAX_EXCHANGES, MAX_OUTCOMES, MAX_FEEDBACK = 10_000, 1_000, 1_000
+MAX_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -60,42 +64,6 @@ class ModelTraffic:
     def share(self) -> float | None:
         """The model's share of the routed conversations, 0-1; None if there are none."""
         return self.conversations / self.decided if self.decided else None
-
-
-def get_conversation(session: Session, name: str) -> Conversation:
-    """Return a conversation by its id or by the id of a response in it; raises ``NotFound``."""
-    for conversation_id in (name, conversation_of(session, name)):
-        if conversation_id is None:
-            continue
-        route = find_routes(session, [conversation_id]).get(conversation_id)
-        exchanges = list_exchanges(session, conversation_id, bodies=False)
-        if route is not None or exchanges:
-            return Conversation(
-                conversation_id,
-                route,
-                exchanges,
-                list_feedback(session, [conversation_id]),
-                get_trajectories(session, trajectories_of(session, conversation_id), tokens=False),
-            )
-    hint = "it is in the header X-Traced-Conversation of every answer, and kept for retention.conversations_days"
-    raise NotFound("conversation", name, hint)
-
-
-def model_traffic(session: Session, model: str) -> ModelTraffic:
-    """Return the traffic of ``model``, as far as it is still stored."""
-    own_query = select(func.count(), func.max(ConversationRow.at)).where(ConversationRow.model == model)
-    conversations, last = session.exec(own_query).one()
-    decided = session.exec(select(func.count()).select_from(ConversationRow)).one()
-    outcome = col(TrajectoryRow.outcome)
-    is_production = (col(TrajectoryRow.cycle_id).is_(None), TrajectoryRow.end_cause != EndCause.SHADOW.value)
-    query = select(outcome, func.count()).where(TrajectoryRow.model == model, *is_production)
-    rows = session.exec(query.group_by(outcome).order_by(outcome))
-    return ModelTraffic(conversations, decided, last, {Outcome(name): count for name, count in rows})
-
-
-OK = 200
-MAX_EXCHANGES, MAX_OUTCOMES, MAX_FEEDBACK = 10_000, 1_000, 1_000
-MAX_REASONS = 5
 
 
 @dataclass
@@ -154,6 +122,37 @@ class _ExchangeHeader(NamedTuple):
     shadow_of: str | None
 
 
+def get_conversation(session: Session, name: str) -> Conversation:
+    """Return a conversation by its id or by the id of a response in it; raises ``NotFound``."""
+    for conversation_id in (name, conversation_of(session, name)):
+        if conversation_id is None:
+            continue
+        route = find_routes(session, [conversation_id]).get(conversation_id)
+        exchanges = list_exchanges(session, conversation_id, bodies=False)
+        if route is not None or exchanges:
+            return Conversation(
+                conversation_id,
+                route,
+                exchanges,
+                list_feedback(session, [conversation_id]),
+                get_trajectories(session, trajectories_of(session, conversation_id), tokens=False),
+            )
+    hint = "it is in the header X-Traced-Conversation of every answer, and kept for retention.conversations_days"
+    raise NotFound("conversation", name, hint)
+
+
+def model_traffic(session: Session, model: str) -> ModelTraffic:
+    """Return the traffic of ``model``, as far as it is still stored."""
+    of_model = select(func.count(), func.max(ConversationRow.at)).where(ConversationRow.model == model)
+    conversations, last = session.exec(of_model).one()
+    total = session.exec(select(func.count()).select_from(ConversationRow)).one()
+    outcome = col(TrajectoryRow.outcome)
+    is_production = (col(TrajectoryRow.cycle_id).is_(None), TrajectoryRow.end_cause != EndCause.SHADOW.value)
+    query = select(outcome, func.count()).where(TrajectoryRow.model == model, *is_production)
+    rows = session.exec(query.group_by(outcome).order_by(outcome))
+    return ModelTraffic(conversations, total, last, {Outcome(name): count for name, count in rows})
+
+
 def recent_traffic(session: Session, now: datetime) -> RecentTraffic:
     """Return the activity of all models in the day before ``now``."""
     day, hour = now - timedelta(days=1), now - timedelta(hours=1)
@@ -176,15 +175,13 @@ def recent_traffic(session: Session, now: datetime) -> RecentTraffic:
         models[model].day = count
     for model, count in _count_conversations([exchange for exchange in visible if exchange.at > hour]).items():
         models[model].hour = count
-    for model, count in _count_conversations(
-        [exchange for exchange in exchanges if exchange.shadow_of is not None]
-    ).items():
+    shadows = [exchange for exchange in exchanges if exchange.shadow_of is not None]
+    for model, count in _count_conversations(shadows).items():
         models[model].shadowed = count
     _add_outcomes(session, visible, models)
     _add_feedback(session, day, models)
-    return RecentTraffic(
-        dict(sorted(models.items())), _default_reasons(session, visible, day), len(exchanges) >= MAX_EXCHANGES
-    )
+    by_default = _default_reasons(session, visible, day)
+    return RecentTraffic(dict(sorted(models.items())), by_default, partial=len(exchanges) >= MAX_EXCHANGES)
 
 
 def list_routes(session: Session, *, limit: int, cursor: str | None = None, model: str = "") -> RoutePage:
@@ -231,22 +228,22 @@ def _parse_time_cursor(cursor: str) -> tuple[datetime, str]:
 
 
 def _unknown_cursor(cursor: str) -> NotFound:
-    return NotFound("page of decisions behind", cursor, "take `before` from the page before")
+    return NotFound("page of decisions behind", cursor, "take `before` from the previous page")
 
 
-def _recent_exchanges(session: Session, since: datetime) -> list[_ExchangeHeader]:
-    """Return the newest exchanges since ``since``, newest first."""
+def _recent_exchanges(session: Session, start: datetime) -> list[_ExchangeHeader]:
+    """Return the newest exchanges after ``start``, newest first."""
     # Two queries because the index is (settled_at, at). An exchange is settled after it was made, so those of the last
     # day are unsettled or were settled within it.
     parts = [col(getattr(ExchangeRow, name)) for name in _ExchangeHeader._fields]
     at, settled_at = col(ExchangeRow.at), col(ExchangeRow.settled_at)
-    query = sql_select(*parts).where(at > since).limit(MAX_EXCHANGES)
-    unsettled = session.execute(query.where(settled_at.is_(None)).order_by(at.desc()))
-    rows = [_ExchangeHeader(*row) for row in unsettled]
-    rows += [
-        _ExchangeHeader(*row) for row in session.execute(query.where(settled_at > since).order_by(settled_at.desc()))
-    ]
-    return sorted(rows, key=lambda exchange: exchange.at, reverse=True)[:MAX_EXCHANGES]
+    query = sql_select(*parts).where(at > start).limit(MAX_EXCHANGES)
+    queries = (
+        query.where(settled_at.is_(None)).order_by(at.desc()),
+        query.where(settled_at > start).order_by(settled_at.desc()),
+    )
+    exchanges = [_ExchangeHeader(*row) for query in queries for row in session.execute(query)]
+    return sorted(exchanges, key=lambda exchange: exchange.at, reverse=True)[:MAX_EXCHANGES]
 
 
 def _count_conversations(exchanges: Sequence[_ExchangeHeader]) -> Counter[str]:
@@ -258,11 +255,10 @@ def _add_outcomes(session: Session, exchanges: Sequence[_ExchangeHeader], models
     """Add the outcomes of the newest trajectories to every model that answered in them."""
     models_of: dict[str, set[str]] = {}
     for exchange in exchanges:
-        if exchange.trajectory_id is not None and (
-            len(models_of) < MAX_OUTCOMES or exchange.trajectory_id in models_of
-        ):
-            models_of.setdefault(exchange.trajectory_id, set()).add(exchange.model)
-    for ids in _batches(list(models_of)):
+        key = exchange.trajectory_id
+        if key is not None and (len(models_of) < MAX_OUTCOMES or key in models_of):
+            models_of.setdefault(key, set()).add(exchange.model)
+    for ids in batches(list(models_of)):
         query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(col(TrajectoryRow.id).in_(ids))
         for trajectory_id, outcome_name in session.exec(query):
             for model in models_of[trajectory_id]:
@@ -270,13 +266,13 @@ def _add_outcomes(session: Session, exchanges: Sequence[_ExchangeHeader], models
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
 
 
-def _add_feedback(session: Session, since: datetime, models: dict[str, ModelActivity]) -> None:
+def _add_feedback(session: Session, start: datetime, models: dict[str, ModelActivity]) -> None:
     """Add the newest feedback to every model that answered in the conversation."""
     query = select(FeedbackRow).order_by(col(FeedbackRow.seq).desc()).limit(MAX_FEEDBACK)
-    rows = [row for row in session.exec(query) if row.at > since]
+    rows = [row for row in session.exec(query) if row.at > start]
     models_of: dict[str, set[str]] = {}
     parts = (ExchangeRow.conversation_id, ExchangeRow.model)
-    for ids in _batches(list({row.conversation_id for row in rows})):
+    for ids in batches(list({row.conversation_id for row in rows})):
         is_visible = (col(ExchangeRow.conversation_id).in_(ids), col(ExchangeRow.shadow_of).is_(None))
         for conversation_id, model in session.exec(select(*parts).where(*is_visible).distinct()):
             models_of.setdefault(conversation_id, set()).add(model)
@@ -286,14 +282,10 @@ def _add_feedback(session: Session, since: datetime, models: dict[str, ModelActi
             models.setdefault(model, ModelActivity(model)).feedback.append(feedback)
 
 
-def _default_reasons(session: Session, exchanges: Sequence[_ExchangeHeader], since: datetime) -> dict[str, int]:
+def _default_reasons(session: Session, exchanges: Sequence[_ExchangeHeader], start: datetime) -> dict[str, int]:
     """Return the most frequent reasons why conversations fell back to the base model."""
     reasons: Counter[str] = Counter()
-    for ids in _batches(list({item.conversation_id for item in exchanges})):
-        is_default = (col(ConversationRow.id).in_(ids), ConversationRow.why != "", ConversationRow.at > since)
+    for ids in batches(list({exchange.conversation_id for exchange in exchanges})):
+        is_default = (col(ConversationRow.id).in_(ids), ConversationRow.why != "", ConversationRow.at > start)
         reasons.update(session.exec(select(ConversationRow.why).where(*is_default)))
     return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS])
-
-
-def _batches(ids: Sequence[str]) -> Collection[Sequence[str]]:
-    return [ids[start : start + IDS_PER_QUERY] for start in range(0, len(ids), IDS_PER_QUERY)]

@@ -16,14 +16,14 @@ from sqlalchemy import select as columns
 from sqlmodel import Session, col, func, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from store.content import digest, insert_new, pack, unpack
+from store.content import BATCH, batches, digest, insert_new, pack, unpack
 from store.errors import NotFound
 from store.service_tables import ExchangeRow, FeedbackRow
 from store.tables import LabelRow, RoutingRow, ToolsetRow, TrajectoryRow, TurnsRow
 from store.types import EndCause, Outcome, Tool, Trajectory
 
 ORDER = tuple(col(getattr(TrajectoryRow, name)) for name in ("source", "split", "task_id", "trial", "model", "id"))
-IDS_PER_QUERY = 500
+JUDGED_OUTCOMES = [outcome.value for outcome in Outcome if outcome.is_judged]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,6 @@ class TrajectoryFilter:
     task_id: str | None = None
 
 
-EVERYTHING = TrajectoryFilter()
-
-
 @dataclass(frozen=True)
 class SaveResult:
     """The result of a save; ``rejected`` are the ids stored before with different content, which is kept."""
@@ -51,20 +48,25 @@ class SaveResult:
     rejected: list[str] = field(default_factory=list)
 
 
+EVERYTHING = TrajectoryFilter()
+
+
 def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> SaveResult:
     """Store trajectories; trajectories that exist already are no error."""
     incoming = {trajectory.id: trajectory for trajectory in trajectories}
-    existing = _stored_digests(session, list(incoming))
+    digests = _stored_digests(session, list(incoming))
     new, unchanged = [], 0
     overwritten: list[str] = []
     rejected: list[str] = []
     for trajectory in incoming.values():
-        existing_entry = existing.get(trajectory.id)
-        if existing_entry is None:
+        if trajectory.id not in digests:
             new.append(trajectory)
-        elif existing_entry[0] == _digest(trajectory):
+            continue
+        stored_digest, outcome = digests[trajectory.id]
+        if stored_digest == _digest(trajectory):
             unchanged += 1
-        elif not Outcome(existing_entry[1]).is_judged and not _is_cited(session, trajectory.id):
+        # Without an outcome of the agent a recording is no evidence, and a repeated episode may replace it.
+        elif not Outcome(outcome).is_judged and not _is_cited(session, trajectory.id):
             overwritten.append(trajectory.id)
         else:
             rejected.append(trajectory.id)
@@ -114,9 +116,9 @@ def get_trajectory(session: Session, trajectory_id: str, *, tokens: bool = True)
 def get_trajectories(session: Session, ids: Sequence[str], *, tokens: bool = True) -> list[Trajectory]:
     """Return trajectories by id, in listing order; unknown ids are left out."""
     trajectories: list[Trajectory] = []
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        is_requested = col(TrajectoryRow.id).in_(ids[start : start + IDS_PER_QUERY])
-        trajectories += _read(session, select(TrajectoryRow).where(is_requested), tokens=tokens)
+    for batch in batches(ids):
+        query = select(TrajectoryRow).where(col(TrajectoryRow.id).in_(batch))
+        trajectories += _read(session, query, tokens=tokens)
     return sorted(trajectories, key=lambda t: (t.source, t.split, t.task_id, t.trial, t.model, t.id))
 
 
@@ -140,7 +142,7 @@ def list_trajectories(
     if after_id is not None:
         row = session.get(TrajectoryRow, after_id)
         if row is None:
-            raise NotFound("trajectory", after_id, "take `after` from the page before")
+            raise NotFound("trajectory", after_id, "take `after` from the previous page")
         query = query.where(tuple_(*ORDER) > tuple_(row.source, row.split, row.task_id, row.trial, row.model, row.id))
     return _read(session, query, tokens=tokens)
 
@@ -158,7 +160,7 @@ def iterate_trajectories(
 def iterate_ids(session: Session, criteria: TrajectoryFilter = EVERYTHING) -> Iterator[str]:
     """Yield the ids of all matching trajectories in listing order, reading one page at a time."""
     query = select(col(TrajectoryRow.id)).where(*_conditions(criteria)).order_by(*ORDER)
-    yield from session.exec(query, execution_options={"yield_per": IDS_PER_QUERY})
+    yield from session.exec(query, execution_options={"yield_per": BATCH})
 
 
 def is_stored(session: Session, trajectory_id: str) -> bool:
@@ -184,8 +186,8 @@ def reported_ids(
     session: Session, source: str, outcomes: Collection[Outcome] = tuple(Outcome), limit: int | None = None
 ) -> list[str]:
     """Return the ids of reported trajectories: production newest first, then imports in listing order."""
-    last_exchange = select(func.max(col(ExchangeRow.at))).where(col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id))
-    last_at = last_exchange.scalar_subquery()
+    is_part = col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)
+    last_at = select(func.max(col(ExchangeRow.at))).where(is_part).scalar_subquery()
     query = select(col(TrajectoryRow.id)).where(
         TrajectoryRow.source == source,
         col(TrajectoryRow.cycle_id).is_(None),
@@ -194,101 +196,12 @@ def reported_ids(
     return list(session.exec(query.order_by(last_at.is_(None), last_at.desc(), *ORDER).limit(limit)))
 
 
-def _conditions(criteria: TrajectoryFilter) -> list[ColumnElement[bool]]:
-    criteria_values = {name: value for name, value in asdict(criteria).items() if value is not None}
-    columns = {name: col(getattr(TrajectoryRow, name)) for name in criteria_values}
-    if criteria.cycle_id is not None:
-        columns |= {name: in_cycle(column) for name, column in columns.items() if name != "cycle_id"}
-    return [columns[name] == str(value) for name, value in criteria_values.items()]
-
-
 def in_cycle(column: Any) -> Any:
     """Return the column as an expression that SQLite does not look up in the listing index.
 
     For queries of one cycle: with the plain column SQLite would scan the listing of all cycles instead.
     """
     return column + ""
-
-
-def _read(session: Session, query: SelectOfScalar[TrajectoryRow], *, tokens: bool) -> list[Trajectory]:
-    rows = session.exec(query).all()
-    toolsets: dict[str, list[Tool]] = {}
-    for toolset_hash in {row.toolset_hash for row in rows}:
-        toolset = session.get(ToolsetRow, toolset_hash)
-        toolsets[toolset_hash] = toolset.tools if toolset is not None else []
-    packed = _packed_turns(session, [row.id for row in rows]) if tokens else {}
-    return [_trajectory(row, toolsets[row.toolset_hash], packed.get(row.id)) for row in rows]
-
-
-def _packed_turns(session: Session, ids: Sequence[str]) -> dict[str, bytes]:
-    packed_turns: dict[str, bytes] = {}
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        is_requested = col(TurnsRow.trajectory_id).in_(ids[start : start + IDS_PER_QUERY])
-        packed_turns.update(
-            session.exec(select(col(TurnsRow.trajectory_id), col(TurnsRow.packed)).where(is_requested)).all()
-        )
-    return packed_turns
-
-
-def _trajectory(row: TrajectoryRow, tools: list[Tool], packed: bytes | None) -> Trajectory:
-    values = row.model_dump(exclude={"digest", "toolset_hash"})
-    values["outcome"], values["end_cause"] = Outcome(row.outcome), EndCause(row.end_cause)
-    return Trajectory(**values, tools=tools, turns=unpack(packed) if packed is not None else [])
-
-
-def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
-    columns = (col(TrajectoryRow.id), col(TrajectoryRow.digest), col(TrajectoryRow.outcome))
-    digests: dict[str, tuple[str, str]] = {}
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        is_requested = columns[0].in_(ids[start : start + IDS_PER_QUERY])
-        digests.update(
-            {key: (digest, outcome) for key, digest, outcome in session.exec(select(*columns).where(is_requested))}
-        )
-    return digests
-
-
-def _digest(trajectory: Trajectory) -> str:
-    return digest({key: value for key, value in vars(trajectory).items() if key != "turns"})
-
-
-def _is_cited(session: Session, trajectory_id: str) -> bool:
-    label = session.exec(select(LabelRow).where(LabelRow.trajectory_id == trajectory_id).limit(1)).first()
-    return label is not None or session.get(RoutingRow, trajectory_id) is not None
-
-
-def _delete(session: Session, ids: Sequence[str]) -> None:
-    for key in ids:
-        session.execute(delete(TurnsRow).where(col(TurnsRow.trajectory_id) == key))
-        session.execute(delete(TrajectoryRow).where(col(TrajectoryRow.id) == key))
-
-
-def _insert(session: Session, trajectories: Sequence[Trajectory]) -> None:
-    # Most trajectories of a batch share one list of tools, so hash each list object once.
-    by_object = {id(trajectory.tools): trajectory.tools for trajectory in trajectories}
-    hashes = {key: digest(tools) for key, tools in by_object.items()}
-    toolsets = {hashes[key]: tools for key, tools in by_object.items()}
-    insert_new(session, ToolsetRow, [{"hash": key, "tools": tools} for key, tools in toolsets.items()])
-    insert_new(
-        session,
-        TrajectoryRow,
-        [_trajectory_values(trajectory, hashes[id(trajectory.tools)]) for trajectory in trajectories],
-    )
-    insert_new(session, TurnsRow, [_turns_values(trajectory) for trajectory in trajectories if trajectory.turns])
-
-
-def _trajectory_values(trajectory: Trajectory, toolset_hash: str) -> dict[str, object]:
-    values = {key: value for key, value in vars(trajectory).items() if key not in ("turns", "tools")}
-    values |= {"outcome": trajectory.outcome.value, "end_cause": trajectory.end_cause.value}
-    return values | {"digest": _digest(trajectory), "toolset_hash": toolset_hash}
-
-
-def _turns_values(trajectory: Trajectory) -> dict[str, object]:
-    completion_tokens = sum(len(turn.completion_ids) for turn in trajectory.turns)
-    counts = {"turns": len(trajectory.turns), "completion_tokens": completion_tokens}
-    return {"trajectory_id": trajectory.id, **counts, "packed": pack(trajectory.turns)}
-
-
-JUDGED_OUTCOMES = [outcome.value for outcome in Outcome if outcome.is_judged]
 
 
 def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) -> list[str]:
@@ -327,10 +240,10 @@ def judged_since(
         .limit(limit)
         .subquery()
     )
-    last = columns(
+    ends = columns(
         newest_exchanges.c.trajectory_id, func.max(newest_exchanges.c.at).label("at"), func.count().label("exchanges")
     )
-    conversation_ends = last.group_by(newest_exchanges.c.trajectory_id).subquery()
+    conversation_ends = ends.group_by(newest_exchanges.c.trajectory_id).subquery()
     trajectory_columns = (col(TrajectoryRow.outcome), col(TrajectoryRow.source), col(TrajectoryRow.cycle_id))
     query = columns(conversation_ends.c.at, *trajectory_columns, conversation_ends.c.exchanges)
     rows = session.execute(
@@ -350,8 +263,88 @@ def lock_outcomes(session: Session, ids: Sequence[str]) -> dict[str, Outcome]:
     Labels stored in the same transaction then refer to the outcome that they were made with.
     """
     outcomes: dict[str, Outcome] = {}
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        is_requested = col(TrajectoryRow.id).in_(ids[start : start + IDS_PER_QUERY])
-        query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(is_requested).order_by(col(TrajectoryRow.id))
+    for batch in batches(ids):
+        query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(col(TrajectoryRow.id).in_(batch))
+        # In a fixed order, so that two transactions that lock the same rows cannot deadlock.
+        query = query.order_by(col(TrajectoryRow.id))
         outcomes |= {key: Outcome(outcome) for key, outcome in session.exec(query.with_for_update())}
     return outcomes
+
+
+def _conditions(criteria: TrajectoryFilter) -> list[ColumnElement[bool]]:
+    values = {name: value for name, value in asdict(criteria).items() if value is not None}
+    columns = {name: col(getattr(TrajectoryRow, name)) for name in values}
+    if criteria.cycle_id is not None:
+        columns |= {name: in_cycle(column) for name, column in columns.items() if name != "cycle_id"}
+    return [columns[name] == str(value) for name, value in values.items()]
+
+
+def _read(session: Session, query: SelectOfScalar[TrajectoryRow], *, tokens: bool) -> list[Trajectory]:
+    rows = session.exec(query).all()
+    toolsets: dict[str, list[Tool]] = {}
+    for toolset_hash in {row.toolset_hash for row in rows}:
+        toolset = session.get(ToolsetRow, toolset_hash)
+        toolsets[toolset_hash] = toolset.tools if toolset is not None else []
+    turns = _packed_turns(session, [row.id for row in rows]) if tokens else {}
+    return [_trajectory(row, toolsets[row.toolset_hash], turns.get(row.id)) for row in rows]
+
+
+def _packed_turns(session: Session, ids: Sequence[str]) -> dict[str, bytes]:
+    packed_turns: dict[str, bytes] = {}
+    for batch in batches(ids):
+        query = select(col(TurnsRow.trajectory_id), col(TurnsRow.packed)).where(col(TurnsRow.trajectory_id).in_(batch))
+        packed_turns.update(session.exec(query).all())
+    return packed_turns
+
+
+def _trajectory(row: TrajectoryRow, tools: list[Tool], turns: bytes | None) -> Trajectory:
+    values = row.model_dump(exclude={"digest", "toolset_hash"})
+    values["outcome"], values["end_cause"] = Outcome(row.outcome), EndCause(row.end_cause)
+    return Trajectory(**values, tools=tools, turns=unpack(turns) if turns is not None else [])
+
+
+def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    columns = (col(TrajectoryRow.id), col(TrajectoryRow.digest), col(TrajectoryRow.outcome))
+    digests: dict[str, tuple[str, str]] = {}
+    for batch in batches(ids):
+        rows = session.exec(select(*columns).where(columns[0].in_(batch)))
+        digests |= {key: (digest, outcome) for key, digest, outcome in rows}
+    return digests
+
+
+def _digest(trajectory: Trajectory) -> str:
+    return digest({key: value for key, value in vars(trajectory).items() if key != "turns"})
+
+
+def _is_cited(session: Session, trajectory_id: str) -> bool:
+    label = session.exec(select(LabelRow).where(LabelRow.trajectory_id == trajectory_id).limit(1)).first()
+    return label is not None or session.get(RoutingRow, trajectory_id) is not None
+
+
+def _delete(session: Session, ids: Sequence[str]) -> None:
+    for key in ids:
+        session.execute(delete(TurnsRow).where(col(TurnsRow.trajectory_id) == key))
+        session.execute(delete(TrajectoryRow).where(col(TrajectoryRow.id) == key))
+
+
+def _insert(session: Session, trajectories: Sequence[Trajectory]) -> None:
+    # Most trajectories of a batch share one list of tools, so hash each list object once.
+    by_object = {id(trajectory.tools): trajectory.tools for trajectory in trajectories}
+    hashes = {key: digest(tools) for key, tools in by_object.items()}
+    toolsets = {hashes[key]: tools for key, tools in by_object.items()}
+    insert_new(session, ToolsetRow, [{"hash": key, "tools": tools} for key, tools in toolsets.items()])
+    rows = [_trajectory_values(trajectory, hashes[id(trajectory.tools)]) for trajectory in trajectories]
+    insert_new(session, TrajectoryRow, rows)
+    insert_new(session, TurnsRow, [_turns_values(trajectory) for trajectory in trajectories if trajectory.turns])
+
+
+def _trajectory_values(trajectory: Trajectory, toolset_hash: str) -> dict[str, object]:
+    values = {key: value for key, value in vars(trajectory).items() if key not in ("turns", "tools")}
+    values |= {"outcome": trajectory.outcome.value, "end_cause": trajectory.end_cause.value}
+    return values | {"digest": _digest(trajectory), "toolset_hash": toolset_hash}
+
+
+def _turns_values(trajectory: Trajectory) -> dict[str, object]:
+    completion_tokens = sum(len(turn.completion_ids) for turn in trajectory.turns)
+    counts = {"turns": len(trajectory.turns), "completion_tokens": completion_tokens}
+    return {"trajectory_id": trajectory.id, **counts, "packed": pack(trajectory.turns)}

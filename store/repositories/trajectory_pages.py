@@ -25,20 +25,13 @@ SCAN_SIZE = 250  # rows per query while searching for matches
 MAX_SCAN_S = 0.5
 MAX_FIRST_WORDS = 200  # characters of the first user message
 MESSAGES_PER_QUERY = 50  # conversations in memory at a time
-SUMMARY_COLUMNS = (
-    "id",
-    "source",
-    "split",
-    "task_id",
-    "trial",
-    "model",
-    "outcome",
-    "reward",
-    "end_cause",
-    "cycle_id",
-    "messages",
-)
-COLUMNS = [col(getattr(TrajectoryRow, name)) for name in SUMMARY_COLUMNS]
+SUMMARY_COLUMNS = [
+    col(getattr(TrajectoryRow, name))
+    for name in (
+        *("id", "source", "split", "task_id", "trial", "model"),
+        *("outcome", "reward", "end_cause", "cycle_id", "messages"),
+    )
+]
 
 
 @dataclass(frozen=True)
@@ -102,23 +95,23 @@ class CycleCapabilities:
     capabilities: list[str]
 
 
-def trajectory_page(session: Session, criteria: PageFilter, *, limit: int, after: str | None = None) -> Page:
+def trajectory_page(session: Session, criteria: PageFilter, *, limit: int, after_id: str | None = None) -> Page:
     """Return a page of at most ``limit`` matching trajectories, after the cursor ``after`` of the previous page."""
-    started, scanned, ids, cursor = time.monotonic(), 0, list[str](), after
+    started, scanned, ids, cursor = time.monotonic(), 0, list[str](), after_id
     size = SCAN_SIZE if criteria.outcome or criteria.text else limit
-    labelled_ids = _labelled_ids(session, criteria, after, MAX_SCANNED + size) if criteria.needs_labels else None
+    labelled_ids = _labelled_ids(session, criteria, after_id, MAX_SCANNED + size) if criteria.needs_labels else None
     while True:
         if labelled_ids is None:
             group = _scan(session, criteria, cursor, size)
         else:
             group, labelled_ids = _scan_ids(session, criteria, labelled_ids[:size]), labelled_ids[size:]
-        for fits in _confirm_matches(session, criteria, group):
+        for cursor, is_match in _confirm_matches(session, criteria, group):
             scanned += 1
-            cursor = fits[0]
-            if fits[1]:
+            if is_match:
                 ids.append(cursor)
             if len(ids) == limit:
                 break
+        # A short group is the end of the listing only if all of its rows were examined.
         at_end = len(group) < size and (not group or cursor == group[-1].id)
         is_full = len(ids) == limit
         gave_up = scanned >= MAX_SCANNED or time.monotonic() - started > MAX_SCAN_S
@@ -173,21 +166,34 @@ def labels_of(session: Session, trajectory_id: str) -> list[LabelRow]:
     return list(session.exec(select(LabelRow).where(LabelRow.trajectory_id == trajectory_id).order_by(*order)))
 
 
-def _scan(session: Session, criteria: PageFilter, after: str | None, size: int) -> Sequence[Row[Any]]:
+def first_words(messages: Sequence[Message]) -> str:
+    """Return the start of the first user message on one line; "" if there is none."""
+    for message in messages:
+        if isinstance(message, dict) and message.get("role") == "user":
+            content = message.get("content")
+            parts = content if isinstance(content, list) else [{"text": content}]
+            texts = (part.get("text") for part in parts if isinstance(part, dict))
+            text = " ".join(text for text in texts if isinstance(text, str))
+            # Cut before splitting, because the text may be megabytes long.
+            return " ".join(text[: 2 * MAX_FIRST_WORDS].split())[:MAX_FIRST_WORDS]
+    return ""
+
+
+def _scan(session: Session, criteria: PageFilter, cursor: str | None, size: int) -> Sequence[Row[Any]]:
     """Return id and database match of the next rows in listing order."""
     query = select(col(TrajectoryRow.id), _matches_criteria(criteria).label("fits")).where(
-        *_after_cursor(session, criteria, after)
+        *_after_cursor(session, criteria, cursor)
     )
     return session.execute(query.order_by(*ORDER).limit(size)).all()
 
 
-def _labelled_ids(session: Session, criteria: PageFilter, after: str | None, limit: int) -> list[str]:
+def _labelled_ids(session: Session, criteria: PageFilter, cursor: str | None, limit: int) -> list[str]:
     """Return the next ids in listing order that the cycle has labelled with the criteria's verdict."""
-    labelled = select(LabelRow.trajectory_id).where(*_label_conditions(session, criteria))
+    label_query = select(LabelRow.trajectory_id).where(*_label_conditions(session, criteria))
     if criteria.verdict:
-        labelled = labelled.where(col(LabelRow.verdict) == criteria.verdict.value)
+        label_query = label_query.where(col(LabelRow.verdict) == criteria.verdict.value)
     query = select(TrajectoryRow.id).where(
-        col(TrajectoryRow.id).in_(labelled), *_after_cursor(session, criteria, after)
+        col(TrajectoryRow.id).in_(label_query), *_after_cursor(session, criteria, cursor)
     )
     return list(session.exec(query.order_by(*ORDER).limit(limit)))
 
@@ -201,16 +207,16 @@ def _scan_ids(session: Session, criteria: PageFilter, ids: Sequence[str]) -> Seq
     return [rows[key] for key in ids]
 
 
-def _after_cursor(session: Session, criteria: PageFilter, after: str | None) -> list[ColumnElement[bool]]:
+def _after_cursor(session: Session, criteria: PageFilter, cursor: str | None) -> list[ColumnElement[bool]]:
     """Return the conditions for rows of the source after a row of the listing; raises ``NotFound`` if it is unknown."""
     # With a fixed source SQLite seeks in the index only if the row comparison leaves the source out.
     order = ORDER[1:] if criteria.source else ORDER
     conditions = [col(TrajectoryRow.source) == criteria.source] if criteria.source else []
-    if after is None:
+    if cursor is None:
         return conditions
-    position = session.exec(select(*order).where(TrajectoryRow.id == after)).first()
+    position = session.exec(select(*order).where(TrajectoryRow.id == cursor)).first()
     if position is None:
-        raise NotFound("trajectory", after, "take `after` from the page before")
+        raise NotFound("trajectory", cursor, "take `after` from the previous page")
     return [*conditions, tuple_(*order) > tuple_(*position)]
 
 
@@ -266,7 +272,7 @@ def _text_matches(session: Session, criteria: PageFilter, ids: Sequence[str]) ->
     }
 
 
-def _texts(content: Any) -> Iterator[str]:
+def _texts(content: object) -> Iterator[str]:
     """Yield all texts of a message in lower case, without its keys, role and type."""
     pending = [content]
     while pending:
@@ -284,13 +290,14 @@ def _summaries(session: Session, criteria: PageFilter, ids: Sequence[str]) -> li
     summaries: dict[str, Summary] = {}
     for start in range(0, len(ids), MESSAGES_PER_QUERY):
         batch = ids[start : start + MESSAGES_PER_QUERY]
-        for row in session.execute(select(*COLUMNS).where(col(TrajectoryRow.id).in_(batch))).mappings():
+        for row in session.execute(select(*SUMMARY_COLUMNS).where(col(TrajectoryRow.id).in_(batch))).mappings():
             values = dict(row)
             messages = values.pop("messages")
             values |= {"outcome": Outcome(row["outcome"]), "end_cause": EndCause(row["end_cause"])}
             verdicts = dict(runs.get(row["id"], {}))
-            user_text = first_words(messages)
-            summaries[row["id"]] = Summary(**values, messages=len(messages), asked=user_text, verdicts=verdicts)
+            summaries[row["id"]] = Summary(
+                **values, messages=len(messages), asked=first_words(messages), verdicts=verdicts
+            )
     return [summaries[key] for key in ids]
 
 
@@ -303,16 +310,3 @@ def _count_verdicts(session: Session, criteria: PageFilter, ids: Sequence[str]) 
     for key, verdict in session.exec(query):
         counts.setdefault(key, Counter())[Verdict(verdict)] += 1
     return counts
-
-
-def first_words(messages: Sequence[Message]) -> str:
-    """Return the start of the first user message on one line; "" if there is none."""
-    for message in messages:
-        if isinstance(message, dict) and message.get("role") == "user":
-            content = message.get("content")
-            parts = content if isinstance(content, list) else [{"text": content}]
-            texts = (part.get("text") for part in parts if isinstance(part, dict))
-            return " ".join(" ".join(text for text in texts if isinstance(text, str))[: 2 * MAX_FIRST_WORDS].split())[
-                :MAX_FIRST_WORDS
-            ]
-    return ""

@@ -8,7 +8,7 @@ from typing import Any
 from sqlmodel import Session
 
 from sandbox.hashing import environment_hash
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import Finding
 from store.repositories import capabilities, environments
 from store.tables import CycleRow
@@ -21,7 +21,7 @@ from traced.config.settings import configuration, load_settings
 @contextmanager
 def on_store(directory: Path) -> Iterator[Session]:
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
-    with session(store) as on:
+    with write_session(store) as on:
         yield on
     store.dispose()
 

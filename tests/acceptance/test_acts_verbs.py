@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import CycleState
-from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
+from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, quarantine
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import list_audit, list_events
 from tests.acceptance.conftest import Traced
 from tests.unit.registry.chain import seed_adapter, seed_cycle
 from traced.app.service import now
-from traced.core.ownership import CYCLES, hold
+from traced.core.ownership import CYCLE_LOCK, hold_directory
 
 ADAPTER = "error-recovery@v1"
 DAEMON = "daemon"
@@ -33,14 +33,14 @@ def data_dir(tmp_path: Path) -> Path:
     """A data directory with two adapter versions whose gates passed, and a training that is parked; nothing is due."""
     directory = tmp_path / "traced-data"
     engine = open_store(sqlite_url(directory / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         seed_cycle(opened)
         seed_adapter(opened, directory, 1)
         seed_adapter(opened, directory, 2)
         set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
         for _ in range(3):
             begin_attempt(opened, "c1", KEY, holder="h", at=now())
-        park(opened, ParkedInput("p3", "c1", KEY, "3 attempts failed, the last one: [hung]", {}, now()))
+        quarantine(opened, QuarantinedInput("p3", "c1", KEY, "3 attempts failed, the last one: [hung]", {}, now()))
     engine.dispose()
     return directory
 
@@ -85,7 +85,7 @@ def at_home(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
 def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
     """The audit's entries, oldest first; the decisions among the events say the same."""
     engine = open_store(sqlite_url(data_dir / "traced.db"))
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         entries = list_audit(opened)[::-1]
         events = [event.subject for event in list_events(opened) if event.kind == entries[-1].action]
     engine.dispose()
@@ -95,7 +95,7 @@ def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
 
 def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_dir: Path, at_home: str) -> None:
     alive = traced("status", "--alive")
-    assert (alive.code, "no service answers at" in alive.err) == ((0, False) if at_home == DAEMON else (1, True))
+    assert (alive.code, "no service responds at" in alive.err) == ((0, False) if at_home == DAEMON else (1, True))
     approved = traced("approve", ADAPTER, "--who", "ann", "--reason", "good", "--json")
     assert approved.code == 0, approved.err
     assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"
@@ -143,7 +143,7 @@ def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None
 
 
 def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(traced: Traced, data_dir: Path) -> None:
-    with hold(data_dir, now=now, version="test"):
+    with hold_directory(data_dir, now=now, version="test"):
         ran = traced("approve", ADAPTER)
     assert ran.code == 1
     assert f"held by process {os.getpid()}" in ran.err
@@ -152,7 +152,7 @@ def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(trace
 
 
 def test_two_do_not_work_on_cycles_at_once_and_decisions_do_not_wait_for_them(traced: Traced, data_dir: Path) -> None:
-    with hold(data_dir, now=now, version="test", file_name=CYCLES):
+    with hold_directory(data_dir, now=now, version="test", file_name=CYCLE_LOCK):
         for verb in ("collect", "demo"):
             ran = traced(verb)
             assert ran.code == 1

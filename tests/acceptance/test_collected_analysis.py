@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import save_trajectories
@@ -28,7 +28,7 @@ def collected(tmp_path: Path) -> None:
     settings.data_dir.mkdir()
     store = open_store(settings.store_url)
     episodes = [replace(demonstrate(seed, FAULTS, 1), model="base", cycle_id=CYCLE) for seed in range(EPISODES)]
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 0, configuration(settings), CycleState.RUNNING, T0))
         save_trajectories(opened, episodes)
     store.dispose()
@@ -39,10 +39,10 @@ def test_two_are_compared_and_one_is_chosen_for_what_was_collected_before(traced
     with served(Thinking()) as server:
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
         assert both.code == 0, both.err
-        asked = len(server.asked)
+        asked = len(server.question)
         alone = analyze(traced, server, "--analyst", "llm", "--json")
         assert alone.code == 0, alone.err
-        assert len(server.asked) == asked
+        assert len(server.question) == asked
         again = analyze(traced, server, "--analyst", "llm", "--json")
     llm = next(side for side in both.json["comparison"]["sides"] if side["analyst"] == "llm")
     assert (both.json["cycle"], alone.json["cycle"]) == (CYCLE, CYCLE)
@@ -63,7 +63,7 @@ def test_what_one_has_analysed_another_does_not_analyse_again(traced: Traced) ->
         told = ran.json["error"]
         assert "analysis.analyst = 'builtin', not 'llm'" in told["message"]
         assert "--set analysis.analyst=builtin" in told["hint"]
-        assert not server.asked
+        assert not server.question
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
     assert both.code == 0, both.err
     assert traced("analyze", "--json").json == builtin.json

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.types import GateAnswer
 from tests.acceptance.conftest import Traced
 from tests.unit.registry.chain import seed_adapter, seed_cycle
@@ -13,7 +13,7 @@ def data_dir(tmp_path: Path) -> Path:
     """A data directory with one adapter whose gate passed and one whose gate was inconclusive."""
     directory = tmp_path / "traced-data"
     engine = open_store(sqlite_url(directory / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         seed_cycle(opened)
         seed_adapter(opened, directory, 1)
         seed_adapter(opened, directory, 2, GateAnswer.INCONCLUSIVE)

@@ -2,8 +2,8 @@ import platform
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from store.database import open_store, session, sqlite_url
-from store.repositories.leases import acquire, ask_back
+from store.database import open_store, sqlite_url, write_session
+from store.repositories.leases import acquire, request_return
 from tests.acceptance.conftest import Traced
 
 EASY = ("--set", "devices.cpu_utilisation=1.0", "--set", "devices.cpu_memory=1.0")
@@ -12,9 +12,9 @@ NOW = datetime.now(UTC)
 
 def lease(data_dir: Path, holder: str, at: datetime, device: str = "cpu") -> None:
     engine = open_store(sqlite_url(data_dir / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         acquire(opened, device, holder, "train", None, at=at, ttl=timedelta(hours=1))
-        ask_back(opened, device, "serving", at)
+        request_return(opened, device, "serving", at)
     engine.dispose()
 
 
@@ -63,5 +63,5 @@ def test_an_unreadable_window_is_refused_with_the_value_as_written(traced: Trace
     assert ran.code == 2
     assert ran.json["error"]["message"] == (
         "devices.quiet_hours = 'Nights' on the command line: "
-        "'Nights' is no window of the day; write HH:MM-HH:MM, e.g. 22:00-06:00"
+        "'Nights' is not a window of the day; write HH:MM-HH:MM, e.g. 22:00-06:00"
     )

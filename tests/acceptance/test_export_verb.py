@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.hashing import environment_hash
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import EnvironmentRecord
 from store.repositories import capabilities, cycles, environments
 from store.types import AdmissionReport, Check
@@ -22,7 +22,7 @@ def stored(tmp_path: Path) -> str:
     source = FILE.read_text()
     hashed = environment_hash(source)
     store = open_store(f"sqlite:///{tmp_path / 'traced-data' / 'traced.db'}")
-    with session(store) as opened:
+    with write_session(store) as opened:
         cycles.save_cycle(opened, CYCLE)
         capabilities.save_capabilities(opened, CYCLE.id, [CAPABILITY])
         made = EnvironmentRecord(hashed, source, CYCLE.id, CAPABILITY.name, 7, "builtin", AT)
@@ -33,7 +33,7 @@ def stored(tmp_path: Path) -> str:
 
 def judge(tmp_path: Path, hashed: str, *checks: Check) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'traced-data' / 'traced.db'}")
-    with session(store) as opened:
+    with write_session(store) as opened:
         report = AdmissionReport(hashed, all(check.passed for check in checks), list(checks))
         environments.save_admission(opened, report, cycle_id=CYCLE.id, at=AT)
     store.dispose()
@@ -49,7 +49,7 @@ def test_a_file_is_exported_with_a_warning_and_only_once(traced: Traced, tmp_pat
     assert not (tmp_path / "traced-data").exists()
     again = traced("export", FILE, "--to", "verifiers")
     assert (again.code, again.out) == (1, "")
-    assert "is there already" in again.err
+    assert "exists already" in again.err
     other = traced("export", FILE, "--to", "openenv")
     assert other.code == 0, other.err
     assert "openenv validate" in other.out

@@ -15,7 +15,7 @@ import pytest
 from store.database import open_store
 from tests.acceptance.conftest import Traced
 from traced.config.settings import load_settings
-from traced.ingest.file_import import Wanted, import_file
+from traced.ingest.file_import import ImportRequest, import_file
 
 DATA = Path(__file__).parent.parent / "data"
 RECORDS = DATA / "tau-bench" / "three-records.json"
@@ -123,7 +123,7 @@ def test_a_wrong_format_is_an_error_that_names_the_right_one(traced: Traced, tmp
     ran = traced("import", file, "--format", "langfuse")
     assert ran.code == 1
     assert "--format openai" in ran.err
-    assert "none of its first 100 records" in ran.err
+    assert "none of the first 100 records" in ran.err
 
 
 def test_nothing_good_is_a_failure(traced: Traced, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_nothing_good_is_a_failure(traced: Traced, tmp_path: Path) -> None:
     assert ran.code == 1
     assert "all of its 2 records" in ran.json["error"]["message"]
     file.write_text('{"id": "a", "run_type": "tool", "name": "f"}\n')
-    assert "hold no call of a model" in traced("import", file).err
+    assert "hold no model call" in traced("import", file).err
 
 
 @pytest.mark.parametrize("name", ["langsmith-langchain.jsonl", "langfuse-openai.jsonl", "tau2-airline.json"])
@@ -206,7 +206,7 @@ def test_a_killed_import_goes_on_and_ends_like_an_undisturbed_one(traced: Traced
     assert ran.json["resumed"]
     settings = load_settings(tmp_path / "undisturbed")
     store = open_store(settings.store_url)
-    whole = import_file(store, settings, Wanted(file), at=datetime.now(UTC))
+    whole = import_file(store, settings, ImportRequest(file), at=datetime.now(UTC))
     store.dispose()
     assert 500 <= before < sum(whole.outcomes.values())
     assert rows(tmp_path / "traced-data") == rows(tmp_path / "undisturbed")

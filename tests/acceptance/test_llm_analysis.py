@@ -52,7 +52,7 @@ def test_120_conversations_and_five_runs_of_their_own_accord(traced: Traced, tmp
         assert thinking.kinds["label"] == 120 * 5
         again = analyze(traced, server, "--analyst", "llm", "--json", runs=0)
         assert again.json == ran.json
-        assert sum(thinking.kinds.values()) == len(server.asked)
+        assert sum(thinking.kinds.values()) == len(server.question)
     assert {one["runs"] for one in ran.json["capabilities"]} == {5}
     assert {one["capability"] for one in ran.json["citations"]} == {LOOKING["name"], ANSWERING["name"]}
     assert len(ran.json["faults"]) == 80
@@ -64,10 +64,10 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
     with served(Thinking(candidates=[named, ANSWERING])) as server:
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
         assert both.code == 0, both.err
-        asked = len(server.asked)
+        asked = len(server.question)
         shown = analyze(traced, server, "--compare", "llm,builtin")
         alone = analyze(traced, server, "--analyst", "llm", "--json")
-        assert len(server.asked) == asked
+        assert len(server.question) == asked
     told = both.json["comparison"]
     assert told["trajectories"] == 12
     assert [side["analyst"] for side in told["sides"]] == ["builtin", "llm"]
@@ -148,11 +148,11 @@ def test_what_was_answered_before_a_sudden_end_is_not_paid_for_again(
             _, said = running.communicate(timeout=120)
         assert running.returncode in (130, -signal.SIGKILL)
         assert "Traceback" not in said
-        assert len(server.asked) <= ANSWERED + CONCURRENCY
+        assert len(server.question) <= ANSWERED + CONCURRENCY
         going_on.set()
         ran = analyze(traced, server, "--analyst", "llm", "--json")
         assert ran.code == 0, ran.err
-        asked = len(server.asked)
+        asked = len(server.question)
     undisturbed = 8 + 3 + 12 * RUNS  # whose fault, three to find capabilities, labels
     assert undisturbed < asked <= undisturbed + CONCURRENCY
     with sqlite3.connect(tmp_path / "traced-data" / "traced.db") as database:

@@ -74,7 +74,7 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
         ended.set()
         ran = synthesize(traced, server, *chosen, "--json")
         assert ran.code == 0, ran.err
-        assert len(server.asked) == 4  # three that were answered, and once more the one that was stopped
+        assert len(server.question) == 4  # three that were answered, and once more the one that was stopped
     assert [stored(tmp_path, table) for table in KEPT] == [3, 3, 2]
     assert ran.json["environments"][0]["capability"] == NAME
 
@@ -143,7 +143,7 @@ def test_a_budget_that_is_spent_is_told_with_the_setting_to_raise(traced: Traced
         assert "(try: raise synthesis.max_cost)" in ran.out
         told = synthesize(traced, server, *bound, "--json").json
         assert [(one["capability"], one["hint"]) for one in told["failed"]] == [(NAME, "raise synthesis.max_cost")]
-        assert len(server.asked) == 1
+        assert len(server.question) == 1
         more = synthesize(traced, server, *bound[:2], "--set", "synthesis.max_cost=1")
         assert more.code == 0, more.err
-        assert len(server.asked) == 3
+        assert len(server.question) == 3

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agents.llm.question import Purpose, Question, Reply, Said
-from store.database import open_store, session, sqlite_url
+from agents.llm.question import ChatMessage, Purpose, Question, Reply
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.cycles import save_cycle
 from tests.acceptance.conftest import Traced
 from tests.integration.llm.asking import KEY
@@ -79,7 +79,7 @@ def test_surroundings_that_allow_no_connection_are_named(traced: Traced, variabl
     chosen = ["--set", "llm.model=m", "--set", "llm.base_url=http://192.0.2.7/v1"]
     ran = traced("llm", "check", *chosen, env={name: value})
     assert ran.code == 1
-    assert "the model m at http://192.0.2.7/v1 cannot be asked from here" in ran.err
+    assert "the model m at http://192.0.2.7/v1 is not reachable from here" in ran.err
     assert name in ran.err.partition("Try:")[2]
 
 
@@ -104,13 +104,13 @@ def test_check_without_a_model_or_a_key_says_what_to_set(traced: Traced) -> None
 
 def test_status_tells_what_each_stage_of_a_cycle_took(traced: Traced, tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "traced-data" / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, CYCLE)
     assert traced("status", "--json").json["costs"] == []
     ledger = StoreLedger(store, lambda: T0)
     reply = Reply("{}", "stop", 61_000, 500, 0.25, 12.0)
     for number, stage in enumerate(["analyze", "analyze", "synthesize"]):
-        asked = Question(Purpose("c1", stage), (Said("user", str(number)),))
+        asked = Question(Purpose("c1", stage), (ChatMessage("user", str(number)),))
         ledger.keep(asked.key("m", None), asked, "m", replace(reply, estimated=stage == "synthesize"))
     store.dispose()
     told = {(one["cycle"], one["stage"]): one for one in traced("status", "--json").json["costs"]}

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Feedback
 from store.repositories.trajectories import save_trajectories
 from tests.acceptance.conftest import Traced
 from tests.integration.scoring.reading_judge import by_words
 from tests.scripted_model import served
-from tests.unit.scoring.conversations import call, conversation, said
+from tests.unit.scoring.conversations import call, conversation, text_message
 from tests.unit.store.chain import T0
-from traced.scoring.evidence import Labels, label
+from traced.scoring.evidence import Labels, label_trajectory
 
 RECORDED = Path(__file__).parent.parent / "data" / "tau-bench"
 RULES = """
@@ -36,13 +36,13 @@ when = {call = {tool = "cancel_order", result = {path = "$.status", eq = "cancel
 def production(tmp_path: Path) -> Path:
     """A data directory with conversations that nobody scored: two that rules decide, and forty for a judge."""
     store = open_store(sqlite_url(tmp_path / "traced-data" / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         made = [
             conversation(*call("cancel_order", {"id": 7}, result), trajectory_id=name, source="desk")
             for name, result in (("good", {"status": "cancelled"}), ("bad", "Error: too late"))
         ]
         made += [
-            conversation(said("assistant", text), trajectory_id=f"{text[:4]}-{number:02}", source="desk")
+            conversation(text_message("assistant", text), trajectory_id=f"{text[:4]}-{number:02}", source="desk")
             for number in range(20)
             for text in ("done", "sorry, no")
         ]
@@ -141,16 +141,16 @@ def test_a_judge_counts_only_after_it_agreed_with_people(traced: Traced, product
 def people_label(data_dir: Path, scores: dict[str, float]) -> None:
     """What people said through the router."""
     store = open_store(sqlite_url(data_dir / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         for name, score in scores.items():
-            label(opened, Feedback(name, T0, "", score, who="Ada"), Labels([], []))
+            label_trajectory(opened, Feedback(name, T0, "", score, who="Ada"), Labels([], []))
     store.dispose()
 
 
 def test_a_source_that_is_not_there_is_told_with_those_that_are(traced: Traced, production: Path) -> None:
     ran = traced("outcomes", "check", "rules.toml", "--source", "elsewhere", "--json")
     assert ran.code == 1
-    assert "'elsewhere'; there are those of: desk" in ran.json["error"]["message"]
+    assert "'elsewhere'; the stored sources are: desk" in ran.json["error"]["message"]
 
 
 def test_rules_judge_what_an_import_brings_without_an_outcome(traced: Traced, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sandbox.docker_engine import connect, labels
 from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
 from sandbox.policy import LABEL_ENVIRONMENT, LABEL_PROCESS
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import CycleState, EnvironmentRecord
 from store.repositories.cycles import set_cycle_state
 from store.repositories.environments import save_environment
@@ -45,7 +45,7 @@ def admitted(directory: Path, source: str) -> str:
     """The name of the one environment of a new data directory."""
     ensure_image(build_missing=True)
     name, store = environment_hash(source), open_store(sqlite_url(directory / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         seed_cycle(opened)
         set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
         save_environment(opened, EnvironmentRecord(name, source, "c1", "error-recovery", 7, "builtin", now()))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import ConversationRoute, Exchange
 from store.repositories import serving
 from tests.acceptance.conftest import Traced
@@ -16,7 +16,7 @@ ADAPTER = "date-reasoning@v1"
 def test_what_the_router_did_is_shown(traced: Traced, tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "traced-data" / "traced.db"))
     now = datetime.now(UTC)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
         serving.save_routes(opened, [ConversationRoute("conv-2", "base", {}, 2.0, "no decision within 2 s", now)])
         made = Exchange("exchange-2", "conv-2", now, "base", 200, 0.5, response_id="chatcmpl-7")

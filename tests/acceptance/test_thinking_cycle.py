@@ -22,8 +22,8 @@ from typing import Any, cast
 import pytest
 
 from agents.synthesizer.builtin import synthesize
-from agents.synthesizer.llm.answer import file_in
-from sandbox.admission.context import Bench
+from agents.synthesizer.llm.answer import extract_file
+from sandbox.admission.context import CheckContext
 from sandbox.contract import Message
 from tests.acceptance.conftest import Ran
 from tests.guard import sitecustomize
@@ -38,7 +38,7 @@ from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.prompt_optimization import evolution
-from traced.targets.desk import SPLITS, Desk, needed
+from traced.targets.desk import SPLITS, Desk, needed_capabilities
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -95,16 +95,16 @@ class World:
 @pytest.fixture(scope="module")
 def world() -> World:
     trajectories, labels = demonstrations()
-    source = file_in(fenced(synthesize(capability(DESKS), trajectories, labels, seed=0)))
+    source = extract_file(fenced(synthesize(capability(DESKS), trajectories, labels, seed=0)))
     tasks: dict[str, tuple[Said, Said]] = {}
     asks: dict[str, bool] = {}
     collected = _collected()
-    solved = [seed for seed in collected if DESKS in needed(seed)][::3]
+    solved = [seed for seed in collected if DESKS in needed_capabilities(seed)][::3]
     for seed in [*collected, *SPLITS["gate"][:SEEDS], *SPLITS["test"][:8]]:
         opening = Desk().reset(seed).messages[0]["content"]
         able, unable = desk_play(seed, {}), desk_play(seed, {DESKS: 1.0})
         tasks[opening] = able, able if seed in solved else unable
-        asks[opening] = DESKS in needed(seed)
+        asks[opening] = DESKS in needed_capabilities(seed)
     shop = environment_class(source)()
     for seed in [*_probed(KEPT_AS + source), *_trained(), *range(GATE_SEEDS, GATE_SEEDS + SEEDS), *_validation()]:
         opening = shop.reset(seed).messages[0]["content"]
@@ -118,8 +118,8 @@ def _collected() -> list[int]:
 
 
 def _probed(source: str) -> list[int]:
-    bench = cast(Bench, SimpleNamespace(source=SimpleNamespace(source_code=source)))
-    return Bench.panel(bench, SETTINGS["admission.base_seeds"])
+    bench = cast(CheckContext, SimpleNamespace(source=SimpleNamespace(source_code=source)))
+    return CheckContext.panel(bench, SETTINGS["admission.base_seeds"])
 
 
 def _trained() -> list[int]:
@@ -145,7 +145,7 @@ def model_of(world: World) -> Callable[[dict[str, Any], int], Sent]:
         done = sum("agent calls" in line for line in said) > 2
         return {"cells": [filled(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]}
 
-    thinking = Thinking(instead=label, candidates=[MEANT])
+    thinking = Thinking(replacement=label, candidates=[MEANT])
 
     def answer(body: dict[str, Any], nth: int) -> Sent:
         told = str(body["messages"][0]["content"])

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.chaos.place import Place
 from benchmarks.seeded import Seeded, seed_store
-from store.database import session
+from store.database import write_session
 from store.repositories.cycles import pause_target
 
 pytestmark = pytest.mark.optional
@@ -57,8 +57,8 @@ def service() -> Iterator[tuple[Place, Seeded]]:
         place = Place(Path(folder), settings="")
         store = place.open_store()
         seeded = seed_store(store, place.data_dir, datetime.now(UTC))
-        with session(store) as opened:
-            pause_target(opened, "desk", who="a test", at=datetime.now(UTC))
+        with write_session(store) as opened:
+            pause_target(opened, "desk", actor="a test", at=datetime.now(UTC))
         store.dispose()
         place.start()
         try:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from store.database import connect, session
+from store.database import connect, write_session
 from store.repositories.leases import acquire, release
 
 TTL = timedelta(minutes=5)
 
 
 def got(engine: Engine, device: str, name: str) -> bool:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         return acquire(opened, device, name, "race", None, at=datetime.now(UTC), ttl=TTL) is not None
 
 
@@ -36,7 +36,7 @@ def turns(engine: Engine, name: str, count: int) -> list[str]:
         inside = Path(os.environ["RACE_FOLDER"]) / "inside"
         inside.touch(exist_ok=False)  # FileExistsError: two have the lease
         inside.unlink()
-        with session(engine) as opened:
+        with write_session(engine) as opened:
             assert release(opened, "one", name)
         taken += 1
     return ["one"] * taken

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from benchmarks.chaos.postgres import Server, missing
-from store.database import connect, open_store, session
+from store.database import connect, open_store, write_session
 from store.errors import StoreUnavailable
 from tests.unit.maintenance.place import NOW
 from tests.unit.pipeline.test_cycle import CYCLE, PowerCut, Script, approved
@@ -18,13 +18,13 @@ from traced.maintenance.backup import back_up
 from traced.maintenance.prune import forget_steps
 from traced.maintenance.restore import restore
 from traced.pipeline import graph
-from traced.pipeline.graph import CHECKPOINTS, Standing, advance, build_graph, checkpoints
+from traced.pipeline.graph import CHECKPOINTS, CycleStatus, advance, build_graph, checkpoints
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
-def run(script: Script, data_dir: Path, url: str) -> Standing:
-    async def live() -> Standing:
+def run(script: Script, data_dir: Path, url: str) -> CycleStatus:
+    async def live() -> CycleStatus:
         async with checkpoints(data_dir, url) as saver:
             return await advance(build_graph(script.stages(), saver), CYCLE)
 
@@ -33,7 +33,7 @@ def run(script: Script, data_dir: Path, url: str) -> Standing:
 
 def test_a_killed_cycle_goes_on_and_no_file_is_made(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_store(url).dispose()
-    script = Script(decided=approved("alpha", "beta"), cut="gate beta")
+    script = Script(decisions=approved("alpha", "beta"), cut_at="gate beta")
     with pytest.raises(PowerCut):
         run(script, tmp_path, url)
     monkeypatch.setattr(graph, "GRAPH_VERSION", 2)
@@ -48,7 +48,7 @@ def test_a_killed_cycle_goes_on_and_no_file_is_made(url: str, tmp_path: Path, mo
 
 
 def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str, tmp_path: Path) -> None:
-    script = Script(decided=approved("alpha", "beta"))
+    script = Script(decisions=approved("alpha", "beta"))
     others = connect(url)
 
     async def cut(cycle_id: str) -> None:
@@ -71,11 +71,11 @@ def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str,
 
 def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, tmp_path: Path) -> None:
     store = open_store(url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
     place = tmp_path / "data"
     place.mkdir()
-    script = Script(decided=approved("alpha", "beta"), cut="gate beta")
+    script = Script(decisions=approved("alpha", "beta"), cut_at="gate beta")
     with pytest.raises(PowerCut):
         run(script, place, url)
     made = back_up(load_settings(place, {"store.url": url}), now=NOW)

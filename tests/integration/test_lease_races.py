@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.postgres import missing
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.leases import acquire, list_leases
 
 RACERS = 4
@@ -53,7 +53,7 @@ def race(database: str, folder: Path, task: str, count: int) -> list[list[str]]:
 def lapse(database: str, count: int) -> None:
     """Leave the lapsed lease of a dead holder on every device."""
     engine = open_store(database)
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         for number in range(count):
             long_ago = datetime.now(UTC) - timedelta(hours=1)
             acquire(opened, f"d{number}", "dead", "race", None, at=long_ago, ttl=timedelta(seconds=1))
@@ -67,7 +67,7 @@ def test_exactly_one_process_wins_each_device(database: str, tmp_path: Path, of_
     won = race(database, tmp_path, "each", 60)
     assert Counter(device for devices in won for device in devices) == {f"d{number}": 1 for number in range(60)}
     engine = open_store(database)
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         holders = {lease.device: lease.holder for lease in list_leases(opened)}
     engine.dispose()
     assert holders == {device: f"racer{number}" for number, devices in enumerate(won) for device in devices}

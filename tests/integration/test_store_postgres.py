@@ -195,13 +195,17 @@ def test_attempts_and_parked_inputs_are_the_same_as_on_sqlite(engine: Engine) ->
             attempts.record_heartbeat(opened, begun[0].seq, at=later(5), pid=7, progress={"phase": "x", "done": 2})
             failed = {"last_lines": ["a \0 and a \ud800"], "detail": "hung"}
             attempts.end_attempt(opened, begun[0].seq, attempts.AttemptState.FAILED, at=later(6), evidence=failed)
-            attempts.quarantine(opened, attempts.QuarantinedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7)))
+            attempts.quarantine(
+                opened, attempts.QuarantinedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7))
+            )
         with write_session(each) as opened:
             attempts.release_quarantined(opened, "p1", actor="Ada", at=later(8))
         with read_session(each) as opened:
             running, listed = attempts.running_attempts(opened), attempts.list_attempts(opened, key)
             assert [attempt.number for attempt in running] == [2, 3]
-            stories.append((listed, attempts.list_quarantined(opened, released=True), attempts.find_quarantined(opened, key)))
+            stories.append(
+                (listed, attempts.list_quarantined(opened, released=True), attempts.find_quarantined(opened, key))
+            )
     assert stories[0] == stories[1]
 
 

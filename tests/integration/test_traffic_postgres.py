@@ -14,7 +14,13 @@ from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import serving
 from store.repositories.capabilities import count_labelled, save_labels
 from store.repositories.traffic import ModelTraffic, model_traffic
-from store.repositories.trajectories import get_trajectory, lock_outcomes, newest_judged_ids, update_outcome, save_trajectories
+from store.repositories.trajectories import (
+    get_trajectory,
+    lock_outcomes,
+    newest_judged_ids,
+    save_trajectories,
+    update_outcome,
+)
 from store.repositories.trajectory_pages import PageFilter, trajectory_page
 from store.status import RouterStatus, store_status
 from store.types import Label, Outcome, Verdict
@@ -112,7 +118,7 @@ def test_pages_of_trajectories_hold_what_sqlites_hold(url: str, tmp_path: Path) 
             save_trajectories(opened, [trajectory("far", source="zoo", messages=said)])
         with read_session(store) as opened:
             first = [trajectory_page(opened, wanted, limit=4) for wanted in asked]
-            rest = [trajectory_page(opened, wanted, limit=9, after="r1") for wanted in asked]
+            rest = [trajectory_page(opened, wanted, limit=9, after_id="r1") for wanted in asked]
             found.append((first, rest))
         store.dispose()
     assert found[0] == found[1]

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from benchmarks.chaos.postgres import Server, missing
-from store.database import connect, known_revisions, migrate, open_store, reading, revision, session
+from store.database import connect, known_revisions, migrate, open_store, read_session, revision, write_session
 from store.errors import StoreUnavailable, StoreVersionError
 from store.records import CycleState
 from store.repositories.adapters import get_adapter
@@ -15,7 +15,7 @@ from store.repositories.cycles import set_cycle_state
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.schema_version import HEAD
-from store.status import standing
+from store.status import store_status
 from tests.unit.maintenance.place import ADAPTER, NOW
 from tests.unit.store.chain import T0, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
@@ -25,7 +25,7 @@ from traced.maintenance.backup import back_up
 from traced.maintenance.errors import RestoreRefused
 from traced.maintenance.prune import prune
 from traced.maintenance.restore import restore
-from traced.maintenance.upgrade import schema_standing, upgrade
+from traced.maintenance.upgrade import schema_state, upgrade
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -43,7 +43,7 @@ SettingsAt = type(settings_for)
 @pytest.fixture
 def place(tmp_path: Path, url: str) -> Path:
     store = open_store(url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
         moved = tmp_path / "it's data" / "adapters" / ADAPTER
         opened.execute(text("UPDATE adapters SET path = :path"), {"path": str(moved)})
@@ -56,7 +56,7 @@ def place(tmp_path: Path, url: str) -> Path:
 
 def ids(url: str) -> list[str]:
     store = open_store(url)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         found = sorted(one.id for one in list_trajectories(opened))
     store.dispose()
     return found
@@ -64,7 +64,7 @@ def ids(url: str) -> list[str]:
 
 def add(url: str, *keys: str) -> None:
     store = open_store(url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory(key) for key in keys])
     store.dispose()
 
@@ -83,13 +83,13 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
     assert done.aside_schema == "before_20260320t120000z"
     assert ids(url) == ["t1", "t2", "t3"]
     store = open_store(url)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         assert evidence_chain(opened, ADAPTER).missing == []
         assert get_adapter(opened, ADAPTER).path == str(there / "adapters" / ADAPTER)
         aside = opened.execute(text(f"SELECT count(*) FROM {done.aside_schema}.trajectories")).scalar()
         assert aside == 4
         assert opened.execute(text("SELECT count(*) FROM of_another_application")).scalar() == 0
-    with session(store) as opened:  # the sequences came along
+    with write_session(store) as opened:  # the sequences came along
         set_cycle_state(opened, "c1", CycleState.FAILED, at=later(9))
         save_chain(opened)
     store.dispose()
@@ -134,7 +134,7 @@ def test_every_released_schema_upgrades_after_a_backup(url: str, tmp_path: Path)
         migrate(engine, version)
         with pytest.raises(StoreVersionError, match="traced db upgrade"):
             open_store(url)
-        assert schema_standing(settings).state == "older"
+        assert schema_state(settings).state == "older"
         done = upgrade(settings, now=NOW)
         assert done.backup is not None
         assert verify(done.backup).schema == version
@@ -161,9 +161,9 @@ def test_a_migration_that_fails_half_way_changes_nothing(place: Path, url: str, 
 
 
 def test_the_quick_look_and_retention(place: Path, url: str) -> None:
-    assert standing(url).live == [ADAPTER]
+    assert store_status(url).live == [ADAPTER]
     store = open_store(url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory("spare", split="test")])
         set_cycle_state(opened, "c1", CycleState.FINISHED, at=later(10))
     settings = load_settings(place, {"store.url": url, "retention.keep_cycles": 0})
@@ -175,5 +175,5 @@ def test_the_quick_look_and_retention(place: Path, url: str) -> None:
     assert (gone["trajectories"].count, gone["token ids"].count) == (1, 4)
     assert gone["token ids"].size > 0
     assert ids(url) == ["t1", "t2", "t3"]
-    assert standing(url).live == [ADAPTER]
+    assert store_status(url).live == [ADAPTER]
     store.dispose()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config.settings import configuration, child_environment, load_settings, template, valid_keys
+from traced.config.settings import child_environment, configuration, load_settings, template, valid_keys
 from traced.core.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from sqlmodel import Session
 
 from benchmarks.chaos.violations import Remembered, Violation, remember, violations
 from sandbox.hashing import environment_hash
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import (
     AdapterVersion,
     CycleState,
@@ -52,11 +52,11 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         _evidence(opened)
         _adapter(opened, tmp_path, "r1")
         promotions.save_approval(opened, approval())
-        promotions.promote(opened, f"{NAME}@v1", who="Ada", at=later(8))
+        promotions.promote(opened, f"{NAME}@v1", actor="Ada", at=later(8))
         attempt = attempts.begin_attempt(opened, "c1", KEY, holder="h", at=T0)
         attempts.end_attempt(opened, attempt.seq, attempts.AttemptState.FINISHED, at=T0, evidence={})
         save_event(opened, Event(T0, "cycle begun", "c1", "c1"))
@@ -159,7 +159,7 @@ ROWS = {
 
 @pytest.mark.parametrize(("expected", "plant"), ROWS.items(), ids=ROWS)
 def test_rows_that_should_not_be(place: Place, expected: str, plant: Callable[[Session], None]) -> None:
-    with session(place.store) as opened:
+    with write_session(place.store) as opened:
         plant(opened)
     assert [f"{one.kind}: {one.what}"[: len(expected)] for one in place.found()] == [expected]
 
@@ -176,7 +176,7 @@ GONE = {
 
 @pytest.mark.parametrize(("expected", "rows"), GONE.items(), ids=GONE)
 def test_rows_that_are_gone(place: Place, expected: str, rows: list[str]) -> None:
-    with session(place.store) as opened:
+    with write_session(place.store) as opened:
         for each in ["trajectory_turns", *rows]:
             opened.execute(text(f"DELETE FROM {each}"))
     told = [f"{one.kind}: {one.what}" for one in place.found()]
@@ -185,7 +185,7 @@ def test_rows_that_are_gone(place: Place, expected: str, rows: list[str]) -> Non
 
 
 def test_a_trajectory_that_never_came_is_missed(place: Place) -> None:
-    with session(place.store) as opened:
+    with write_session(place.store) as opened:
         opened.execute(text('UPDATE cycles SET config = \'{"collect": {"episodes": 3}}\''))
     assert Violation("lost", "1 of 3 trajectories of c1") in place.found()
 
@@ -225,7 +225,7 @@ def test_files_that_are_not_what_they_were(place: Place) -> None:
 
 
 def test_an_adapter_that_no_row_knows_and_its_training_without_adapter(place: Place) -> None:
-    with session(place.store) as opened:
+    with write_session(place.store) as opened:
         _adapter(opened, place.data_dir, "r2", save=False)
     assert place.found() == [Violation("lost", "adapter of r2"), Violation("orphan", f"adapter directory {NAME}@v2")]
 

@@ -33,10 +33,10 @@ from traced.api.routes import (
     trajectories,
 )
 from traced.api.routes.events import stream
-from traced.client.environments import Answer, Begin, Played, Said
+from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
     Approval,
-    Decided,
+    DecisionRequest,
     Done,
     Problem,
     Readiness,
@@ -155,12 +155,12 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         return control.decide(caller, body, decision)
 
     @router.post("/adapters/{adapter}/reject")
-    def reject(adapter: str, body: Decided, caller: AuthenticatedCaller) -> Done:
+    def reject(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Decide against an adapter."""
         return control.decide(caller, body, partial(decisions.reject, adapter=adapter, seen=body.seen))
 
     @router.post("/adapters/{adapter}/more-episodes")
-    def more_episodes(adapter: str, body: Decided, caller: AuthenticatedCaller) -> Done:
+    def more_episodes(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Have the gate of an adapter that waits take its next look, on more episodes."""
         rounds = control.settings.gate.max_rounds
         decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, seen=body.seen)
@@ -204,12 +204,14 @@ def _episode_routes(control: Control, door: Door) -> APIRouter:
     AuthenticatedCaller = Annotated[Caller, Depends(door)]
 
     @router.post("/environments/{environment}/play")
-    async def play(environment: str, body: Begin, caller: AuthenticatedCaller, request: Request) -> Played:
+    async def play(
+        environment: str, body: EpisodeStart, caller: AuthenticatedCaller, request: Request
+    ) -> PlayedEpisode:
         """Begin an episode by hand, in a container of its own."""
         return await control.play(caller, environment, body, request.is_disconnected)
 
     @router.post("/episodes/{episode}/say")
-    async def say(episode: str, message: Said, caller: AuthenticatedCaller) -> Answer:
+    async def say(episode: str, message: PlayedMessage, caller: AuthenticatedCaller) -> Answer:
         """Send an assistant message; the messages that follow, and the score once the episode is done."""
         return await control.say(caller, episode, message)
 

@@ -43,18 +43,18 @@ from traced.api.auth import Caller
 from traced.api.episodes import Asked, Playing
 from traced.api.errors import Busy, CallerGone, NoSuchThing, NotAllowed
 from traced.api.queries import READINGS, STREAMS, Turns, health
-from traced.client.environments import Answer, Begin, Played, Said
+from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
     DEVICES,
+    EVENTS_MISSED,
     HEALTH,
-    MISSED,
     AdapterView,
     AuditView,
     CycleView,
     Devices,
     Done,
     EventView,
-    ParkedView,
+    QuarantinedInputView,
     Reason,
     Role,
     Status,
@@ -145,7 +145,7 @@ class Control:
         with read_session(self.store) as session:
             return queries.adapters(session)
 
-    def parked(self) -> list[ParkedView]:
+    def parked(self) -> list[QuarantinedInputView]:
         """Quarantined inputs with the attempts that led there."""
         with read_session(self.store) as session:
             return queries.parked(session, with_evidence=True)
@@ -187,7 +187,9 @@ class Control:
             resume_seq, detail = first - 1, {"from": after + 1, "to": first - 1}
         else:
             return None
-        return EventView(seq=resume_seq, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
+        return EventView(
+            seq=resume_seq, at=self.now(), kind=EVENTS_MISSED, subject=self.target, cycle_id=None, detail=detail
+        )
 
     def start(self, caller: Caller, request: Reason) -> Done:
         """Request a cycle; an unfinished one is completed first.
@@ -300,8 +302,8 @@ class Control:
         return done
 
     async def play(
-        self, caller: Caller, environment: str, request: Begin, disconnected: Callable[[], Awaitable[bool]]
-    ) -> Played:
+        self, caller: Caller, environment: str, request: EpisodeStart, disconnected: Callable[[], Awaitable[bool]]
+    ) -> PlayedEpisode:
         """Begin an episode that a person plays.
 
         Raises NotFound, ``CallerGone``, and as ``Playing.begin`` does.
@@ -327,11 +329,11 @@ class Control:
         with read_session(self.store) as session:
             return get_environment(session, environment).source_code
 
-    def _audit_play(self, action: Act, episode: Played) -> None:
+    def _audit_play(self, action: Act, episode: PlayedEpisode) -> None:
         with write_session(self.store) as session:
             decisions.note(session, action, "play", episode.environment, seed=episode.seed, episode=episode.id)
 
-    async def say(self, caller: Caller, episode: str, message: Said) -> Answer:
+    async def say(self, caller: Caller, episode: str, message: PlayedMessage) -> Answer:
         """Send a message of the player. Raises as ``Playing.say`` does."""
         self._authorize(caller, Reason())
         return await self.playing.say(caller.who, episode, message)

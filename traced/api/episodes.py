@@ -21,7 +21,7 @@ from sandbox.contract import Message, Score
 from sandbox.errors import EngineDown, EnvironmentFault, ImageMissing, SandboxError, WorkerDied
 from sandbox.policy import SandboxLimits
 from traced.api.errors import BadMessage, Busy, EnvironmentBroke, NoSuchThing, SandboxOut
-from traced.client.environments import Answer, CallSaid, Played, Said, ScoreView
+from traced.client.environments import Answer, PlayedCall, PlayedEpisode, PlayedMessage, ScoreView
 
 AT_ONCE = 4
 IDLE_S = 600.0
@@ -69,7 +69,7 @@ class Playing:
     def __len__(self) -> int:
         return len(self._open) + self._starting
 
-    async def begin(self, request: Asked, limits: SandboxLimits, owner: str) -> Played:
+    async def begin(self, request: Asked, limits: SandboxLimits, owner: str) -> PlayedEpisode:
         """Start a container and the task instance. Raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
         evicted = self._episode_to_evict(request.who)
         self._starting += 1
@@ -91,7 +91,7 @@ class Playing:
         episode_id = secrets.token_hex(8)
         self._open[episode_id] = _OpenEpisode(request, source, episode)
         self._restart_idle_timer(episode_id)
-        return Played(
+        return PlayedEpisode(
             id=episode_id,
             environment=request.environment,
             seed=request.seed,
@@ -126,7 +126,7 @@ class Playing:
             f"anybody's ends by itself after {self.idle_s / 60:g} minutes",
         )
 
-    async def say(self, actor: str, episode_id: str, move: Said) -> Answer:
+    async def say(self, actor: str, episode_id: str, move: PlayedMessage) -> Answer:
         """Send an assistant message. Raises as ``begin`` does, and ``BadMessage`` or ``NoSuchThing``."""
         entry = self._get(actor, episode_id)
         async with entry.turn:
@@ -226,7 +226,7 @@ def _attribute_faults() -> Iterator[None]:
         raise EnvironmentBroke(f"the environment failed, the episode is over: {error}{trace}") from error
 
 
-def _message(move: Said, calls: int) -> Message:
+def _message(move: PlayedMessage, calls: int) -> Message:
     """Convert to an assistant message in OpenAI's format; raises ``BadMessage``."""
     if not move.calls:
         if not move.content:
@@ -242,7 +242,7 @@ def _check_size(message: Message, limit: int) -> None:
         raise BadMessage(f"the message has {size:,} bytes, more than the sandbox takes", hint="sandbox.message_kb")
 
 
-def _tool_call(call: CallSaid, call_id: str) -> dict[str, Any]:
+def _tool_call(call: PlayedCall, call_id: str) -> dict[str, Any]:
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError) as error:

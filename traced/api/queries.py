@@ -28,7 +28,7 @@ from store.repositories.promotions import latest_answers, latest_decisions, live
 from store.repositories.serving import count_routed
 from store.status import RouterStatus, router_status
 from traced.api.errors import Crowded
-from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, ParkedView, StageView
+from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, QuarantinedInputView, StageView
 from traced.client.serving import Health, RouterHealth, Traffic
 from traced.config.service_sections import ServingSection
 
@@ -100,12 +100,12 @@ def adapters(session: Session) -> list[AdapterView]:
     ]
 
 
-def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]:
+def parked(session: Session, *, with_evidence: bool = False) -> list[QuarantinedInputView]:
     """Quarantined inputs, newest first."""
     quarantined = list_quarantined(session)
     attempts = count_attempts_on_quarantined(session) if quarantined else Counter()
     return [
-        ParkedView(
+        QuarantinedInputView(
             id=entry.id,
             cycle_id=entry.cycle_id,
             stage=entry.key.stage,

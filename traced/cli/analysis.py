@@ -14,7 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from agents.analyst.llm.prompting import Tell
+from agents.analyst.llm.prompting import ProgressCallback
 from sandbox.errors import harmless
 from store.records import Citation, Cycle, FaultRecord, Finding
 from store.repositories.capabilities import list_capabilities
@@ -263,7 +263,7 @@ def _imported(settings: Settings) -> tuple[str, list[Finding]] | None:
     return cycle.id, findings
 
 
-def _with_progress(work: Callable[[Tell], Awaitable[T]]) -> T:
+def _with_progress(work: Callable[[ProgressCallback], Awaitable[T]]) -> T:
     """Work on imports, with live progress."""
 
     async def run() -> T:

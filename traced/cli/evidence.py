@@ -24,7 +24,7 @@ from traced.cli.options import Adapter, AsJson, DataDir, Overrides, read_setting
 from traced.cli.output import bounded, console, print_json, write_new_file
 from traced.cli.store_session import reading
 from traced.gateway.canaries import strata
-from traced.prompt_optimization.patches import SHORT, Remedy, find_patch, gates, remedy_text
+from traced.prompt_optimization.patches import SHORT_ID_DIGITS, Remedy, find_patch, gates, remedy_text
 from traced.registry.canary import judge
 from traced.registry.decisions import PromptDecision, prompt_decisions
 from traced.scoring.evidence import Labels, count_outcome_sources
@@ -62,7 +62,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, overrides: Overrides = N
         console.print(text, highlight=False, markup=False)
     for row in patches[-1:]:
         decision = f"; {decisions[row.id]}" if row.id in decisions else ""
-        text = f"{remedy_text(row)}: traced show patch {row.id[:SHORT]}{decision}"
+        text = f"{remedy_text(row)}: traced show patch {row.id[:SHORT_ID_DIGITS]}{decision}"
         console.print(f"prompt       {text}", highlight=False, markup=False)
     if canary:
         console.print(f"canary       {canary}", highlight=False, markup=False)
@@ -217,12 +217,14 @@ def prompts(
     if not patches:
         console.print(f"No prompt patches. Next: traced optimize-prompt {capability or 'CAPABILITY'}", highlight=False)
         return
-    patch_id = Column("patch", no_wrap=True, min_width=SHORT)  # what one copies
+    patch_id = Column("patch", no_wrap=True, min_width=SHORT_ID_DIGITS)  # what one copies
     table = Table(patch_id, "cycle", "capability", "says", "in its environment", "made", "decision")
     for row in patches:
         decision = f"{decisions[row.id].decision.value} by {decisions[row.id].who}" if row.id in decisions else ""
         time, decision_cell = f"{row.at:%Y-%m-%d %H:%M}", Text(sanitize_line(decision))
-        table.add_row(row.id[:SHORT], row.cycle_id, row.capability, remedy_text(row), _rates(row), time, decision_cell)
+        table.add_row(
+            row.id[:SHORT_ID_DIGITS], row.cycle_id, row.capability, remedy_text(row), _rates(row), time, decision_cell
+        )
     console.print(table)
     console.print("To read one and take it: traced show patch PATCH --into FILE", highlight=False)
 
@@ -268,7 +270,7 @@ def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> I
         yield f"compared     {PAIRED}"
     for name, result in results.items():
         yield from _patch_gate(result, *SIDES[name])
-    short_id = patch.id[:SHORT]
+    short_id = patch.id[:SHORT_ID_DIGITS]
     yield f"patch        {short_id} of cycle {patch.cycle_id}; traced show patch {short_id} --into FILE takes its text:"
     yield ""
     yield sanitize_block(patch.text)
@@ -312,7 +314,7 @@ def _next_step(patch: PromptPatch, undecided: bool) -> str:
     verdict, results = remedy_text(patch), gates(patch)
     if verdict == Remedy.PROMPT:
         use = "To use it, put the text at the end of your agent's system prompt; the base model follows it unchanged."
-        return f"{use} Then: traced approve {patch.id[:SHORT]}, for the record" if undecided else use
+        return f"{use} Then: traced approve {patch.id[:SHORT_ID_DIGITS]}, for the record" if undecided else use
     if verdict == Remedy.ADAPTER:
         adapter = results["adapter"].adapter
         return f"Next: traced explain {adapter}, then traced approve {adapter}"

@@ -10,7 +10,8 @@ from rich.table import Table
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json
 from traced.cli.store_session import opened_store
-from traced.config.settings import Settings, data_directory
+from traced.config.settings import Settings
+from traced.core.location import data_directory
 from traced.core.ownership import sandbox_owner
 from traced.maintenance import prune as pruning
 from traced.maintenance import restore as restoring

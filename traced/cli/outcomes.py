@@ -101,7 +101,9 @@ def apply(
         if model is not None:
             rescoring.require_trusted_judge(store, model)  # before anything is changed
         if rules is not None:
-            results["rules"] = rescoring.apply_rules(store, rules, source, labels, again=again, limit=limit, at=now)
+            results["rules"] = rescoring.apply_rules(
+                store, rules, source, labels, include_judged=again, limit=limit, at=now
+            )
         if model is not None:
             work = rescoring.apply_judge(store, model, source, labels, limit=limit, at=now)
             results["judge"] = asyncio.run(work)

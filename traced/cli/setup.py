@@ -24,8 +24,9 @@ from store.errors import StoreError
 from store.schema_version import HEAD, version_error
 from traced.cli.options import AsJson, DataDir, Model, Overrides, read_settings
 from traced.cli.output import console, print_json
-from traced.config.settings import FILE_NAME, Settings, data_directory, template
+from traced.config.settings import Settings, template
 from traced.core.errors import ConfigError, TracedError
+from traced.core.location import FILE_NAME, data_directory
 from traced.inference.model_files import resolve_model
 
 PYTHON = (3, 11)

@@ -21,7 +21,7 @@ from traced.core.errors import TracedError
 from traced.core.liveness import check_alive
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
 from traced.gateway.spool_status import DAMAGED_FILE, read_spool_status
-from traced.routing.router_files import decided_by
+from traced.routing.router_files import describe_router
 
 LATE_S = 10.0  # a recorded exchange should be in the store by then
 # As traced.prompt_optimization.patches.Enough has it, which takes longer to import than status may.
@@ -34,7 +34,7 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
     return {
         **asdict(state.router),
         "spool": asdict(read_spool_status(data_dir / "spool")),
-        "decided_by": decided_by(data_dir, state.fitting, state.live, by_labels=by_labels),
+        "decided_by": describe_router(data_dir, state.fitting, state.live, by_labels=by_labels),
     }
 
 
@@ -136,7 +136,7 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
         "adapters": _adapter_rows(state),
         "live": state.live,
         "waiting": state.waiting,
-        "parked": state.parked,
+        "parked": state.quarantined,
         "held_up": state.held_up,
         "costs": state.costs,
         "prompts": state.patches,
@@ -163,7 +163,7 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for stage in state.held_up:
         subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
         yield f"Held up: {subject}. It is tried again by itself; traced doctor"
-    for entry in state.parked:
+    for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
         yield f"Parked: {subject}. To have it tried again: traced release {entry.id}"
 

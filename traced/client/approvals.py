@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from traced.client.models import Approval, Decided, Done, Model, Policy, Reason
+from traced.client.models import Approval, DecisionRequest, Done, Model, Policy, Reason
 from traced.client.transport import Transport, part
 
 Answer = Literal["pass", "fail", "inconclusive"]
-Standing = Literal["waiting", "approved", "rejected", "not passed"]
+ApprovalStatus = Literal["waiting", "approved", "rejected", "not passed"]
 
 
 class DecisionView(Model):
@@ -31,7 +31,7 @@ class DecisionView(Model):
     gate_id: str | None
 
 
-class AskedView(Model):
+class EpisodesRequestView(Model):
     """Who asked for more episodes; the gate's ``look``-th look has them."""
 
     look: int
@@ -46,7 +46,7 @@ class ApprovalView(Model):
     name: str
     capability: str
     cycle_id: str
-    standing: Standing
+    standing: ApprovalStatus
     answer: Answer
     rounds: int
     at: datetime = Field(description="of the gate's answer")
@@ -159,7 +159,7 @@ class Case(Model):
     trial: str = ""
     gates: list[GateView] = Field(description="newest first")
     looks: int = Field(description="that the gate may take in all")
-    asked: AskedView | None = None
+    asked: EpisodesRequestView | None = None
     policy: Policy = Field(description="how it goes live unless somebody says otherwise")
     changes: list[ChangesView]
     improved: list[PairView] = Field(description="most first")
@@ -206,18 +206,18 @@ class Approvals:
 
     async def approve(self, case: Case, reason: str, policy: Policy) -> Done:
         """Put it live, as the first who decides."""
-        asked = Approval(reason=reason, policy=policy, seen=case.gates[0].id)
-        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", asked)
+        query = Approval(reason=reason, policy=policy, seen=case.gates[0].id)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", query)
 
     async def reject(self, case: Case, reason: str) -> Done:
         """Decide against it, as the first who decides."""
-        asked = Decided(reason=reason, seen=case.gates[0].id)
-        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/reject", asked)
+        query = DecisionRequest(reason=reason, seen=case.gates[0].id)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/reject", query)
 
     async def more_episodes(self, case: Case, reason: str) -> Done:
         """Have its gate look again, on more episodes."""
-        asked = Decided(reason=reason, seen=case.gates[0].id)
-        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/more-episodes", asked)
+        query = DecisionRequest(reason=reason, seen=case.gates[0].id)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/more-episodes", query)
 
 
 class PatchGateView(Model):
@@ -257,10 +257,10 @@ class Prompts:
         """The newest patch of each cycle's capability, newest first."""
         return await self._daemon.list("/prompts", PatchView, limit=limit)
 
-    async def approve(self, patch: str, reason: str = "", who: str = "") -> Done:
+    async def approve(self, patch: str, reason: str = "", actor: str = "") -> Done:
         """Take a prompt (the first digits of its id) that is enough; ``who`` decides, if not the one who asks."""
-        return await self._daemon.post(f"/prompts/{part(patch)}/approve", Reason(reason=reason, who=who))
+        return await self._daemon.post(f"/prompts/{part(patch)}/approve", Reason(reason=reason, who=actor))
 
-    async def reject(self, patch: str, reason: str = "", who: str = "") -> Done:
+    async def reject(self, patch: str, reason: str = "", actor: str = "") -> Done:
         """Decide against a prompt."""
-        return await self._daemon.post(f"/prompts/{part(patch)}/reject", Reason(reason=reason, who=who))
+        return await self._daemon.post(f"/prompts/{part(patch)}/reject", Reason(reason=reason, who=actor))

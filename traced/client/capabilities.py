@@ -10,7 +10,7 @@ from typing import Literal
 from traced.client.models import Model
 from traced.client.transport import Transport
 
-Standing = Literal[
+CapabilityStatus = Literal[
     "found",
     "retained",
     "environment",
@@ -39,7 +39,7 @@ class AdapterMark(Model):
     name: str
     version: int
     cycle_id: str
-    standing: Standing
+    standing: CapabilityStatus
     share: float | None = None
 
 
@@ -59,7 +59,7 @@ class FindingView(Model):
     runs: int
     runs_agreeing: int
     retained: bool
-    standing: Standing
+    standing: CapabilityStatus
     agreement: float | None = None
 
 
@@ -68,7 +68,7 @@ class CapabilityView(Model):
 
     name: str
     title: str
-    standing: Standing
+    standing: CapabilityStatus
     newest: FindingView
     adapters: list[AdapterMark]
 
@@ -125,7 +125,7 @@ class CitedMessage(Model):
     present: list[int]
 
 
-class Cited(Model):
+class CitedMessages(Model):
     """A page of them, those first that most runs hold to lack the capability; ``total`` of the table's trajectories."""
 
     messages: list[CitedMessage]
@@ -152,7 +152,7 @@ class Capabilities:
 
     async def cited(
         self, name: str, cycle: str, *, limit: int = 30, offset: int = 0, trajectory: str | None = None
-    ) -> Cited:
+    ) -> CitedMessages:
         """The messages that its labels of a cycle cite, of all its table's trajectories or of one."""
-        asked = {"name": name, "cycle": cycle, "limit": limit, "offset": offset, "trajectory": trajectory}
-        return await self._daemon.get("/capability/cited", Cited, **asked)
+        query = {"name": name, "cycle": cycle, "limit": limit, "offset": offset, "trajectory": trajectory}
+        return await self._daemon.get("/capability/cited", CitedMessages, **query)

@@ -23,8 +23,8 @@ from traced.client.models import (
     Devices,
     Done,
     EventView,
-    ParkedView,
     Policy,
+    QuarantinedInputView,
     Readiness,
     Reason,
     Status,
@@ -32,7 +32,7 @@ from traced.client.models import (
 from traced.client.serving import OverviewCalls, Serving
 from traced.client.trainings import Trainings
 from traced.client.trajectories import Trajectories
-from traced.client.transport import Refused, Transport, part
+from traced.client.transport import RequestRefused, Transport, part
 
 RECONNECT_S = 1.0
 
@@ -84,9 +84,9 @@ class Client:
         """What each device does now, whether training could begin on it, who holds it."""
         return await self._daemon.get("/devices", Devices)
 
-    async def parked(self) -> list[ParkedView]:
+    async def parked(self) -> list[QuarantinedInputView]:
         """Inputs that failed too often, newest first, with the evidence."""
-        return await self._daemon.list("/parked", ParkedView)
+        return await self._daemon.list("/parked", QuarantinedInputView)
 
     async def audit(self, limit: int = 100) -> list[AuditView]:
         """What was decided, newest first."""
@@ -108,27 +108,27 @@ class Client:
         """End an unfinished cycle for good."""
         return await self._daemon.post(f"/cycles/{part(cycle_id)}/cancel", Reason(reason=reason), patient=True)
 
-    async def approve(self, adapter: str, reason: str = "", who: str = "", policy: Policy | None = None) -> Done:
+    async def approve(self, adapter: str, reason: str = "", actor: str = "", policy: Policy | None = None) -> Done:
         """Approve an adapter that passed its gate and put it live; ``who`` decides, if not the one who asks."""
-        asked = Approval(reason=reason, who=who, policy=policy)
-        return await self._daemon.post(f"/adapters/{part(adapter)}/approve", asked)
+        query = Approval(reason=reason, who=actor, policy=policy)
+        return await self._daemon.post(f"/adapters/{part(adapter)}/approve", query)
 
-    async def reject(self, adapter: str, reason: str = "", who: str = "") -> Done:
+    async def reject(self, adapter: str, reason: str = "", actor: str = "") -> Done:
         """Decide against an adapter."""
-        return await self._daemon.post(f"/adapters/{part(adapter)}/reject", Reason(reason=reason, who=who))
+        return await self._daemon.post(f"/adapters/{part(adapter)}/reject", Reason(reason=reason, who=actor))
 
-    async def roll_back(self, adapter: str | None = None, reason: str = "", who: str = "") -> Done:
+    async def roll_back(self, adapter: str | None = None, reason: str = "", actor: str = "") -> Done:
         """Undo the last promotion, or that of one adapter."""
         path = f"/adapters/{part(adapter)}/rollback" if adapter else "/rollback"
-        return await self._daemon.post(path, Reason(reason=reason, who=who))
+        return await self._daemon.post(path, Reason(reason=reason, who=actor))
 
-    async def reload(self, reason: str = "", who: str = "") -> Done:
+    async def reload(self, reason: str = "", actor: str = "") -> Done:
         """Have the service read its settings again."""
-        return await self._daemon.post("/reload", Reason(reason=reason, who=who))
+        return await self._daemon.post("/reload", Reason(reason=reason, who=actor))
 
-    async def release(self, parked_id: str, reason: str = "", who: str = "") -> Done:
+    async def release(self, parked_id: str, reason: str = "", actor: str = "") -> Done:
         """Let a parked input be tried again."""
-        return await self._daemon.post(f"/parked/{part(parked_id)}/release", Reason(reason=reason, who=who))
+        return await self._daemon.post(f"/parked/{part(parked_id)}/release", Reason(reason=reason, who=actor))
 
     async def last_events(
         self, limit: int = 100, before: int | None = None, kind: str = "", text: str = ""
@@ -141,8 +141,8 @@ class Client:
 
         With ``present`` also what holds at this moment and is kept nowhere; it has the number of the event before it.
         """
-        async for told in self._daemon.stream("/events", after, present=present):
-            yield EventView.model_validate(told)
+        async for last_seq in self._daemon.stream("/events", after, present=present):
+            yield EventView.model_validate(last_seq)
 
     async def events(self, after: int = 0) -> AsyncIterator[EventView]:
         """Events with a number above ``after``, those to come included, for ever; connects again when cut off."""
@@ -151,8 +151,8 @@ class Client:
                 async for event in self.listen(after):
                     after = event.seq
                     yield event
-            except (httpx.TransportError, Refused) as error:
-                if isinstance(error, Refused) and error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            except (httpx.TransportError, RequestRefused) as error:
+                if isinstance(error, RequestRefused) and error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
                 await self.status()  # raises NoDaemon when it is gone for good
             await asyncio.sleep(RECONNECT_S)

@@ -13,8 +13,8 @@ from pydantic import Field
 from traced.client.models import Done, Model, Reason
 from traced.client.transport import Transport, part
 
-Standing = Literal["admitted", "refused", "unchecked"]
-LONGEST = 200_000  # characters of a text or of a call's arguments
+AdmissionStatus = Literal["admitted", "refused", "unchecked"]
+TEXT_LIMIT = 200_000  # characters of a text or of a call's arguments
 
 
 class EnvironmentView(Model):
@@ -25,7 +25,7 @@ class EnvironmentView(Model):
     cycle_id: str
     synthesizer: str
     at: datetime
-    standing: Standing
+    standing: AdmissionStatus
     failed: list[str]
     adapters: list[str] = Field(description="adapter versions that were trained on it")
 
@@ -47,7 +47,7 @@ class BoundView(Model):
     sign: str
 
 
-class SaidView(Model):
+class ExampleMessage(Model):
     """One message of an example; the text holds its tool calls as well."""
 
     role: str
@@ -59,7 +59,7 @@ class ExampleView(Model):
 
     seed: str
     what: str
-    transcript: list[SaidView]
+    transcript: list[ExampleMessage]
 
 
 class RateView(Model):
@@ -112,27 +112,27 @@ class EnvironmentCase(Model):
     adapters: list[str]
 
 
-class Begin(Reason):
+class EpisodeStart(Reason):
     """Which task instance to play."""
 
     seed: int = Field(ge=-(2**63), lt=2**63)
 
 
-class CallSaid(Model):
+class PlayedCall(Model):
     """A tool call; ``arguments`` is the JSON text of an object."""
 
     name: str = Field(min_length=1, max_length=200)
-    arguments: str = Field(default="{}", max_length=LONGEST)
+    arguments: str = Field(default="{}", max_length=TEXT_LIMIT)
 
 
-class Said(Model):
+class PlayedMessage(Model):
     """One assistant message: a text, tool calls, or both."""
 
-    content: str | None = Field(default=None, max_length=LONGEST)
-    calls: list[CallSaid] = Field(default=[], max_length=64)
+    content: str | None = Field(default=None, max_length=TEXT_LIMIT)
+    calls: list[PlayedCall] = Field(default=[], max_length=64)
 
 
-class Played(Model):
+class PlayedEpisode(Model):
     """An episode that has begun: what an agent sees first."""
 
     id: str
@@ -174,16 +174,16 @@ class Environments:
         """One of them in full."""
         return await self._daemon.get(f"/environments/{part(environment)}", EnvironmentCase)
 
-    async def play(self, environment: str, seed: int, reason: str = "") -> Played:
+    async def play(self, environment: str, seed: int, reason: str = "") -> PlayedEpisode:
         """Begin an episode; starting its container takes a second or more."""
-        body = Begin(seed=seed, reason=reason).model_dump()
-        asked = self._daemon.ask("POST", f"/environments/{part(environment)}/play", body=body, patient=True)
-        return Played.model_validate_json((await asked).content)
+        body = EpisodeStart(seed=seed, reason=reason).model_dump()
+        query = self._daemon.ask("POST", f"/environments/{part(environment)}/play", body=body, patient=True)
+        return PlayedEpisode.model_validate_json((await query).content)
 
-    async def say(self, episode: str, said: Said) -> Answer:
+    async def say(self, episode: str, message: PlayedMessage) -> Answer:
         """Send an assistant message."""
-        asked = self._daemon.ask("POST", f"/episodes/{part(episode)}/say", body=said.model_dump(), patient=True)
-        return Answer.model_validate_json((await asked).content)
+        query = self._daemon.ask("POST", f"/episodes/{part(episode)}/say", body=message.model_dump(), patient=True)
+        return Answer.model_validate_json((await query).content)
 
     async def end(self, episode: str) -> Done:
         """End an episode; its container is removed. ``detail`` holds the score as it stood, where it could be asked."""

@@ -82,7 +82,7 @@ class TargetView(Model):
     next_at: datetime | None = None
 
 
-class ParkedView(Model):
+class QuarantinedInputView(Model):
     """An input that failed too often and is left aside until somebody releases it; ``tried`` counts all attempts."""
 
     id: str
@@ -165,13 +165,13 @@ class Status(Model):
     cycles: list[CycleView]
     adapters: list[AdapterView]
     waiting: list[str] = Field(description="adapters that wait for a person")
-    parked: list[ParkedView] = Field(default=[], description="inputs that wait for a person to release them")
+    parked: list[QuarantinedInputView] = Field(default=[], description="inputs that wait for a person to release them")
     held_up: list[HeldUpView] = Field(default=[], description="what waits for Docker, the disk or the like")
 
 
-PROGRESS, WAITS, DOING, DEVICES, HEALTH = "progress", "waits", "doing", "devices", "health"
-PRESENT = (PROGRESS, WAITS, DOING, DEVICES, HEALTH)  # kinds of what holds at this moment and is kept nowhere
-MISSED = "missed"  # kind of the event before the oldest that is kept, for a listener that resumes further back
+PROGRESS, WAITS, ACTIVITY, DEVICES, HEALTH = "progress", "waits", "doing", "devices", "health"
+LIVE_KINDS = (PROGRESS, WAITS, ACTIVITY, DEVICES, HEALTH)  # kinds of what holds at this moment and is kept nowhere
+EVENTS_MISSED = "missed"  # kind of the event before the oldest that is kept, for a listener that resumes further back
 
 
 class EventView(Model):
@@ -205,13 +205,13 @@ class Reason(Model):
     who: str = Field(default="", max_length=200)
 
 
-class Decided(Reason):
+class DecisionRequest(Reason):
     """A decision on an adapter; with ``seen`` only as the first one, and on the figures that were looked at."""
 
     seen: str = Field(default="", max_length=100, description="the id of the gate result that was looked at")
 
 
-class Approval(Decided):
+class Approval(DecisionRequest):
     """A decision for an adapter; without a policy it goes live as the service's settings say."""
 
     policy: Policy | None = None

@@ -141,7 +141,7 @@ class ExchangeView(Model):
     shadow_of: str | None
 
 
-class SaidView(Model):
+class ServedMessage(Model):
     """What somebody thought."""
 
     at: datetime
@@ -169,7 +169,7 @@ class ConversationView(Model):
     id: str
     decision: DecisionView | None
     exchanges: list[ExchangeView]
-    feedback: list[SaidView]
+    feedback: list[ServedMessage]
     trajectories: list[BecameView]
     left_out: int
 
@@ -192,9 +192,9 @@ class Serving:
         """The newest decisions behind a cursor, of one model where it is named."""
         return await self._daemon.get("/serving/decisions", DecisionPage, limit=limit, before=before, model=model)
 
-    async def conversation(self, named: str) -> ConversationView:
+    async def conversation(self, conversation_id: str) -> ConversationView:
         """The conversation of this id, or the one in which an answer of this id was given."""
-        return await self._daemon.get("/serving/conversation", ConversationView, id=named)
+        return await self._daemon.get("/serving/conversation", ConversationView, id=conversation_id)
 
 
 class RouterHealth(Model):

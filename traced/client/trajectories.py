@@ -85,7 +85,7 @@ class CapabilityLabels(Model):
     runs: list[RunLabel]
 
 
-class Said(Model):
+class OutcomeStatement(Model):
     """What decided an outcome."""
 
     at: datetime
@@ -112,7 +112,7 @@ class FullTrajectory(Model):
     detail: str
     cycle_id: str | None
     by: str
-    said: Said | None
+    said: OutcomeStatement | None
     labels: list[CapabilityLabels]
 
 
@@ -122,9 +122,9 @@ class Trajectories:
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
-    async def page(self, asked: TrajectoryQuery = EVERYTHING, *, after: str | None = None) -> TrajectoryPage:
+    async def page(self, query: TrajectoryQuery = EVERYTHING, *, after: str | None = None) -> TrajectoryPage:
         """What fits, behind the cursor of the page before."""
-        return await self._daemon.get("/trajectories", TrajectoryPage, after=after, **asked.model_dump())
+        return await self._daemon.get("/trajectories", TrajectoryPage, after=after, **query.model_dump())
 
     async def choices(self) -> TrajectoryChoices:
         """What there is to filter by."""

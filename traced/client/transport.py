@@ -33,7 +33,7 @@ class NoDaemon(ClientError):
     """Nothing answers at the socket or address."""
 
 
-class Refused(ClientError):
+class RequestRefused(ClientError):
     """The daemon answered with an error."""
 
     def __init__(self, message: str, *, hint: str = "", status: int) -> None:
@@ -49,7 +49,7 @@ class Transport:
     """Asks one daemon. ``socket`` or ``url`` (with ``token``) says where it is."""
 
     def __init__(self, socket: Path | None, url: str, token: str, timeout_s: float) -> None:
-        self.where = str(socket) if socket else url
+        self.address = str(socket) if socket else url
         self._http = httpx.AsyncClient(
             base_url=url,
             timeout=timeout_s,
@@ -64,11 +64,13 @@ class Transport:
 
     async def get(self, path: str, kind: type[Answer], /, **query: Any) -> Answer:
         """One object; what is None is not asked for."""
-        return kind.model_validate((await self.ask("GET", path, query=_given(query))).json())
+        return kind.model_validate((await self.ask("GET", path, query=_query(query))).json())
 
     async def list(self, path: str, kind: type[Answer], /, **query: Any) -> list[Answer]:
         """A list of objects."""
-        return [kind.model_validate(one) for one in (await self.ask("GET", path, query=_given(query))).json()]
+        return [
+            kind.model_validate(item_type) for item_type in (await self.ask("GET", path, query=_query(query))).json()
+        ]
 
     async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
         """``patient``: the answer comes at the next safe point, an iteration of training away at most."""
@@ -96,7 +98,7 @@ class Transport:
                     raise
                 response = await asked()
         except httpx.TransportError as error:
-            raise NoDaemon(f"no daemon answers at {self.where} ({error})", hint="traced up") from error
+            raise NoDaemon(f"no daemon answers at {self.address} ({error})", hint="traced up") from error
         if response.status_code not in accept:
             raise _refusal(response)
         return response
@@ -104,7 +106,7 @@ class Transport:
     async def stream(self, path: str, after: int, **query: Any) -> AsyncIterator[dict[str, Any]]:
         """The data of server-sent events behind ``after``, until the connection ends (raises httpx.TransportError)."""
         headers, timeout = {"Last-Event-ID": str(after)}, STREAM_TIMEOUT
-        async with self._http.stream("GET", path, headers=headers, params=_given(query), timeout=timeout) as response:
+        async with self._http.stream("GET", path, headers=headers, params=_query(query), timeout=timeout) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 raise _refusal(response)
@@ -118,13 +120,13 @@ def part(name: str) -> str:
     return quote(name, safe="@")
 
 
-def _given(query: Mapping[str, Any]) -> dict[str, Any]:
+def _query(query: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value is not None}
 
 
-def _refusal(response: httpx.Response) -> Refused:
+def _refusal(response: httpx.Response) -> RequestRefused:
     try:
         problem = Problem.model_validate(response.json())
     except ValueError:
         problem = Problem(type="Unknown", message=response.text[:500] or response.reason_phrase)
-    return Refused(problem.message, hint=problem.hint, status=response.status_code)
+    return RequestRefused(problem.message, hint=problem.hint, status=response.status_code)

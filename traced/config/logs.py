@@ -126,19 +126,19 @@ def _file(path: Path, settings: LogSection) -> _FileHandler:
 
 
 def _timestamper(now: Callable[[], datetime]) -> Processor:
-    def stamp(_logger: Any, _method: str, event: Event) -> Event:
+    def stamp(_logger: object, _method: str, event: Event) -> Event:
         event["at"] = now().isoformat(timespec="milliseconds")
         return event
 
     return stamp
 
 
-def _drop_text_copies(_logger: Any, _method: str, event: Event) -> Event:
+def _drop_text_copies(_logger: object, _method: str, event: Event) -> Event:
     for copy in TEXT_COPIES:
         event.pop(copy, None)
     return event
 
 
-def _redact(_logger: Any, _method: str, event: Event) -> Event:
+def _redact(_logger: object, _method: str, event: Event) -> Event:
     leading = {name: event[name] for name in FIRST_KEYS if name in event}
     return dict(redacted({**leading, **event}))

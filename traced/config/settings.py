@@ -220,7 +220,7 @@ class Settings(BaseSettings):
         return tuple(sources)
 
 
-def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+def load_settings(data_dir: Path | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
     """Load the settings of a data directory.
 
     Args:
@@ -253,9 +253,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return values if "llm" in analysts else {name: section for name, section in values.items() if name != "llm"}
 
 
-def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a stored cycle, with defaults for keys that its version did not have."""
-    return _merge(stored, configuration(Settings.model_construct()))
+    return _merge(config, configuration(Settings.model_construct()))
 
 
 def _merge(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def template() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fields(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:
+def _fields(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, tuple[object, str]]]:
     for name, field in (model or Settings).model_fields.items():
         if isinstance(field.default, Section):
             yield from _fields(type(field.default), f"{prefix}{name}.")
@@ -303,7 +303,7 @@ def _title(table: str) -> str:
     return (section.__doc__ or "").rstrip(".")
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, bool):
@@ -311,8 +311,8 @@ def _toml(value: Any) -> str:
     return "[]" if value == () else str(value)
 
 
-def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _dotted(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             flat |= _dotted(value, f"{prefix}{key}.")
@@ -321,7 +321,7 @@ def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(flat: Mapping[str, object]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, name = key.split(".")
@@ -341,7 +341,7 @@ def _variable(key: str) -> str:
     return ENV_PREFIX + key.replace(".", "__").upper()
 
 
-def _refuse_unknown(flat: Mapping[str, Any], source: str, *, as_variable: bool = False) -> None:
+def _refuse_unknown(flat: Mapping[str, object], source: str, *, as_variable: bool = False) -> None:
     valid = valid_keys()
     for key in flat:
         if key in valid:
@@ -364,7 +364,7 @@ def _nearest(key: str, valid: list[str]) -> str:
 
 
 def _invalid_value(
-    error: ValidationError, path: Path | None, raw: dict[str, Any], options: Mapping[str, Any]
+    error: ValidationError, path: Path | None, raw: Mapping[str, object], options: Mapping[str, object]
 ) -> ConfigError:
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")

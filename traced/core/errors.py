@@ -48,31 +48,6 @@ class DiskError(TracedError):
     """A file could not be written; no partial file is left."""
 
 
-def cause_of(error: Exception) -> Exception:
-    """Return the actionable error behind an exception: inside an ``ExceptionGroup``, or a full disk."""
-    if isinstance(error, ExceptionGroup):
-        causes = [cause_of(inner) for inner in error.exceptions]
-        return next((cause for cause in causes if is_expected(cause)), causes[0])
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        full = TracedError(f"the disk is full: {error}", hint="free some space and run the same command again")
-        full.__cause__ = error
-        return full
-    return error
-
-
-def is_expected(error: BaseException) -> bool:
-    """Whether traced raised the error on purpose, so that it is not a defect."""
-    return isinstance(error, _known_errors())
-
-
-def _known_errors() -> tuple[type[Exception], ...]:
-    """Return the roots of the error trees of all loaded packages."""
-    # Only a loaded package can have raised; importing the others would slow every command down.
-    trees = {"store.errors": "StoreError", "sandbox.errors": "SandboxError", "agents.errors": "AgentsError"}
-    loaded = [getattr(sys.modules[module], name) for module, name in trees.items() if module in sys.modules]
-    return (TracedError, *loaded)
-
-
 class GateError(TracedError):
     """The two sets of episodes cannot be compared."""
 
@@ -119,3 +94,28 @@ class CycleChanged(StageError):
 
 class CapabilityError(StageError):
     """A capability ended before an adapter passed its gate."""
+
+
+def cause_of(error: Exception) -> Exception:
+    """Return the actionable error behind an exception: inside an ``ExceptionGroup``, or a full disk."""
+    if isinstance(error, ExceptionGroup):
+        causes = [cause_of(inner) for inner in error.exceptions]
+        return next((cause for cause in causes if is_expected(cause)), causes[0])
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        full = TracedError(f"the disk is full: {error}", hint="free some space and run the same command again")
+        full.__cause__ = error
+        return full
+    return error
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether traced raised the error on purpose, so that it is not a defect."""
+    return isinstance(error, _known_errors())
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    """Return the roots of the error trees of all loaded packages."""
+    # Only a loaded package can have raised; importing the others would slow every command down.
+    trees = {"store.errors": "StoreError", "sandbox.errors": "SandboxError", "agents.errors": "AgentsError"}
+    loaded = [getattr(sys.modules[module], name) for module, name in trees.items() if module in sys.modules]
+    return (TracedError, *loaded)

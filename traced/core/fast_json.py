@@ -5,6 +5,7 @@ of which clients and engines may send. Integers of more than 64 bits are read as
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -18,7 +19,7 @@ def read_json(raw: bytes | str) -> Any:
         return json.loads(raw)
 
 
-def exceeds_depth(value: Any, levels: int) -> bool:
+def exceeds_depth(value: object, levels: int) -> bool:
     """Whether lists and objects are nested in more than ``levels`` levels."""
     # Level by level instead of recursively: the value may be nested deeper than Python's stack allows.
     containers = [value]
@@ -29,11 +30,13 @@ def exceeds_depth(value: Any, levels: int) -> bool:
     return True
 
 
-def _items(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
-def write_json(value: Any, *, sort: bool = False) -> bytes:
+def write_json(value: object, *, sort: bool = False) -> bytes:
     """Write a value as JSON on one line, with sorted keys if ``sort`` is set."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)

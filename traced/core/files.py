@@ -12,6 +12,8 @@ from pathlib import Path
 
 from traced.core.errors import DiskError
 
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 def flush(path: Path) -> None:
     """Flush a file or folder to the disk (fsync(2)), as needed before and after a rename."""
@@ -29,9 +31,6 @@ def free_name(path: Path, suffix: str = "") -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}{suffix}")
     return free
-
-
-DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def publish_folder(target: Path, fill: Callable[[Path], object]) -> Path:

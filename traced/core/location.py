@@ -84,11 +84,11 @@ def read_setting(data_dir: Path, section: str, key: str, override: str | None = 
     return _first_set(override, os.environ.get(variable), _section(data_dir, section).get(key))
 
 
-def _section(data_dir: Path, name: str) -> dict[str, Any]:
+def _section(data_dir: Path, name: str) -> dict[str, object]:
     path = find_settings_file(data_dir)
     section = read_settings_file(path).get(name) if path else None
     return section if isinstance(section, dict) else {}
 
 
-def _first_set(*values: Any) -> str:
+def _first_set(*values: object) -> str:
     return next((str(value) for value in values if value is not None), "")

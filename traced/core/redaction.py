@@ -34,7 +34,7 @@ _USER = re.compile(r"(?<![\w+.-])(https?://)[^\s\"<>/@:]+@", re.IGNORECASE)
 _SUSPECT = re.compile(rb"token|pass|secret|key|auth|cookie|credential|pwd|bearer|://", re.IGNORECASE)
 
 
-def redacted(value: Any, depth: int = 0) -> Any:
+def redacted(value: object, depth: int = 0) -> Any:
     """Return the value without secrets, as JSON values; other objects become their redacted ``str``."""
     # Only JSON values: an object could print its secret when it is rendered later.
     if value is None or isinstance(value, bool | int):
@@ -84,13 +84,13 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _SECRET_WORDS or words[-1].endswith(_ENDINGS)
 
 
-def _redact_value(key: str, value: Any, depth: int) -> Any:
+def _redact_value(key: str, value: object, depth: int) -> object:
     if not is_secret_name(key) or value is None or isinstance(value, bool) or value in ("", b""):
         return redacted(value, depth)
     return REDACTED
 
 
-def _redact_items(values: Sequence[Any], depth: int) -> list[Any]:
+def _redact_items(values: Sequence[object], depth: int) -> list[object]:
     """Redact items, including one that follows a secret's name in a pair or as the value of an option."""
     result = []
     after_secret_name = False
@@ -117,7 +117,7 @@ def _redact_assignments(text: str) -> str:
     return "".join([*parts, text[position:]])
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     try:
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     except Exception as error:

@@ -15,34 +15,6 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
-
-
-def memory_bytes() -> int:
-    """Return the bytes that this process tree may use before the kernel kills a process."""
-    return min([psutil.virtual_memory().total, *_cgroup_limits()])
-
-
-def _cgroup_limits() -> list[int]:
-    try:
-        own_group = next((line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
-    except OSError:
-        return []
-    group = CGROUPS / own_group.strip("/")
-    limits = []
-    for folder in [group, *group.parents]:
-        if not folder.is_relative_to(CGROUPS):
-            break
-        try:
-            text = (folder / "memory.max").read_text().strip()
-        except OSError:
-            # The root group has no such file.
-            continue
-        # "max" means unlimited.
-        if text.isdigit():
-            limits.append(int(text))
-    return limits
-
-
 INTERVAL_S = 0.5
 
 
@@ -88,6 +60,11 @@ class Meter:
         self._sampler.join()
 
 
+def memory_bytes() -> int:
+    """Return the bytes that this process tree may use before the kernel kills a process."""
+    return min([psutil.virtual_memory().total, *_cgroup_limits()])
+
+
 def tree_rss_bytes(root: psutil.Process) -> int:
     """Return the resident bytes of a process and its descendants; processes that end meanwhile count 0."""
     total = 0
@@ -97,3 +74,24 @@ def tree_rss_bytes(root: psutil.Process) -> int:
         except psutil.NoSuchProcess:
             continue
     return total
+
+
+def _cgroup_limits() -> list[int]:
+    try:
+        own_group = next((line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
+    except OSError:
+        return []
+    group = CGROUPS / own_group.strip("/")
+    limits = []
+    for folder in [group, *group.parents]:
+        if not folder.is_relative_to(CGROUPS):
+            break
+        try:
+            text = (folder / "memory.max").read_text().strip()
+        except OSError:
+            # The root group has no such file.
+            continue
+        # "max" means unlimited.
+        if text.isdigit():
+            limits.append(int(text))
+    return limits

@@ -16,7 +16,6 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
-from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ def signals(lifecycle: Lifecycle) -> Iterator[None]:
         lifecycle.close()
 
 
-async def run_until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle) -> bool:
+async def run_until_forced(work: Coroutine[object, object, None], lifecycle: Lifecycle) -> bool:
     """Run ``work`` to its end, or cancel it on a forced stop and wait for its cleanup.
 
     ``work`` watches ``lifecycle.draining`` and returns at its next safe point. Its exceptions are raised here.
@@ -149,7 +148,7 @@ async def run_until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle
     return not cut_short
 
 
-def cancel_once(work: "asyncio.Task[Any]") -> None:
+def cancel_once(work: "asyncio.Task[object]") -> None:
     """Cancel a task that has not been cancelled yet."""
     # The first cancellation waits for the next safe point; a second one would interrupt that.
     if not work.cancelling():
@@ -157,7 +156,7 @@ def cancel_once(work: "asyncio.Task[Any]") -> None:
 
 
 @asynccontextmanager
-async def background_tasks(lifecycle: Lifecycle, **work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def background_tasks(lifecycle: Lifecycle, **work: Coroutine[object, object, None]) -> AsyncIterator[None]:
     """Run each ``work`` as a task of its name during the block, and cancel it at the end.
 
     A task that fails starts draining, and its exception is raised after the block, so that the service manager sees it.

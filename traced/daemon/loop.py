@@ -38,7 +38,7 @@ from store.repositories.cycles import (
 )
 from store.repositories.events import save_event
 from store.repositories.promotions import latest_gate
-from traced.client.models import DOING, PROGRESS, WAITS
+from traced.client.models import ACTIVITY, PROGRESS, WAITS
 from traced.config.logs import bind_ids
 from traced.config.settings import EXCLUDED_SECTIONS, Settings, configuration, load_settings, with_defaults
 from traced.core.errors import ConfigError, CycleChanged, TracedError
@@ -317,7 +317,7 @@ class CycleLoop:
             self.present.tell(PROGRESS, stage, at, self._beginnings.told(stage, at, report.data), self.running)
 
     def _publish_doing(self) -> None:
-        self.present.tell(DOING, DOING, self.now(), {"stages": list(self.doing)}, self.running)
+        self.present.tell(ACTIVITY, ACTIVITY, self.now(), {"stages": list(self.doing)}, self.running)
 
     async def _announce_outage(self, stage: str, reason: str, since: datetime) -> None:
         message = daemon_held_up(stage, reason, "traced doctor", since)

@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 
+from sandbox.contract import Message
 from store.records import Exchange
 from traced.config.service_sections import ServingSection
 from traced.core.fast_json import exceeds_depth, read_json
@@ -52,7 +52,7 @@ MB = 2**20
 MAX_DEPTH = 200
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OPT_OUT = ("no", "false", "0")
-BackgroundTask = Callable[[], Coroutine[Any, Any, None]]
+BackgroundTask = Callable[[], Coroutine[object, None, None]]
 log = logging.getLogger(__name__)
 
 
@@ -175,7 +175,7 @@ class Gateway:
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(
-        self, body: dict[str, Any], conversation: str, messages: list[dict[str, Any]]
+        self, body: dict[str, object], conversation: str, messages: list[Message]
     ) -> tuple[str, int | None]:
         """Return the model, and the trial that the conversation takes part in."""
         name = body.get("model")
@@ -252,7 +252,7 @@ async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read_body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
+async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
     """Return the bytes of the body and the JSON object in them."""
     try:
         raw = await request.read()

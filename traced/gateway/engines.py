@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from traced.inference.client import BASE, EngineClient
 from traced.inference.errors import ServingError
@@ -220,7 +219,7 @@ async def _apply_sleep(replica: Replica) -> bool:
     return False
 
 
-async def _succeeds(replica: Replica, name: str, call: Coroutine[Any, Any, None]) -> bool:
+async def _succeeds(replica: Replica, name: str, call: Coroutine[object, None, None]) -> bool:
     try:
         await call
     except ServingError as error:

@@ -11,7 +11,6 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import Engine
 
@@ -39,7 +38,7 @@ class FeedbackReceiver:
     labels: Labels
     redactor: Redactor
 
-    async def receive(self, body: dict[str, Any], at: datetime) -> dict[str, Any]:
+    async def receive(self, body: dict[str, object], at: datetime) -> dict[str, object]:
         """Store a feedback body and return the response body; raises ``Refusal``."""
         feedback = _validated(body, at)
         deadline = time.monotonic() + PATIENCE_S
@@ -57,7 +56,7 @@ class FeedbackReceiver:
                 raise Refusal(404, f"{subject} is not known to this router", code="not_found")
             await asyncio.sleep(RETRY_S)
 
-    def _store(self, feedback: Feedback) -> dict[str, Any] | None:
+    def _store(self, feedback: Feedback) -> dict[str, object] | None:
         """Store the feedback; None if its conversation or response is unknown."""
         with write_session(self.store) as session:
             conversation_id = feedback.conversation_id
@@ -92,7 +91,7 @@ class FeedbackReceiver:
         return prefix + separator + self.redactor.name(name)
 
 
-def _validated(body: dict[str, Any], at: datetime) -> Feedback:
+def _validated(body: dict[str, object], at: datetime) -> Feedback:
     texts = {name: _text(body, name) for name in ("conversation_id", "response_id", "label", "comment", "who")}
     if not texts["conversation_id"] and not texts["response_id"]:
         raise Refusal(400, "conversation_id or response_id is needed", param="conversation_id")
@@ -114,7 +113,7 @@ def _validated(body: dict[str, Any], at: datetime) -> Feedback:
     )
 
 
-def _text(body: dict[str, Any], name: str) -> str:
+def _text(body: dict[str, object], name: str) -> str:
     value = body.get(name) or ""
     if not isinstance(value, str) or len(value) > TEXT_LIMIT:
         raise Refusal(400, f"{name} is text of at most {TEXT_LIMIT} characters", param=name)

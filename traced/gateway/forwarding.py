@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
 
 from aiohttp import web
 
@@ -56,7 +55,7 @@ class PendingExchange:
     conversation_id: str
     model: str
     raw: bytes
-    body: Mapping[str, Any]
+    body: Mapping[str, object]
     headers: dict[str, str]
     record: Callable[["PendingExchange"], None]
     shadow_of: str | None = None
@@ -195,7 +194,7 @@ class Shadows:
             raise
 
 
-def with_model(raw: bytes, body: Mapping[str, Any], model: str) -> bytes:
+def with_model(raw: bytes, body: Mapping[str, object], model: str) -> bytes:
     """Return the request with another ``model``, otherwise byte for byte where the place to change is unambiguous."""
     if body["model"] == model:
         return raw

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from sqlalchemy import Engine
 
-from sandbox.contract import Task
+from sandbox.contract import Message, Task
 from store.database import read_session, write_session
 from store.errors import StoreError
 from store.records import ConversationRoute, PromotionEntry, PromotionState, RouterKey
@@ -224,7 +224,7 @@ class ConversationRouter:
         self._find_batcher = Batcher(self._find)
         self._save_batcher = Batcher(self._save)
 
-    async def decide(self, conversation_id: str, messages: Sequence[Mapping[str, Any]]) -> ConversationRoute:
+    async def decide(self, conversation_id: str, messages: Sequence[Message]) -> ConversationRoute:
         """Return the conversation's decision; ``messages`` are those of the request."""
         decision = self._decisions.get(conversation_id)
         # Not stored: that the conversation had already begun shows at its next request.
@@ -240,7 +240,7 @@ class ConversationRouter:
         # Shielded, because several requests of the conversation may wait for it.
         return await asyncio.shield(decision)
 
-    async def _decide(self, conversation_id: str, messages: Sequence[Mapping[str, Any]]) -> ConversationRoute:
+    async def _decide(self, conversation_id: str, messages: Sequence[Message]) -> ConversationRoute:
         started = time.perf_counter()
         live = self.live()
         try:
@@ -267,9 +267,7 @@ class ConversationRouter:
             log.warning("the decision on %s is not stored: %s", conversation_id, error)
             return route
 
-    async def _choose(
-        self, conversation_id: str, messages: Sequence[Mapping[str, Any]], live: LiveVersions
-    ) -> RoutingDecision:
+    async def _choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
         replica = self.pool.pick(BASE, conversation_id)
         if replica is None:
             return RoutingDecision(BASE, {}, 0.0, "no engine answers")

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -82,7 +81,7 @@ class RejectedSpans:
         """Write a span and its log records; raises ``OSError``."""
         path = self.folder / REJECTED_FILE
         self._count(reason, path)
-        content: dict[str, Any] = {
+        content: dict[str, object] = {
             "span": asdict(span) if span else None,
             "events": [asdict(event) for event in events],
         }
@@ -179,7 +178,7 @@ class OtlpReceiver:
         """Expire everything that waits."""
         await self._expire(expire_all=True)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """The numbers of recorded, waiting and rejected calls."""
         return {
             "recorded": self.recorded_calls,
@@ -217,7 +216,7 @@ class OtlpReceiver:
         except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, web.RequestPayloadError) as error:
             raise Refusal(400, f"the body cannot be read: {error}") from error
 
-    async def _shielded(self, work: Coroutine[Any, Any, ReceivedBatch]) -> ReceivedBatch:
+    async def _shielded(self, work: Coroutine[object, None, ReceivedBatch]) -> ReceivedBatch:
         # A sender that hangs up, or the end of the gateway, must not leave a batch half stored.
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -383,7 +382,7 @@ def _conversation_id(span: Span, call: Call, key_id: str) -> str:
     return conversation_id(f"{OTLP_PREFIX}{name}", (), key_id)
 
 
-def _is_opted_out(attributes: Mapping[str, Any]) -> bool:
+def _is_opted_out(attributes: Mapping[str, object]) -> bool:
     return str(attributes.get("traced.record", "")).lower() in OPT_OUT
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Engine
 from sqlmodel import Session
@@ -100,7 +99,7 @@ class TrafficEvents:
         self._last_feedback = feedback_seq
         self.next_at = self.clock() + EVENT_INTERVAL_S
 
-    def _detail(self, feedback_seq: int) -> dict[str, Any]:
+    def _detail(self, feedback_seq: int) -> dict[str, object]:
         by_model = dict(self.exchanges.most_common(MAX_MODELS))
         remainder = self.exchanges.total() - sum(by_model.values())
         detail = {

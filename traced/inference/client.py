@@ -23,6 +23,7 @@ from traced.inference.routing_prompt import ANSWER, label_ids_in
 
 if TYPE_CHECKING:
     from traced.inference.embedded.engine import Engine
+    from traced.inference.embedded.generation import Tokenizer
 
 
 # Shorter than the embedded server's, so that a connection is not reused while the server closes it.
@@ -83,7 +84,7 @@ class InProcessPolicy:
     """A model in this process behind a started ``Engine``; concurrent calls share its batches."""
 
     engine: "Engine"
-    tokenizer: Any
+    tokenizer: "Tokenizer"
     adapter: str | None = None
     temperature: float = 1.0
     max_tokens: int = 256
@@ -245,10 +246,10 @@ class EngineClient:
             self._http = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
         return self._http
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _post(self, path: str, body: Mapping[str, object]) -> Any:
         return await self._request("POST", path, body)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         url = self.url + path
         try:
             async with self._session().request(method, url, json=body) as response:

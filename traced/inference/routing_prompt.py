@@ -9,8 +9,9 @@ base model. The bundled model is pre-trained on this form: changing it means pre
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Any, Protocol
+from typing import Protocol
 
+from sandbox.contract import Message
 from traced.inference.errors import RoutingPromptError
 
 LABELS = ascii_uppercase
@@ -54,7 +55,7 @@ def route_options(skills: Sequence[tuple[str, str, str]]) -> list[RouteOption]:
     return [*options, base_option(LABELS[len(skills)])]
 
 
-def opening_text(messages: Sequence[dict[str, Any]]) -> str:
+def opening_text(messages: Sequence[Message]) -> str:
     """Return the text of all user messages, in order, on one line."""
     return " ".join(_line(str(m["content"])) for m in messages if m.get("role") == "user" and m.get("content"))
 

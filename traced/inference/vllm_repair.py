@@ -9,7 +9,6 @@ adapters on a CPU themselves gives it the same flag, with traced's code on its `
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -46,7 +45,9 @@ def is_faulty(shrink: Shrink) -> bool:
 def masked_shrink(shrink: Shrink) -> Shrink:
     """Wrap the kernel so that rows without an adapter get zeros, to which the second product adds nothing."""
 
-    def wrapper(inputs: Any, weights: Any, output: Any, slots: Any, scaling: float = 1.0) -> None:
+    def wrapper(
+        inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, slots: torch.Tensor, scaling: float = 1.0
+    ) -> None:
         shrink(inputs, weights, output, slots, scaling)
         output.masked_fill_((slots == NO_ADAPTER)[:, None], 0)
 

@@ -167,7 +167,7 @@ def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
 
 
 def _assemble(session: Session, conversation_id: str, target: str) -> _Conversation:
-    exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
+    exchanges = serving.list_exchanges(session, conversation_id, unsettled_only=True)
     answered_exchanges = [
         exchange for exchange in exchanges if exchange.status == OK and exchange.body and exchange.body["answer"]
     ]

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 import sqlalchemy
 from sqlmodel import Session
@@ -55,6 +54,7 @@ from traced.processes.job import (
     FaultAttribution,
     Job,
     JobOutcome,
+    JsonObject,
     Limits,
     Preempted,
     Quarantined,
@@ -84,7 +84,7 @@ STATES = {
 }
 
 
-async def run_until_settled(executor: Executor, job: Job, ledger: AttemptLedger, on_report: OnReport) -> dict[str, Any]:
+async def run_until_settled(executor: Executor, job: Job, ledger: AttemptLedger, on_report: OnReport) -> JsonObject:
     """Run the job, in as many attempts as it takes, and return its value.
 
     Raises:
@@ -156,13 +156,13 @@ def backoff(settings: Settings) -> Backoff:
     return Backoff(section.backoff_s, section.backoff_factor, section.backoff_cap_s)
 
 
-def _stored_answer(session: Session, cycle_id: str, key: InputKey) -> dict[str, Any] | None:
+def _stored_answer(session: Session, cycle_id: str, key: InputKey) -> JsonObject | None:
     """The evidence of the last attempt that answered this input in this cycle."""
     attempts = [attempt for attempt in list_attempts(session, key) if attempt.cycle_id == cycle_id]
     return next((attempt.evidence for attempt in reversed(attempts) if VALUE_KEY in attempt.evidence), None)
 
 
-def _replay_answer(evidence: dict[str, Any]) -> dict[str, Any]:
+def _replay_answer(evidence: JsonObject) -> JsonObject:
     if evidence[VALUE_KEY] is not None:
         return dict(evidence[VALUE_KEY])
     raise CapabilityError(evidence["failure"]["message"], hint=evidence["failure"]["hint"])
@@ -197,7 +197,7 @@ def _quarantine_entry(failures: list[Attempt], cycle_id: str, *, last_seq: int, 
     )
 
 
-def _summary(attempt: Attempt) -> dict[str, Any]:
+def _summary(attempt: Attempt) -> dict[str, object]:
     return {
         "seq": attempt.seq,
         "cycle": attempt.cycle_id,
@@ -268,12 +268,12 @@ async def _begin(job: Job, key: InputKey, ledger: AttemptLedger, on_report: OnRe
 
 
 async def _end(
-    ledger: AttemptLedger, attempt: Attempt, state: AttemptState, evidence: dict[str, Any], on_report: OnReport
+    ledger: AttemptLedger, attempt: Attempt, state: AttemptState, evidence: JsonObject, on_report: OnReport
 ) -> None:
     await ledger.retried_transaction(_ending(attempt, state, ledger.now(), evidence), on_report)
 
 
-def _ending(attempt: Attempt, state: AttemptState, at: datetime, evidence: dict[str, Any]) -> Callable[[Session], None]:
+def _ending(attempt: Attempt, state: AttemptState, at: datetime, evidence: JsonObject) -> Callable[[Session], None]:
     return lambda session: end_attempt(session, attempt.seq, state, at=at, evidence=evidence)
 
 
@@ -283,7 +283,7 @@ def _state(result: Result) -> AttemptState:
     return STATES.get(attribute_result(result), AttemptState.STOPPED)
 
 
-def _evidence(result: Result) -> dict[str, Any]:
+def _evidence(result: Result) -> JsonObject:
     failure = None if result.failure is None else asdict(result.failure)
     answer = {VALUE_KEY: result.value} if _state(result) is AttemptState.FINISHED else {}
     return {**asdict(result.evidence), "ended": result.outcome.value, "failure": failure, **answer}
@@ -295,7 +295,7 @@ class _LastReport:
 
     at: datetime
     pid: int | None = None
-    progress: dict[str, Any] | None = None
+    progress: JsonObject | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, report: Report, at: datetime) -> None:

@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, Protocol
 
 import psutil
@@ -180,7 +181,7 @@ class NvmlProbe:
     def __init__(
         self,
         own_pids: Callable[[], Iterable[int]] = lambda: process_trees([os.getpid()]),
-        load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
+        load: Callable[[], ModuleType] = lambda: importlib.import_module("pynvml"),
     ) -> None:
         self._own_pids = own_pids
         self._load = load
@@ -203,12 +204,12 @@ class NvmlProbe:
             self._close(nvml, failures)
         return readings
 
-    def _ensure_open(self, nvml: Any) -> None:
+    def _ensure_open(self, nvml: ModuleType) -> None:
         if not self._is_open:
             nvml.nvmlInit()
             self._is_open = True
 
-    def _close(self, nvml: Any, failures: tuple[type[Exception], ...]) -> None:
+    def _close(self, nvml: ModuleType, failures: tuple[type[Exception], ...]) -> None:
         if not self._is_open:
             return
         self._is_open = False
@@ -217,7 +218,7 @@ class NvmlProbe:
             nvml.nvmlShutdown()
 
 
-def _read_all(nvml: Any, own_pids: frozenset[int], failures: tuple[type[Exception], ...]) -> Readings:
+def _read_all(nvml: ModuleType, own_pids: frozenset[int], failures: tuple[type[Exception], ...]) -> Readings:
     devices, problems = [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         mig: MigMode = "none"
@@ -232,7 +233,7 @@ def _read_all(nvml: Any, own_pids: frozenset[int], failures: tuple[type[Exceptio
 
 
 def _read(
-    nvml: Any, handle: Any, mig: MigMode, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
+    nvml: ModuleType, handle: object, mig: MigMode, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
 ) -> DeviceReading:
     memory = _memory(nvml, handle, failures)
     # Under MIG the driver reports neither utilisation nor processes of the whole GPU.
@@ -249,7 +250,7 @@ def _read(
     )
 
 
-def _memory(nvml: Any, handle: Any, failures: tuple[type[Exception], ...]) -> Any:
+def _memory(nvml: ModuleType, handle: object, failures: tuple[type[Exception], ...]) -> Any:
     # Version 2 does not count the memory that the driver reserves as used; drivers before R510 know only version 1.
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -257,7 +258,7 @@ def _memory(nvml: Any, handle: Any, failures: tuple[type[Exception], ...]) -> An
         return nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
-def _utilisation(nvml: Any, handle: Any) -> float | None:
+def _utilisation(nvml: ModuleType, handle: object) -> float | None:
     """Share of the last sample period (1/6 to 1 s) in which a kernel ran; None if not supported."""
     try:
         return float(min(100, nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
@@ -265,7 +266,7 @@ def _utilisation(nvml: Any, handle: Any) -> float | None:
         return None
 
 
-def _mig(nvml: Any, handle: Any) -> MigMode:
+def _mig(nvml: ModuleType, handle: object) -> MigMode:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -274,7 +275,7 @@ def _mig(nvml: Any, handle: Any) -> MigMode:
 
 
 def _foreign(
-    nvml: Any, handle: Any, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
+    nvml: ModuleType, handle: object, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
 ) -> tuple[ForeignProcess, ...]:
     # Processes without a compute context (a desktop) show up in utilisation and memory instead.
     processes = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))

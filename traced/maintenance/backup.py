@@ -29,8 +29,9 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from store.database import connect, revision
-from traced.config.settings import Settings, find_settings_file
+from traced.config.settings import Settings
 from traced.core.files import flush, free_name
+from traced.core.location import find_settings_file
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest, Writer
 from traced.maintenance.databases import copy_sqlite, dump_postgres, is_sqlite

@@ -169,7 +169,7 @@ def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_r
         _by_age(work, "events", limits.events_days, retention.EVENTS),
         _by_age(work, "attempts", limits.events_days, retention.ATTEMPTS),
         _by_age(work, "notices", limits.events_days, retention.NOTICES),
-        _by_age(work, "reported", limits.conversations_days, retention.REPORTED),
+        _by_age(work, "reported", limits.conversations_days, retention.REPORTED_TRAJECTORIES),
         _by_age(work, "exchanges", limits.conversations_days, retention.EXCHANGES),
         _by_age(work, "decisions", limits.conversations_days, retention.DECISIONS),
         _by_age(work, "feedback", limits.conversations_days, retention.FEEDBACK),

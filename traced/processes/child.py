@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from traced.core.errors import cause_of, is_known
-from traced.processes.job import Job, ReportKind, describe, read_job
+from traced.core.errors import cause_of, is_expected
+from traced.processes.job import Job, JsonObject, ReportKind, describe, read_job
 from traced.processes.parent import arm_alarm, follow_parent, kill_descendants
 
 EXIT_FAILED, EXIT_DEFECT, EXIT_STOPPED = 1, 70, 143
@@ -36,7 +36,7 @@ ALARM_LIMITS = 3
 OOM_SCORE = 500
 KIB = 1024
 
-Work = Callable[["Reporter", dict[str, Any]], dict[str, Any]]
+Work = Callable[["Reporter", JsonObject], JsonObject]
 
 
 class Reporter:
@@ -57,7 +57,7 @@ class Reporter:
         """
         self.send(ReportKind.PROGRESS, {"phase": phase, "done": done, **details})
 
-    def send(self, kind: str, data: dict[str, Any]) -> None:
+    def send(self, kind: str, data: JsonObject) -> None:
         """Write one report line."""
         # A broken pipe is ignored: the parent is gone, and its end stops this process anyway.
         line = json.dumps({"kind": kind, "data": data}).encode() + b"\n"
@@ -96,12 +96,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _report_error(reporter: Reporter, raised: Exception) -> int:
     error = cause_of(raised)
-    if not is_known(error):
+    if not is_expected(error):
         traceback.print_exception(raised)
     failure = describe(error)
     data = {"types": failure.types, "message": failure.message, "hint": failure.hint, "errno": failure.errno}
     reporter.send("error", data)
-    return EXIT_FAILED if is_known(error) else EXIT_DEFECT
+    return EXIT_FAILED if is_expected(error) else EXIT_DEFECT
 
 
 @contextlib.contextmanager

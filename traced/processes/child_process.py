@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from traced.core.errors import TracedError
-from traced.core.ownership import this_holder
+from traced.core.ownership import own_identity
 from traced.core.redaction import redacted_lines
 from traced.processes.job import StartError
 from traced.processes.process_tree import MARK_SEPARATOR, MARK_VARIABLE, kill_marked
@@ -197,7 +197,7 @@ def start(
     Raises:
         StartError: the operating system refused to create the process.
     """
-    mark = f"{this_holder()}#{next(_child_numbers)}"
+    mark = f"{own_identity()}#{next(_child_numbers)}"
     try:
         argv, environment = [python, *command], _environment(mark, variables or {})
         popen = _spawner(os.getpid()).submit(_popen, argv, environment, pass_fds).result()

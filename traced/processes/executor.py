@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from traced.processes.child import EXIT_STOPPED
 from traced.processes.child_process import DRAIN_S, LOG_BYTES, Child, start
@@ -25,6 +24,7 @@ from traced.processes.job import (
     Failure,
     Job,
     JobOutcome,
+    JsonObject,
     Limits,
     Report,
     ReportKind,
@@ -155,11 +155,11 @@ class _Run:
     clock: Callable[[], float]
     watchdog: Watchdog
     on_report: Callable[[Report], None]
-    value: dict[str, Any] | None = None
+    value: JsonObject | None = None
     failure: Failure | None = None
     breach: tuple[JobOutcome, str] | None = None
     peak: int = 0
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: JsonObject = field(default_factory=dict)
 
     async def watch(self, reader: asyncio.StreamReader) -> None:
         """Read reports until the child has exited, sent its result or error, or broken a limit; then stop it."""
@@ -205,7 +205,7 @@ class _Run:
                 return
             self._receive(report)
 
-    def _receive(self, message: Report | Failure | dict[str, Any]) -> None:
+    def _receive(self, message: Report | Failure | JsonObject) -> None:
         if isinstance(message, Failure):
             self.failure = message
         elif isinstance(message, dict):
@@ -263,7 +263,7 @@ class _Run:
         return JobOutcome.CRASHED, f"{detail} and no result"
 
 
-def _parse_line(line: bytes) -> Report | Failure | dict[str, Any]:
+def _parse_line(line: bytes) -> Report | Failure | JsonObject:
     """Parse a line into a report, an error, or the value of the result."""
     message = json.loads(line)
     kind, data = message["kind"], dict(message["data"])

@@ -13,13 +13,15 @@ TracedError
 
 import errno
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from traced.core.errors import TracedError
+
+JsonObject = dict[str, Any]
 
 
 class ExecutorError(TracedError):
@@ -64,7 +66,7 @@ class Job:
     """A run of ``python -m module`` on ``arguments``; ``capability`` is "" for a stage of the whole cycle."""
 
     module: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
     cycle_id: str
     stage: str
     capability: str = ""
@@ -91,7 +93,7 @@ class Report:
     """One message of a running job."""
 
     kind: ReportKind
-    data: dict[str, Any]
+    data: JsonObject
 
 
 class JobOutcome(StrEnum):
@@ -132,7 +134,7 @@ class Evidence:
     peak_rss_bytes: int
     seconds: float
     log: str
-    progress: dict[str, Any]  # data of the last progress report
+    progress: JsonObject  # data of the last progress report
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Result:
     """A run that has ended: ``value`` if it finished, ``failure`` if the child reported an error."""
 
     outcome: JobOutcome
-    value: dict[str, Any] | None
+    value: JsonObject | None
     failure: Failure | None
     evidence: Evidence
 
@@ -160,13 +162,13 @@ class Executor(Protocol):
 def read_job(path: Path) -> Job:
     """Read a job file; raises ``JobFileError``."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: JsonObject = json.loads(path.read_text(encoding="utf-8"))
         return Job(**{**values, "limits": Limits(**values.get("limits", {}))})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise JobFileError(f"{path} is not a job file: {error}", hint=f"less {path}") from error
 
 
-def failure_from(value: Mapping[str, Any]) -> Failure:
+def failure_from(value: JsonObject) -> Failure:
     """Parse the data of an error line."""
     return Failure(list(value["types"]), str(value["message"]), str(value["hint"]), value["errno"])
 

@@ -34,7 +34,7 @@ from store.text import sanitize_line
 from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
-from traced.prompt_optimization.patches import SHORT, find_patch, remedy_text, sufficient_patches
+from traced.prompt_optimization.patches import SHORT_ID_DIGITS, find_patch, remedy_text, sufficient_patches
 from traced.registry import promotion
 from traced.registry import promotion as further
 
@@ -78,10 +78,10 @@ def to_decide(session: Session, digits: str, decision: Decision) -> tuple[Prompt
         return patch, decision_in_force
     candidates = sufficient_patches(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
     if decision is Decision.APPROVED and patch.id not in [candidate.id for candidate in candidates]:
-        newer = f", and {candidates[0].id[:SHORT]} is newer" if candidates else ""
+        newer = f", and {candidates[0].id[:SHORT_ID_DIGITS]} is newer" if candidates else ""
         raise PromotionError(
-            f"patch {patch.id[:SHORT]} of {patch.capability} cannot be approved: {remedy_text(patch)}{newer}",
-            hint=f"traced show patch {(candidates[0] if candidates else patch).id[:SHORT]}",
+            f"patch {patch.id[:SHORT_ID_DIGITS]} of {patch.capability} cannot be approved: {remedy_text(patch)}{newer}",
+            hint=f"traced show patch {(candidates[0] if candidates else patch).id[:SHORT_ID_DIGITS]}",
         )
     return patch, decision_in_force
 
@@ -186,7 +186,7 @@ def _decide_on_prompt(session: Session, act: Act, digits: str, action: str) -> D
     else:
         evidence = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text}
         note(session, act, action, patch.id, cycle_id=patch.cycle_id, **evidence)
-    short_id = patch.id[:SHORT]
+    short_id = patch.id[:SHORT_ID_DIGITS]
     message = f"the prompt {short_id} for {patch.capability} is {decision.value}"
     if prompt_decision is earlier_decision:
         message = f"the prompt {short_id} for {patch.capability} was {earlier_decision} before"

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from agents.errors import ModelDenied, ModelError, OutOfForm
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question, marked
+from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question, delimited
 from agents.llm.transport import Transport
 from store.types import Message, Outcome, Trajectory
 from traced.config.cycle_sections import JudgeSection
@@ -129,7 +129,7 @@ def _public(message: Message) -> dict[str, Any]:
 
 
 def _question(conversation: str) -> str:
-    return f"{marked('conversation', conversation)}\n{FINAL_QUESTION}"
+    return f"{delimited('conversation', conversation)}\n{FINAL_QUESTION}"
 
 
 def _endpoint(settings: JudgeSection) -> Endpoint:

@@ -18,7 +18,7 @@ from textual.events import DescendantFocus, Resize
 from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
-from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, CapabilityView, Cited, CitedMessage
+from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, CapabilityView, CitedMessage, CitedMessages
 from tui.screens.capability_panels import by_gap, capability_row, capability_text, cited_row, finding_row, tail
 from tui.screens.conversation import Conversation
 from tui.screens.live_screen import Live
@@ -40,7 +40,7 @@ class CapabilityDetail:
 
     history: CapabilityHistory
     inside: CapabilityInCycle
-    citations: Cited
+    citations: CitedMessages
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Capabilities(Live):
         self._cycle: str | None = None  # None: the newest
         self._detail: CapabilityDetail | None = None
         self._front = "about"
-        self._tables: dict[tuple[str, str], tuple[CapabilityInCycle, Cited]] = {}
+        self._tables: dict[tuple[str, str], tuple[CapabilityInCycle, CitedMessages]] = {}
 
     def contents(self) -> ComposeResult:
         """The list, what is chosen, and its panels."""
@@ -138,7 +138,7 @@ class Capabilities(Live):
         )
         return CapabilityDetail(history, inside, messages)
 
-    async def _table(self, client: Client, name: str, cycle_id: str) -> tuple[CapabilityInCycle, Cited]:
+    async def _table(self, client: Client, name: str, cycle_id: str) -> tuple[CapabilityInCycle, CitedMessages]:
         if (name, cycle_id) not in self._tables:
             requests = client.capabilities.in_cycle(name, cycle_id), client.capabilities.cited(name, cycle_id)
             self._tables[name, cycle_id] = await asyncio.gather(*requests)
@@ -231,7 +231,7 @@ class Capabilities(Live):
         legend = f"    {LEGEND}" if self._single_panel else ""
         self.query_one("#runs", Static).update(f"{header} run{legend}" if runs else "No labels are stored.")
 
-    def _show_cited(self, page: Cited) -> None:
+    def _show_cited(self, page: CitedMessages) -> None:
         self.query_one("#cited", KeyedTable).put([cited_row(message) for message in page.messages])
         title = f"Messages, {len(page.messages)} of {page.total}" if page.total else "Messages: none is cited"
         self.query_one("#messages").border_title = title
@@ -332,7 +332,7 @@ class Capabilities(Live):
         except ClientError:
             self.changed()
             return
-        loaded = Cited(messages=[*detail.citations.messages, *page.messages], total=page.total)
+        loaded = CitedMessages(messages=[*detail.citations.messages, *page.messages], total=page.total)
         self._tables[name, cycle_id] = (detail.inside, loaded)
         if self._detail is detail:
             self._detail = replace(detail, citations=loaded)

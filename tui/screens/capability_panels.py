@@ -8,16 +8,16 @@ from traced.client.capabilities import (
     AdapterMark,
     CapabilityHistory,
     CapabilityInCycle,
+    CapabilityStatus,
     CapabilityView,
     CitedMessage,
     FindingView,
-    Standing,
 )
 from tui.text import bar, cell, sanitize_block, sanitize_line
 from tui.widgets.label_grid import GROUPS
 from tui.widgets.tables import Row
 
-STATE_SIGNS: dict[Standing, tuple[str, str]] = {
+STATE_SIGNS: dict[CapabilityStatus, tuple[str, str]] = {
     "found": ("·", "dim"),
     "retained": ("◇", ""),
     "environment": ("◇", ""),
@@ -45,7 +45,7 @@ FIXED_COLUMNS = 60
 TAIL = 18
 
 
-def state_cell(state: Standing) -> Text:
+def state_cell(state: CapabilityStatus) -> Text:
     """A state as its symbol and its name."""
     sign, style = STATE_SIGNS[state]
     return cell(f"{sign} {state}", style)

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
-from traced.client.environments import CallSaid
+from traced.client.environments import PlayedCall
 from tui.text import sanitize_line
 
 # Schemas may be recursive, so a skeleton follows nested objects to a bounded depth only.
@@ -73,7 +73,7 @@ class ChooseTool(ModalScreen[int | None]):
         self.dismiss(event.option_index)
 
 
-class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
+class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
     """Asks for a call's arguments; returns the call, and whether the message is complete."""
 
     DEFAULT_CSS = """
@@ -118,7 +118,7 @@ class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
             wrong = str(error)
         self.query_one("#wrong", Static).update(f"✗ {sanitize_line(wrong)}" if wrong else "")
         if not wrong:
-            self.dismiss((CallSaid(name=self._tool_name, arguments=text), complete))
+            self.dismiss((PlayedCall(name=self._tool_name, arguments=text), complete))
 
 
 def tool_line(tool: Mapping[str, Any]) -> Text:

@@ -14,8 +14,8 @@ from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import Input, Static
 
-from traced.client import ClientError, Refused
-from traced.client.environments import Answer, CallSaid, Played, Said, ScoreView
+from traced.client import ClientError, RequestRefused
+from traced.client.environments import Answer, PlayedCall, PlayedEpisode, PlayedMessage, ScoreView
 from tui.connection import ConnectedApp
 from tui.screens.environment_dialogs import ChooseTool, FillCall, tool_line
 from tui.text import sanitize_block, sanitize_line
@@ -47,9 +47,9 @@ class Play(Vertical):
     def __init__(self, environment: str) -> None:
         super().__init__()
         self._environment = environment
-        self._episode: Played | None = None
+        self._episode: PlayedEpisode | None = None
         # Calls of the message that is being composed.
-        self._by_now: list[CallSaid] = []
+        self._by_now: list[PlayedCall] = []
         self._busy = False
         self._sent_count = 0
         self.seed = 0
@@ -136,7 +136,7 @@ class Play(Vertical):
 
     async def _send(self) -> None:
         field = self.query_one("#say", Input)
-        message = Said(content=field.value or None, calls=self._by_now)
+        message = PlayedMessage(content=field.value or None, calls=self._by_now)
         if self._episode is None or self._busy or not (message.content or message.calls):
             return
         self._busy = True
@@ -146,7 +146,7 @@ class Play(Vertical):
         except ClientError as error:
             self._failed(error)
             self._by_now = []
-            if isinstance(error, Refused) and error.status not in GOES_ON:
+            if isinstance(error, RequestRefused) and error.status not in GOES_ON:
                 self._episode = None
                 self._show_state("✗ the episode is over; p begins another")
             else:

@@ -20,7 +20,7 @@ from textual.visual import Visual
 from textual.widgets import Static, TabbedContent, TabPane
 
 from traced.client import Client
-from traced.client.environments import EnvironmentCase, EnvironmentView, Standing
+from traced.client.environments import AdmissionStatus, EnvironmentCase, EnvironmentView
 from tui.screens.environment_dialogs import AskSeed
 from tui.screens.environment_play import Play
 from tui.screens.environment_report import Report
@@ -34,8 +34,8 @@ PAGE = 200  # environments of one request
 SOURCE_LIMIT = 400_000
 FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}  # what has the focus in each tab
 UNCHECKED = "No admission has judged it yet."
-STYLES: dict[Standing, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
-MARKS: dict[Standing, str] = {"admitted": "✓", "refused": "✗", "unchecked": "·"}
+STYLES: dict[AdmissionStatus, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
+MARKS: dict[AdmissionStatus, str] = {"admitted": "✓", "refused": "✗", "unchecked": "·"}
 NONE_YET = "No environment has been made yet: a cycle's stage “synthesize” makes them."
 
 
@@ -318,7 +318,9 @@ def _summary(environment: EnvironmentView) -> Text:
 def _title(case: EnvironmentCase) -> Text:
     first, *other_origins = case.origins
     text = Text(no_wrap=True, overflow="ellipsis")
-    state: Standing = "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
+    state: AdmissionStatus = (
+        "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
+    )
     text.append(f"{MARKS[state]} {state}", STYLES[state])
     text.append(f"  {sanitize_line(first.capability, 60)}", "bold")
     text.append(f"  {sanitize_line(case.hash)[:12]}", "dim")

@@ -18,7 +18,7 @@ from textual.containers import Container, Horizontal, VerticalScroll
 from textual.widgets import Input, Static
 
 from traced.client import Client, ClientError
-from traced.client.models import PRESENT, EventView
+from traced.client.models import LIVE_KINDS, EventView
 from tui.connection import places
 from tui.screens.live_screen import WIDTHS, Live
 from tui.text import cell, sanitize_block, sanitize_line
@@ -98,7 +98,9 @@ class Log(Live):
         """Append the matching events without a request."""
         # The list may already hold events that the stream has not delivered yet.
         last_seq = next(reversed(self._events), 0)
-        fits = [event for event in events if event.kind not in PRESENT and event.seq > last_seq and self._fits(event)]
+        fits = [
+            event for event in events if event.kind not in LIVE_KINDS and event.seq > last_seq and self._fits(event)
+        ]
         if not fits:
             return
         if not self._is_following:

@@ -20,10 +20,10 @@ from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
 from traced.client.models import (
+    ACTIVITY,
     DEVICES,
-    DOING,
     HEALTH,
-    PRESENT,
+    LIVE_KINDS,
     PROGRESS,
     WAITS,
     CycleView,
@@ -33,7 +33,7 @@ from traced.client.models import (
     Status,
 )
 from traced.client.serving import Health, Rates
-from traced.client.transport import Refused
+from traced.client.transport import RequestRefused
 from tui.screens.live_screen import Live
 from tui.text import Drawn, cell, sanitize_line
 from tui.widgets.dialogs import ActQuestion
@@ -137,7 +137,7 @@ class Overview(Live):
             return older
         try:
             return await client.cycle(cycle_id)
-        except Refused as error:
+        except RequestRefused as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
         if self._older_id == cycle_id:
@@ -200,7 +200,7 @@ class Overview(Live):
                 self._take_health(Health.model_validate(event.detail))
         kinds = {event.kind for event in events}
         self._needs_details |= any(kind.startswith(DEAR) for kind in kinds)
-        if kinds - set(PRESENT) or {DOING, WAITS} & kinds:
+        if kinds - set(LIVE_KINDS) or {ACTIVITY, WAITS} & kinds:
             super().changed()
         if self.is_current and self._live_data.status is not None:
             self._show_present(kinds)
@@ -223,7 +223,7 @@ class Overview(Live):
         """Show the live state that arrived while another screen was in front."""
         super().on_screen_resume()
         if self._live_data.status is not None:
-            self._show_present(set(PRESENT))
+            self._show_present(set(LIVE_KINDS))
 
     def show(self, data: OverviewData) -> None:
         """Show the pending decisions, the cycle and the devices."""

@@ -24,11 +24,12 @@ from sandbox.contract import Message, Task, Tool
 
 NEIGHBOUR_CALLS = 8
 DIGITS = "0123456789"
-WORD_CALLS = 32  # in one message
-WORDS_PER_ARGUMENT = 24  # that are tried for one argument
-MIN_WORD_CHARACTERS = 3  # characters
-WRITE_CALLS = 48  # in one message
-CALLS_PER_TOOL = 24  # of one tool
+# The calls of one message are bounded: an episode may offer thousands of words and ids.
+WORD_CALLS = 32
+WORDS_PER_ARGUMENT = 24
+MIN_WORD_CHARACTERS = 3
+WRITE_CALLS = 48
+CALLS_PER_TOOL = 24
 
 
 def echo_request(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:

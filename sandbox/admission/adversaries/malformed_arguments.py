@@ -29,7 +29,7 @@ TYPE_CONFUSIONS: tuple[Callable[[str], object], ...] = (
     lambda text: "",
     lambda text: "*",
 )
-ARGUMENT_CHARACTERS = 20_000  # of one argument,
+ARGUMENT_CHARACTERS = 20_000
 # The whole call has to pass as one message.
 CALL_CHARACTERS = 400_000
 HUGE_NUMBER = 10**15

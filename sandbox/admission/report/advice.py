@@ -117,7 +117,7 @@ def _fault_advice(evidence: Evidence) -> Iterator[str]:
         case "EnvironmentFault":
             yield f"It failed{place}: {_quote(text)}"
             if "SyntaxError" in text and _operation(text) in ("load", ""):
-                yield "Mend the line that the error names: the file must be valid Python."
+                yield "Fix the line that the error names: the file must be valid Python."
             else:
                 yield OPERATION_ADVICE.get(_operation(text), "No seed and no message may make the environment raise.")
             frames = PLACE.findall(str(evidence.get("traceback", "")))

@@ -27,7 +27,8 @@ from store.text import sanitize_line
 from store.types import AdmissionReport
 
 VERDICTS = {VERDICT_REFUSED: "fail", VERDICT_NOT_JUDGED: "left"}
-KINDS = {"✓": "pass", "✗": "fail", "·": "left"}  # classes in the page
+# CSS classes of the page.
+KINDS = {"✓": "pass", "✗": "fail", "·": "left"}
 
 
 def page(report: AdmissionReport, subject: str, at: datetime) -> str:

@@ -30,7 +30,8 @@ MEANS = {
     "effects": "no file, socket, process or thread was touched, nothing printed",
     "spread": "the base model's rewards leave room to learn, and differ within groups",
 }
-NOTES = {  # of the figures whose names do not say it all
+# Of the figures whose names do not say it all.
+NOTES = {
     "scripts": "series of messages that were played in every way",
     "worn_by": "episodes played before the last comparison",
     "failed": "seeds that the oracle does not solve",

@@ -183,7 +183,7 @@ def _cause(cause: Cause, followers: list[str], policies: Mapping[str, Rates], al
     yield f"{_agents_text([first])} {_reached_text([policies[first]], allowed)} {cause.remedy}."
     subject = f"{len(followers)} others are" if len(followers) > 1 else "One other is"
     names = ", ".join(sanitize_line(name, NAME_CHARACTERS) for name in followers)
-    yield f"Mend that first: {subject} rewarded for the same cause, because {cause.reason}: {names}."
+    yield f"Fix that first: {subject} rewarded for the same cause, because {cause.reason}: {names}."
 
 
 def _group_by_remedy(names: Sequence[str]) -> dict[str, list[str]]:

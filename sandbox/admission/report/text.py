@@ -51,7 +51,7 @@ from store.types import AdmissionReport, Check
 
 # Characters of one text of the evidence, and of one message of a transcript.
 PLAIN_DETAIL = 1_500
-PLAIN_MESSAGE = 500  # characters of a message of a transcript
+PLAIN_MESSAGE = 500
 MAX_EXAMPLES = 2
 # Of a transcript: the last ones, where the outcome stands.
 MAX_MESSAGES = 10
@@ -60,8 +60,9 @@ COLOURS = {VERDICT_REFUSED: "bold red", VERDICT_NOT_JUDGED: "bold yellow"}
 # Of the text beside a check.
 SUMMARY_CHARACTERS = 90
 NAME_CHARACTERS = 24
-TERMINAL_DETAIL = 2_000  # characters of a text of the evidence
-TERMINAL_MESSAGE = 600  # characters of a message of a transcript
+# The same on a terminal.
+TERMINAL_DETAIL = 2_000
+TERMINAL_MESSAGE = 600
 
 
 def as_text(report: AdmissionReport) -> str:

@@ -13,7 +13,7 @@ import pytest
 from sqlmodel import col, select
 
 from benchmarks.chaos.place import Place
-from store.database import reading
+from store.database import read_session
 from store.service_tables import AttemptRow
 from tests.acceptance.chaos.watching import carries_on, collecting, until
 
@@ -43,7 +43,7 @@ def ahead(place: Place) -> timedelta:
     """How far the service's clock is ahead, by its last sign of life."""
     store = place.open_store()
     try:
-        with reading(store) as opened:
+        with read_session(store) as opened:
             newest = opened.exec(select(AttemptRow.heartbeat_at).order_by(col(AttemptRow.seq).desc())).first()
         assert newest is not None
         return newest - datetime.now(UTC)

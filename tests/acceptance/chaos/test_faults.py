@@ -13,7 +13,7 @@ import pytest
 from benchmarks.chaos import postgres
 from benchmarks.chaos.place import Place
 from tests.acceptance.chaos.watching import carries_on, collecting, seen, until
-from traced.client import Client, NoDaemon, Refused
+from traced.client import Client, NoDaemon, RequestRefused
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 Places = Callable[..., Place]
@@ -38,7 +38,7 @@ def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, p
     remembered = collecting(place)
     with locked(place):
         unlocked_at = time.monotonic() + GONE_S
-        with pytest.raises((Refused, NoDaemon)) as refused:
+        with pytest.raises((RequestRefused, NoDaemon)) as refused:
             place.ask(lambda client: client.pause("it is locked"), timeout_s=90)
         assert "failed" in str(refused.value) or "locked" in str(refused.value)
         assert place.ask(Client.ready).dead == {"store": "no answer within 5 s"}
@@ -54,7 +54,7 @@ def test_a_database_server_that_is_gone_for_a_minute(folder: Path, places: Place
         remembered = collecting(place)
         server.stop()
         back_at = time.monotonic() + GONE_S
-        with pytest.raises((Refused, NoDaemon)) as refused:
+        with pytest.raises((RequestRefused, NoDaemon)) as refused:
             place.status()
         assert "failed" in str(refused.value)
         until(lambda: time.monotonic() > back_at)

@@ -7,12 +7,12 @@ from sqlmodel import select
 
 from benchmarks.chaos.place import Place
 from benchmarks.chaos.violations import Remembered, remember, violations
-from store.database import reading
+from store.database import read_session
 from store.records import CycleState
 from store.repositories.attempts import AttemptState
 from store.repositories.cycles import list_cycles
 from store.service_tables import AttemptRow
-from traced.client import NoDaemon, Refused
+from traced.client import NoDaemon, RequestRefused
 
 LOOK_S = 0.2
 
@@ -29,7 +29,7 @@ def begun(place: Place, stage: str, *states: AttemptState) -> bool:
     """Whether an attempt at ``stage`` is, or came to be, in one of ``states`` (none given: is there)."""
     store = place.open_store()
     try:
-        with reading(store) as opened:
+        with read_session(store) as opened:
             rows = opened.exec(select(AttemptRow).where(AttemptRow.stage == stage)).all()
         return any(not states or row.state in states for row in rows)
     finally:
@@ -67,7 +67,7 @@ def sound(place: Place, remembered: Remembered) -> None:
     store = place.open_store()
     try:
         found = violations(store, place.data_dir, remembered, place.marks, docker=False)
-        with reading(store) as opened:
+        with read_session(store) as opened:
             (cycle,) = list_cycles(opened)
     finally:
         store.dispose()
@@ -79,6 +79,6 @@ def sound(place: Place, remembered: Remembered) -> None:
 def answers(place: Place) -> bool:
     try:
         place.status()
-    except (NoDaemon, Refused):
+    except (NoDaemon, RequestRefused):
         return False
     return True

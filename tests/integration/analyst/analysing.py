@@ -20,9 +20,9 @@ CANARIES = ("canary-part", "canary-task", "canary-detail", "canary-source", "can
 RUNS, CONCURRENCY = 3, 8  # the latter an endpoint's own
 
 
-def hidden(one: Trajectory, number: int) -> Trajectory:
+def hidden(item: Trajectory, number: int) -> Trajectory:
     """With something in every field that no agent in production could see, and unlike all others."""
-    messages = [{**message, "canary-part": "canary-part"} for message in one.messages]
+    messages = [{**message, "canary-part": "canary-part"} for message in item.messages]
     messages[1]["content"] += f" This is case {number}."
     changes: dict[str, Any] = {
         "id": f"canary-id-{number}",
@@ -35,7 +35,7 @@ def hidden(one: Trajectory, number: int) -> Trajectory:
         "reward": 0.123454321,
         "messages": messages,
     }
-    return replace(one, **changes)
+    return replace(item, **changes)
 
 
 _ALL = background()
@@ -45,50 +45,56 @@ TRAJECTORIES = [hidden(one, number) for number, one in enumerate([*_ALL[:8], *_A
 def analysed(
     script: Thinking,
     trajectories: Sequence[Trajectory] = TRAJECTORIES,
-    known: Sequence[Capability] = (),
+    known_items: Sequence[Capability] = (),
     *,
     context: int = 32_000,
     ledger: InMemoryLedger | None = None,
     runs: int = RUNS,
 ) -> Analysis:
     """What comes of it; the server refuses whatever holds a canary, and the test fails then."""
-    kept = ledger or InMemoryLedger()
+    retained = ledger or InMemoryLedger()
 
     async def work(url: str) -> Analysis:
-        told: list[tuple[str, int, int]] = []
-        async with Model(Endpoint(url, "scripted", SecretStr("key")), kept) as model:
-            found = await analyse(
+        output: list[tuple[str, int, int]] = []
+        async with Model(Endpoint(url, "scripted", SecretStr("key")), retained) as model:
+            analysis = await analyse(
                 model,
                 trajectories,
                 purpose=PURPOSE,
                 context=context,
                 runs=runs,
                 seed=0,
-                known_capabilities=known,
-                report_progress=lambda *how_far: told.append(how_far),
+                known_capabilities=known_items,
+                report_progress=lambda *how_far: output.append(how_far),
             )
-        far = [done for _, done, _ in told]
-        assert far == sorted(far) or found.figures["runs made again"]
-        assert not found.labels or told[-1][1] == told[-1][2]
-        return found
+        far = [done for _, done, _ in output]
+        assert far == sorted(far) or analysis.figures["runs made again"]
+        assert not analysis.labels or output[-1][1] == output[-1][2]
+        return analysis
 
     with served(script, canaries=CANARIES) as server:
         return asyncio.run(work(server.url))
 
 
-def complete(found: Analysis, trajectories: Sequence[Trajectory], runs: int = RUNS) -> bool:
+def complete(analysis: Analysis, trajectories: Sequence[Trajectory], runs: int = RUNS) -> bool:
     """Every cell of the mined trajectories exactly once, every citation of a message that exists."""
-    mined = {one.id: one for one in trajectories if one.outcome.is_judged and one.id not in found.excluded}
-    cells = [(one.trajectory_id, one.capability, one.run) for one in found.labels]
-    wanted = {(key, one.name, run) for key in mined for one in found.capabilities for run in range(runs)}
+    agent_trajectories = {
+        label.id: label for label in trajectories if label.outcome.is_judged and label.id not in analysis.excluded
+    }
+    cells = [(label.trajectory_id, label.capability, label.run) for label in analysis.labels]
+    expected = {
+        (key, label.name, run) for key in agent_trajectories for label in analysis.capabilities for run in range(runs)
+    }
     assert len(cells) == len(set(cells))
-    assert set(cells) == wanted
-    for one in found.labels:
-        assert (one.message_index is None) == (one.verdict is Verdict.NA)
-        assert one.message_index is None or 0 < one.message_index < len(mined[one.trajectory_id].messages)
-    for cited in found.citations:
-        assert 0 < cited.message_index < len(mined[cited.trajectory_id].messages)
-    assert {one.capability for one in found.citations} == {one.name for one in found.capabilities}
+    assert set(cells) == expected
+    for label in analysis.labels:
+        assert (label.message_index is None) == (label.verdict is Verdict.NA)
+        assert label.message_index is None or 0 < label.message_index < len(
+            agent_trajectories[label.trajectory_id].messages
+        )
+    for citation in analysis.citations:
+        assert 0 < citation.message_index < len(agent_trajectories[citation.trajectory_id].messages)
+    assert {label.capability for label in analysis.citations} == {label.name for label in analysis.capabilities}
     return bool(cells)
 
 

@@ -44,18 +44,18 @@ NOTHING = Progress(Console(file=StringIO()))
 
 def episode(number: int, cycle: str = CYCLE) -> Trajectory:
     """A desk's episode with something that nobody may see in whatever is private."""
-    told = demonstrate(number, FAULTS, 1)
+    output = demonstrate(number, FAULTS, 1)
     hidden = {"parts": {"canary-part": 1.0}, "detail": "canary-detail", "id": f"canary-id-{cycle}-{number:03}"}
-    return replace(told, model="base", cycle_id=cycle, **hidden)
+    return replace(output, model="base", cycle_id=cycle, **hidden)
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     """A cycle that has collected."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
-        save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
-        save_trajectories(opened, [episode(number) for number in range(EPISODES)])
+    with write_session(store) as session:
+        save_cycle(session, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+        save_trajectories(session, [episode(number) for number in range(EPISODES)])
     yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("tiny", tmp_path), CYCLE, NOTHING, Meter())
     store.dispose()
 
@@ -67,36 +67,36 @@ def by(server: Scripted, context: Context, **changes: Any) -> Context:
 
 
 def found(context: Context) -> dict[str, Any]:
-    with read_session(context.store) as opened:
-        events = list_stage_events(opened, context.cycle_id)
+    with read_session(context.store) as session:
+        events = list_stage_events(session, context.cycle_id)
     return [event.detail for event in events if event.state is StageState.FINISHED][-1]
 
 
 def by_name(context: Context) -> dict[str, Finding]:
-    return {one.capability: one for one in stored_findings(context)}
+    return {item.capability: item for item in stored_findings(context)}
 
 
 def test_it_is_stored_whole_and_once_and_says_what_it_rests_on(context: Context) -> None:
     thinking = Thinking()
     with served(thinking, canaries=CANARIES) as server:
-        kept = asyncio.run(analyze(by(server, context)))
-        asked, told = len(server.asked), found(context)
-        assert asyncio.run(analyze(by(server, context))) == kept
-        assert len(server.asked) == asked
+        retained = asyncio.run(analyze(by(server, context)))
+        question, output = len(server.asked), found(context)
+        assert asyncio.run(analyze(by(server, context))) == retained
+        assert len(server.asked) == question
     findings = by_name(context)
     assert set(findings) == {LOOKING["name"], ANSWERING["name"]}
-    one = findings[LOOKING["name"]]
-    assert (one.runs, one.agreement) == (RUNS, 1.0)
-    assert None not in (one.delta, one.delta_low, one.delta_high, one.coverage_low, one.coverage_high)
-    with read_session(context.store) as opened:
-        labels, faults = list_labels(opened, CYCLE), list_faults(opened, CYCLE)
-        cited, replies = list_citations(opened, CYCLE), list_replies(opened, CYCLE, stage="analyze")
+    item = findings[LOOKING["name"]]
+    assert (item.runs, item.agreement) == (RUNS, 1.0)
+    assert None not in (item.delta, item.delta_low, item.delta_high, item.coverage_low, item.coverage_high)
+    with read_session(context.store) as session:
+        labels, faults = list_labels(session, CYCLE), list_faults(session, CYCLE)
+        citation, replies = list_citations(session, CYCLE), list_replies(session, CYCLE, stage="analyze")
     assert len(labels) == EPISODES * 2 * RUNS
     assert {(label.verdict is Verdict.NA) == (label.message_index is None) for label in labels} == {True}
-    assert [one.position for one in cited if one.capability == LOOKING["name"]] == [0, 1, 2]
+    assert [item.position for item in citation if item.capability == LOOKING["name"]] == [0, 1, 2]
     assert len(faults) == sum(episode(number).outcome is Outcome.FAILURE for number in range(EPISODES))
-    assert len(replies) == asked
-    assert (told["analyst"], told["mined"], told["faults"]) == ("llm", EPISODES, {"agent": len(faults)})
+    assert len(replies) == question
+    assert (output["analyst"], output["mined"], output["faults"]) == ("llm", EPISODES, {"agent": len(faults)})
 
 
 def test_a_model_that_goes_away_costs_what_was_in_flight_and_no_more(context: Context) -> None:
@@ -106,89 +106,91 @@ def test_a_model_that_goes_away_costs_what_was_in_flight_and_no_more(context: Co
     def closing(body: dict[str, Any], nth: int) -> Sent:
         return thinking(body, nth) if nth < limit else Status(401, message="no such key")
 
-    with served(closing, canaries=CANARIES) as server, pytest.raises(ModelDenied, match="the llm analyst") as told:
+    with served(closing, canaries=CANARIES) as server, pytest.raises(ModelDenied, match="the llm analyst") as raised:
         asyncio.run(analyze(by(server, context)))
     assert (
-        attribute_fault(JobOutcome.FAILED, describe(told.value), None) is FaultAttribution.INFRASTRUCTURE
+        attribute_fault(JobOutcome.FAILED, describe(raised.value), None) is FaultAttribution.INFRASTRUCTURE
     )  # a service waits for the key
     assert stored_findings(context) == []
     second = Thinking()
     with served(second, canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
-    with read_session(context.store) as opened:
-        paid = len(list_replies(opened, CYCLE))
-    assert paid == limit + sum(second.kinds.values())
+    with read_session(context.store) as session:
+        billed = len(list_replies(session, CYCLE))
+    assert billed == limit + sum(second.kinds.values())
     failures = sum(episode(number).outcome is Outcome.FAILURE for number in range(EPISODES))
-    assert paid == failures + 3 + EPISODES * RUNS  # as many as an analysis takes that nothing disturbs
+    assert billed == failures + 3 + EPISODES * RUNS  # as many as an analysis takes that nothing disturbs
 
 
 def test_production_is_analysed_beside_and_what_was_judged_anew_meanwhile_is_left_out(context: Context) -> None:
-    reported = [
+    reports_seen = [
         replace(episode(900 + n), id=f"canary-id-router-{n}", split="", cycle_id=None, end_cause=EndCause.SILENCE)
         for n in range(10)
     ]
-    changed = reported[3]
+    changed = reports_seen[3]
     other = Outcome.FAILURE if changed.outcome is Outcome.SUCCESS else Outcome.SUCCESS
-    with write_session(context.store) as opened:
-        save_trajectories(opened, reported)
+    with write_session(context.store) as session:
+        save_trajectories(session, reports_seen)
 
-    def meanwhile(asked: Asked) -> Sent | None:
-        if asked.kind == "merge":
-            with write_session(context.store) as opened:
-                assert update_outcome(opened, replace(changed, outcome=other))
+    def interleave(question: Asked) -> Sent | None:
+        if question.kind == "merge":
+            with write_session(context.store) as session:
+                assert update_outcome(session, replace(changed, outcome=other))
         return None
 
-    with served(Thinking(meanwhile), canaries=CANARIES) as server:
+    with served(Thinking(interleave), canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
     assert (found(context)["production"], found(context)["left_out"]) == (9, {JUDGED_ANEW: 1})
-    with read_session(context.store) as opened:
-        ids = {label.trajectory_id for label in list_labels(opened, CYCLE)}
-        ids |= {one.trajectory_id for one in [*list_faults(opened, CYCLE), *list_citations(opened, CYCLE)]}
+    with read_session(context.store) as session:
+        ids = {label.trajectory_id for label in list_labels(session, CYCLE)}
+        ids |= {item.trajectory_id for item in [*list_faults(session, CYCLE), *list_citations(session, CYCLE)]}
     assert changed.id not in ids
-    assert reported[4].id in ids
+    assert reports_seen[4].id in ids
 
 
 def test_what_an_earlier_cycle_named_keeps_its_name_and_texts(context: Context) -> None:
     first = Capability("looks-before-changes", "Old title", "Old.", "old", "old", "old")
     elsewhere = replace(first, name="plain-answer", title="Another target's")
-    with write_session(context.store) as opened:
-        for cycle, source, known in (("desk-0", "desk", first), ("other-0", "shop", elsewhere)):
-            save_cycle(opened, Cycle(cycle, source, "bundled", 0, {}, CycleState.FINISHED, T0))
-            save_capabilities(opened, cycle, [known])
+    with write_session(context.store) as session:
+        for cycle, source, known_items in (("desk-0", "desk", first), ("other-0", "shop", elsewhere)):
+            save_cycle(session, Cycle(cycle, source, "bundled", 0, {}, CycleState.FINISHED, T0))
+            save_capabilities(session, cycle, [known_items])
     with served(Thinking(), canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
-        asked, at = len(server.asked), by(server, context)
-        again = asyncio.run(compare(analysis_context(at), to_analyze(at), ["llm"], lambda *_: None))
-        assert len(server.asked) == asked
-    with read_session(context.store) as opened:
-        kept = {one.name: one for one in list_capabilities(opened, CYCLE)}
-    assert set(kept) == {"looks-before-changes", "plain-answers"}
-    assert kept["looks-before-changes"] == first
-    assert {one.capability for one in again.sides[0].findings} == set(kept)  # found once more, it is known still
+        question, at = len(server.asked), by(server, context)
+        second_result = asyncio.run(compare(analysis_context(at), to_analyze(at), ["llm"], lambda *_: None))
+        assert len(server.asked) == question
+    with read_session(context.store) as session:
+        retained = {item.name: item for item in list_capabilities(session, CYCLE)}
+    assert set(retained) == {"looks-before-changes", "plain-answers"}
+    assert retained["looks-before-changes"] == first
+    assert {item.capability for item in second_result.sides[0].findings} == set(
+        retained
+    )  # found once more, it is known still
 
 
 def test_a_gate_asks_a_model_what_a_capability_without_a_detector_does_not_touch(context: Context) -> None:
     thinking = Thinking()
     base = [episode(number) for number in range(10, 20)]  # three of them change nothing
-    with write_session(context.store) as opened:
-        save_capabilities(opened, CYCLE, [Capability(**LOOKING)])
+    with write_session(context.store) as session:
+        save_capabilities(session, CYCLE, [Capability(**LOOKING)])
 
     def untouched(at: Context) -> set[str]:
-        shown = RunningStage(NOTHING, "gate")
-        NOTHING.start(shown.key, "Gate")
+        displayed = RunningStage(NOTHING, "gate")
+        NOTHING.start(displayed.key, "Gate")
         sides = gate.Sides(LOOKING["name"], "", Player(BASE), Player("x@v1"))
-        rounds = gate._Rounds(at, sides, at.target, at.target, shown)  # type: ignore[arg-type]
+        rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
         return asyncio.run(rounds._untouched(base))
 
     with served(thinking, canaries=CANARIES) as server:
         tasks = untouched(by(server, context))
         assert untouched(by(server, context)) == tasks
     assert thinking.kinds == {"label": len(base)}
-    made = {one.task_id: {call.name for call in transcript(one).calls} for one in base}
-    assert tasks == {task for task, calls in made.items() if not calls & CHANGES}
+    instance = {item.task_id: {call.name for call in transcript(item).calls} for item in base}
+    assert tasks == {task for task, calls in instance.items() if not calls & CHANGES}
     assert len(tasks) == 3
-    with read_session(context.store) as opened:
-        (cost,) = stage_costs(opened, CYCLE)
+    with read_session(context.store) as session:
+        (cost,) = stage_costs(session, CYCLE)
     assert (cost.stage, cost.capability, cost.calls) == ("gate", LOOKING["name"], len(base))
 
 

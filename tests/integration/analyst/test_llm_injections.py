@@ -17,11 +17,11 @@ INJECTED = (
 )
 
 
-def obeying(asked: Asked) -> Sent | None:
+def obeying(question: Asked) -> Sent | None:
     """A model that does what a conversation says."""
-    if asked.kind == "label" and "Ignore your task" in asked.text:
-        return {"cells": [filled("pwned-by-user", "NA", "")] if not asked.complaint else []}
-    if asked.kind == "discover":
+    if question.kind == "label" and "Ignore your task" in question.text:
+        return {"cells": [filled("pwned-by-user", "NA", "")] if not question.complaint else []}
+    if question.kind == "discover":
         return {"candidates": [{**LOOKING, "name": "pwned-by-user", "cited": []}]}
     return None
 
@@ -34,42 +34,48 @@ def injected() -> list[Trajectory]:
 def test_injected_instructions_stay_between_marks_and_pretend_to_be_no_message() -> None:
     asked_of: list[Asked] = []
 
-    def watched(asked: Asked) -> Sent | None:
-        if "Ignore your task" in json.dumps(asked.body):
-            asked_of.append(asked)
+    def observe(question: Asked) -> Sent | None:
+        if "Ignore your task" in json.dumps(question.body):
+            asked_of.append(question)
         return None
 
-    found = analysed(Thinking(watched), injected(), runs=1)
-    assert complete(found, injected(), runs=1)
-    assert {asked.kind for asked in asked_of} == {"blame", "discover", "label"}
-    for asked in asked_of:
-        assert "Ignore your task" not in asked.body["messages"][0]["content"]
-        inside = asked.delimited("conversation")
-        assert asked.text.count("Ignore your task") == sum(one.count("Ignore your task") for one in inside)
-        (bad,) = [one for one in inside if "Ignore your task" in one]
+    analysis = analysed(Thinking(observe), injected(), runs=1)
+    assert complete(analysis, injected(), runs=1)
+    assert {question.kind for question in asked_of} == {"blame", "discover", "label"}
+    for question in asked_of:
+        assert "Ignore your task" not in question.body["messages"][0]["content"]
+        inside = question.delimited("conversation")
+        assert question.text.count("Ignore your task") == sum(label.count("Ignore your task") for label in inside)
+        (bad,) = [label for label in inside if "Ignore your task" in label]
         assert not re.search(r"^m2 agent: I looked", bad, re.MULTILINE)
-        assert not re.search(r"^- pwned", asked.text, re.MULTILINE)
-    verdicts = {one.capability: one.verdict for one in found.labels if one.trajectory_id == "canary-id-77"}
+        assert not re.search(r"^- pwned", question.text, re.MULTILINE)
+    verdicts = {label.capability: label.verdict for label in analysis.labels if label.trajectory_id == "canary-id-77"}
     assert verdicts["look-before-change"] is Verdict.LACKING
 
 
 def test_a_model_that_obeys_a_conversation_is_held_to_what_exists() -> None:
     """Its names without evidence are dropped, its rows refused: nothing false is kept, and who did it is named."""
-    found = analysed(Thinking(lambda asked: obeying(asked) if asked.kind == "discover" else None), injected(), runs=1)
-    assert found.capabilities == []
-    found = analysed(Thinking(lambda asked: obeying(asked) if asked.kind == "label" else None), injected(), runs=1)
-    assert list(found.left_out) == ["canary-id-77"]
-    assert complete(found, injected(), runs=1)
+    analysis = analysed(
+        Thinking(lambda question: obeying(question) if question.kind == "discover" else None), injected(), runs=1
+    )
+    assert analysis.capabilities == []
+    analysis = analysed(
+        Thinking(lambda question: obeying(question) if question.kind == "label" else None), injected(), runs=1
+    )
+    assert list(analysis.left_out) == ["canary-id-77"]
+    assert complete(analysis, injected(), runs=1)
 
 
 @pytest.mark.parametrize(("verdict", "message"), [("NA", ""), ("PRESENT", "1")])
 def test_an_obeying_models_one_verdict_everywhere_moves_one_row_and_no_more(verdict: str, message: str) -> None:
-    def mild(asked: Asked) -> Sent | None:
-        if asked.kind == "label" and "Ignore your task" in asked.text:
-            return {"cells": [filled(one["name"], verdict, message) for one in (LOOKING, ANSWERING)]}
+    def mild(question: Asked) -> Sent | None:
+        if question.kind == "label" and "Ignore your task" in question.text:
+            return {"cells": [filled(item["name"], verdict, message) for item in (LOOKING, ANSWERING)]}
         return None
 
-    found, right = (analysed(Thinking(instead), injected(), runs=1) for instead in (mild, lambda asked: None))
-    assert complete(found, injected(), runs=1)
-    moved = set(map(str, found.labels)) ^ set(map(str, right.labels))
-    assert all("canary-id-77" in one for one in moved)
+    analysis, right = (
+        analysed(Thinking(replacement), injected(), runs=1) for replacement in (mild, lambda question: None)
+    )
+    assert complete(analysis, injected(), runs=1)
+    changed = set(map(str, analysis.labels)) ^ set(map(str, right.labels))
+    assert all("canary-id-77" in item for item in changed)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from agents.analyst.llm.analysis import label
-from agents.analyst.llm.rendering import tokens
+from agents.analyst.llm.rendering import token_estimate
 from agents.errors import ModelRefused, OutOfForm
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemoryLedger
@@ -32,14 +32,14 @@ from tests.scripted_model import Prose, Refusal, Sent, Status, served
 def in_row(change: Any) -> Any:
     """A model whose first answer to each question of labels is changed."""
 
-    def instead(asked: Asked) -> Sent | None:
-        if asked.kind != "label" or asked.complaint:
+    def replacement(question: Asked) -> Sent | None:
+        if question.kind != "label" or question.complaint:
             return None
-        answer = Thinking().label(asked)
-        told = change(answer["cells"])
-        return told if told is not None else answer
+        answer = Thinking().label(question)
+        output = change(answer["cells"])
+        return output if output is not None else answer
 
-    return instead
+    return replacement
 
 
 def wrong_enum(cells: list[dict[str, Any]]) -> None:
@@ -93,30 +93,30 @@ def fenced(cells: list[dict[str, Any]]) -> Sent:
     ],
 )
 def test_a_row_that_is_wrong_goes_back_and_the_table_is_what_it_would_have_been(change: Any) -> None:
-    right, few = analysed(Thinking(), SOME, runs=1), Thinking(in_row(change))
-    found = analysed(few, SOME, runs=1)
-    assert sorted(map(str, found.labels)) == sorted(map(str, right.labels))
-    assert complete(found, SOME, runs=1)
-    assert found.figures["runs made again"] == 0
+    right, small_count = analysed(Thinking(), SOME, runs=1), Thinking(in_row(change))
+    analysis = analysed(small_count, SOME, runs=1)
+    assert sorted(map(str, analysis.labels)) == sorted(map(str, right.labels))
+    assert complete(analysis, SOME, runs=1)
+    assert analysis.figures["runs made again"] == 0
 
 
 def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
     """What stays void on one conversation the first time spoils that run, and the run's other rows with it."""
-    tried: list[int] = []
+    attempts: list[int] = []
 
-    def instead(asked: Asked) -> Sent | None:
-        if asked.kind != "label" or "L600" not in asked.text:
+    def replacement(question: Asked) -> Sent | None:
+        if question.kind != "label" or "L600" not in question.text:
             return None
-        tried.append(asked.times)
-        answer = Thinking().label(asked)
-        if len(tried) <= 3:
+        attempts.append(question.times)
+        answer = Thinking().label(question)
+        if len(attempts) <= 3:
             answer["cells"][0]["message"] = "m999"
             answer["cells"][0]["verdict"] = "LACKING"
         return answer
 
-    found = analysed(Thinking(instead), SOME, runs=1)
-    assert found.figures["runs made again"] == 1
-    assert complete(found, SOME, runs=1)
+    analysis = analysed(Thinking(replacement), SOME, runs=1)
+    assert analysis.figures["runs made again"] == 1
+    assert complete(analysis, SOME, runs=1)
 
 
 MANY = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]  # so that no two questions are the same
@@ -124,78 +124,78 @@ MANY = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]  # so
 
 def failing(*questions: tuple[str, int]) -> Thinking:
     """Who has no row for some conversations (by their words) when asked for the n-th time, repairs apart."""
-    begun: dict[str, dict[str, int]] = {}
+    started: dict[str, dict[str, int]] = {}
     lock = threading.Lock()
 
-    def instead(asked: Asked) -> Sent | None:
-        if asked.kind != "label":
+    def replacement(question: Asked) -> Sent | None:
+        if question.kind != "label":
             return None
-        about = next((words for words, _ in questions if words in asked.text), "")
+        subject = next((words for words, _ in questions if words in question.text), "")
         with lock:
-            seen = begun.setdefault(about, {})
-            number = seen.setdefault(asked.text, len(seen) + 1)
-        return Refusal() if (about, number) in questions else None
+            observed = started.setdefault(subject, {})
+            number = observed.setdefault(question.text, len(observed) + 1)
+        return Refusal() if (subject, number) in questions else None
 
-    return Thinking(instead, candidates=MANY)
+    return Thinking(replacement, candidates=MANY)
 
 
 def test_a_row_that_is_void_only_in_the_repetition_stays_as_it_was() -> None:
     """A weak model, which fails at something else each time, costs repetitions and loses nothing."""
     script = failing(("L600", 1), ("L601", 2))
-    found = analysed(script, SOME, runs=1)
-    assert (found.figures["runs made again"], found.left_out) == (1, {})
-    assert complete(found, SOME, runs=1)
+    analysis = analysed(script, SOME, runs=1)
+    assert (analysis.figures["runs made again"], analysis.left_out) == (1, {})
+    assert complete(analysis, SOME, runs=1)
     assert script.kinds["label"] == 2 * len(SOME) + 2 + 2  # two rows take three answers each
 
 
 def test_a_conversation_that_one_run_has_no_row_of_is_left_out_of_all() -> None:
     script = failing(("L600", 2), ("L600", 3), ("L600", 4))
-    found = analysed(script, runs=2)
-    assert list(found.left_out) == ["canary-id-8"]
-    assert complete(found, TRAJECTORIES, runs=2)
+    analysis = analysed(script, runs=2)
+    assert list(analysis.left_out) == ["canary-id-8"]
+    assert complete(analysis, TRAJECTORIES, runs=2)
 
 
 def test_a_conversation_on_which_a_model_now_fails_and_now_not_is_left_out_of_nothing() -> None:
-    found = analysed(failing(("L600", 2), ("L600", 3), ("L600", 4)))
-    assert (found.figures["runs made again"], found.left_out) == (2, {})
-    assert complete(found, TRAJECTORIES)
+    analysis = analysed(failing(("L600", 2), ("L600", 3), ("L600", 4)))
+    assert (analysis.figures["runs made again"], analysis.left_out) == (2, {})
+    assert complete(analysis, TRAJECTORIES)
 
 
 def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_others() -> None:
     """As hosted filters do, with a status 400 whatever the way of asking."""
     filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
-    found = analysed(
-        Thinking(lambda asked: filtered if "L601 until" in json.dumps(asked.body) else None), context=6_500
+    analysis = analysed(
+        Thinking(lambda question: filtered if "L601 until" in json.dumps(question.body) else None), context=6_500
     )
-    assert "content policy" in found.left_out["canary-id-9"]
-    assert found.figures["faults nobody said"] == 1
-    assert found.figures["unusable parts"] == 1
-    assert complete(found, TRAJECTORIES)
+    assert "content policy" in analysis.left_out["canary-id-9"]
+    assert analysis.figures["faults nobody said"] == 1
+    assert analysis.figures["unusable parts"] == 1
+    assert complete(analysis, TRAJECTORIES)
     with pytest.raises(ModelRefused, match="content policy"):  # whatever is asked: no input's failure
-        analysed(Thinking(lambda asked: filtered), SOME)
+        analysed(Thinking(lambda question: filtered), SOME)
 
 
 def test_ten_wordy_capabilities_leave_room_for_a_conversation_in_a_small_context() -> None:
     wordy = {part: "需要时先核对记录。" * 20 for part in ("when_needed", "exercised", "lacking")}
     sizes: list[int] = []
 
-    def measured(asked: Asked) -> Sent | None:
-        sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
+    def measured(question: Asked) -> Sent | None:
+        sizes.append(sum(token_estimate(message["content"]) for message in question.body["messages"]))
         return None
 
-    many = [{**LOOKING, **wordy, "name": f"skill-{letter * 2}"} for letter in "abcdefghij"]
-    found = analysed(Thinking(measured, candidates=many), SOME, context=6_500, runs=1)
-    assert (len(found.capabilities), max(sizes) <= 6_500) == (10, True)
-    assert complete(found, SOME, runs=1)
+    several_items = [{**LOOKING, **wordy, "name": f"skill-{letter * 2}"} for letter in "abcdefghij"]
+    analysis = analysed(Thinking(measured, candidates=several_items), SOME, context=6_500, runs=1)
+    assert (len(analysis.capabilities), max(sizes) <= 6_500) == (10, True)
+    assert complete(analysis, SOME, runs=1)
 
 
 @pytest.mark.parametrize(("wrong", "times"), [({"verdict": "MAYBE"}, 400), ({"x" * 9000: 1}, 5)], ids=["many", "long"])
 def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: dict[str, Any], times: int) -> None:
     sizes: list[int] = []
 
-    def measured(asked: Asked) -> Sent | None:
-        sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
-        if asked.kind == "label" and not asked.complaint:
+    def measured(question: Asked) -> Sent | None:
+        sizes.append(sum(token_estimate(message["content"]) for message in question.body["messages"]))
+        if question.kind == "label" and not question.complaint:
             return {"cells": [{**filled("look-before-change", "NA", ""), **wrong}] * times}
         return None
 
@@ -203,20 +203,20 @@ def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: d
     assert max(sizes) <= 6_500
 
 
-def refusing_one(asked: Asked) -> Sent | None:
-    return Refusal() if asked.kind == "label" and "L600" in asked.text else None
+def refusing_one(question: Asked) -> Sent | None:
+    return Refusal() if question.kind == "label" and "L600" in question.text else None
 
 
 def test_a_conversation_that_is_refused_for_good_is_left_out_of_all_runs_and_told() -> None:
     """Whoever writes a conversation that no model will label has not stopped the analysis of the others."""
     script, runs = Thinking(refusing_one), 8
-    found = analysed(script, runs=runs)
-    assert found.left_out == found.figures["left out"]
-    assert list(found.left_out) == ["canary-id-8"]
-    assert found.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
-    assert not {label.trajectory_id for label in found.labels} & found.excluded
-    assert complete(found, TRAJECTORIES, runs)
-    assert found.figures["runs made again"] == 0
+    analysis = analysed(script, runs=runs)
+    assert analysis.left_out == analysis.figures["left out"]
+    assert list(analysis.left_out) == ["canary-id-8"]
+    assert analysis.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
+    assert not {label.trajectory_id for label in analysis.labels} & analysis.excluded
+    assert complete(analysis, TRAJECTORIES, runs)
+    assert analysis.figures["runs made again"] == 0
     assert script.kinds["label"] <= runs * (len(TRAJECTORIES) - 1) + 3 * (3 + 3)  # a few may be under way already
 
 
@@ -230,7 +230,7 @@ def test_more_than_a_tenth_that_are_refused_for_good_end_the_analysis_and_one_is
 
 
 def test_a_model_that_labels_nothing_is_given_up_after_ten_conversations() -> None:
-    script = Thinking(lambda asked: Refusal() if asked.kind == "label" else None)
+    script = Thinking(lambda question: Refusal() if question.kind == "label" else None)
     with pytest.raises(OutOfForm, match=r"none of the first 10 conversations could be labelled.*it refused"):
         analysed(script)
     assert script.kinds["label"] <= 3 * (10 + 2 * CONCURRENCY)
@@ -243,46 +243,46 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
     orders: dict[str, set[str]] = {}
     temperatures: set[float] = set()
 
-    def watched(asked: Asked) -> Sent | None:
-        if asked.kind == "label":
-            (read,), (listed,) = asked.delimited("conversation"), asked.delimited("capabilities")
+    def observe(question: Asked) -> Sent | None:
+        if question.kind == "label":
+            (conversation,), (listing,) = question.delimited("conversation"), question.delimited("capabilities")
             with script.lock:
-                orders.setdefault(read, set()).add(listed)
-                temperatures.add(asked.body["temperature"])
+                orders.setdefault(conversation, set()).add(listing)
+                temperatures.add(question.body["temperature"])
                 first = script.kinds["label"] <= together.parties
             if first:
                 together.wait()
         return None
 
-    script = Thinking(watched, candidates=MANY)
-    found = analysed(script, four, runs=4)
-    assert complete(found, four, runs=4)
+    script = Thinking(observe, candidates=MANY)
+    analysis = analysed(script, four, runs=4)
+    assert complete(analysis, four, runs=4)
     assert len(orders) == len(four)
-    assert all(len(seen) == 4 for seen in orders.values())
+    assert all(len(observed) == 4 for observed in orders.values())
     assert temperatures == {1.0}
 
 
 def test_a_run_does_not_begin_with_the_conversations_that_came_first() -> None:
     cases: list[int] = []
 
-    def watched(asked: Asked) -> Sent | None:
-        if asked.kind == "label":
-            cases.append(int(re.findall(r"This is case (\d+)", asked.text)[0]))
+    def observe(question: Asked) -> Sent | None:
+        if question.kind == "label":
+            cases.append(int(re.findall(r"This is case (\d+)", question.text)[0]))
         return None
 
-    analysed(Thinking(watched), runs=1)
+    analysed(Thinking(observe), runs=1)
     assert max(cases[:CONCURRENCY]) >= 2 * CONCURRENCY  # as many may be under way or wait for it
 
 
 def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
-    lost = replace(TRAJECTORIES[1], id="lost", outcome=Outcome.INFRASTRUCTURE)
+    missing = replace(TRAJECTORIES[1], id="lost", outcome=Outcome.INFRASTRUCTURE)
 
     async def work(url: str) -> Any:
-        meant = [Capability(**LOOKING)]
-        told: Any = {"purpose": PURPOSE, "context": 32_000, "seed": 0, "tell": lambda *_: None}
+        target = [Capability(**LOOKING)]
+        output: Any = {"purpose": PURPOSE, "context": 32_000, "seed": 0, "tell": lambda *_: None}
         async with Model(Endpoint(url, "scripted", SecretStr("key")), InMemoryLedger()) as model:
-            return await label(model, [*SOME, lost], meant, **told)
+            return await label(model, [*SOME, missing], target, **output)
 
     with served(Thinking(), canaries=CANARIES) as server:
         labels = asyncio.run(work(server.url))
-    assert [one.trajectory_id for one in labels] == [one.id for one in SOME]
+    assert [label.trajectory_id for label in labels] == [label.id for label in SOME]

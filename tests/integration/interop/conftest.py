@@ -34,10 +34,10 @@ class Installed:
     def run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """One of the project's programs, to its end, in an empty folder."""
         command = [str(self.programs / program), *map(str, arguments)]
-        here = self.folder.parent / "here"
-        here.mkdir(exist_ok=True)
+        folder = self.folder.parent / "here"
+        folder.mkdir(exist_ok=True)
         return subprocess.run(
-            command, cwd=here, env=self.variables, capture_output=True, text=True, timeout=240, check=False
+            command, cwd=folder, env=self.variables, capture_output=True, text=True, timeout=240, check=False
         )
 
 
@@ -47,9 +47,9 @@ def origin(request: pytest.FixtureRequest) -> Origin:
     if request.param == "lamp_shop":
         return Origin(LAMP_SHOP.read_text(), "lamp_shop")
     trajectories, labels = demonstrations()
-    wanted = capability(request.param)
-    source = synthesize(wanted, trajectories, labels, seed=0)
-    return Origin(source, wanted.name, wanted.name, wanted.description, "builtin", "c1", True, [], "2026-01-02")
+    target = capability(request.param)
+    source = synthesize(target, trajectories, labels, seed=0)
+    return Origin(source, target.name, target.name, target.description, "builtin", "c1", True, [], "2026-01-02")
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def install(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         if not (programs / "python").exists():
             pytest.skip(f"no {kind} is here: make interop, or TRACED_INTEROP=a folder with {kind}/bin/python")
         home = tmp_path_factory.mktemp(kind)
-        written = export(origin, kind, home / "out")
+        exported = export(origin, kind, home / "out")
         copy = export(origin, kind, home / "built")  # building leaves files behind
         build = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
         site = home / "site"
@@ -71,6 +71,6 @@ def install(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         variables = os.environ | {"PYTHONPATH": str(site), "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
         namespace: dict[str, type[Environment]] = {"__name__": "environment"}
         exec(compile(origin.source_code, "environment.py", "exec"), namespace)
-        return Installed(written.folder, written.package, namespace["Environment"], programs, variables)
+        return Installed(exported.folder, exported.package, namespace["Environment"], programs, variables)
 
     return installed

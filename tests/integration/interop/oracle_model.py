@@ -21,14 +21,14 @@ class OracleModel:
     def answer(self, request: dict[str, Any]) -> Message:
         self.requests.append(request)
         messages = [message for message in request["messages"] if message["role"] != "system"]
-        said = sum(message["role"] == "assistant" for message in messages)
+        position = sum(message["role"] == "assistant" for message in messages)
         first = next(
             n for n, message in enumerate([*messages, {"role": "assistant"}]) if message["role"] == "assistant"
         )
         environment = self.environment()
         environment.reset(self.seeds[json.dumps(messages[:first])])
         for turn, message in enumerate(environment.oracle()):
-            if turn == said:
+            if turn == position:
                 return message
             environment.step(message)
         raise AssertionError("the oracle has nothing more to say, and is asked")
@@ -48,8 +48,8 @@ def serving(model: OracleModel) -> Iterator[str]:
                 "finish_reason": "tool_calls" if message.get("tool_calls") else "stop",
             }
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            told = {"id": "c", "object": "chat.completion", "created": 0, "model": "oracle", "choices": [choice]}
-            body = json.dumps({**told, "usage": usage}).encode()
+            completion = {"id": "c", "object": "chat.completion", "created": 0, "model": "oracle", "choices": [choice]}
+            body = json.dumps({**completion, "usage": usage}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -41,11 +41,11 @@ class Provider:
         return Running(self.base_url)
 
 
-there = Path(sys.argv[1])
-report = run_validation(there, max_level=Level.RUNTIME, provider=Provider(sys.argv[2]))
-told = {
-    "checks": {result.check_id: [result.status.value, *result.evidence] for result in report.results},
-    "to publish": validate_env_structure(there),
-    "to serve": validate_multi_mode_deployment(there)[1],
+folder = Path(sys.argv[1])
+result = run_validation(folder, max_level=Level.RUNTIME, provider=Provider(sys.argv[2]))
+report = {
+    "checks": {check.check_id: [check.status.value, *check.evidence] for check in result.results},
+    "to publish": validate_env_structure(folder),
+    "to serve": validate_multi_mode_deployment(folder)[1],
 }
-print(json.dumps(told))
+print(json.dumps(report))

@@ -32,13 +32,13 @@ def url(installed: Installed) -> Iterator[str]:
     )
     assert server.stderr is not None
     try:
-        told = []
+        output = []
         for line in server.stderr:
-            told.append(line)
-            if found := re.search(r"running on (http://\S+)", line):
+            output.append(line)
+            if match := re.search(r"running on (http://\S+)", line):
                 break
-        assert found, "".join(told)
-        yield found[1]
+        assert match, "".join(output)
+        yield match[1]
     finally:
         server.terminate()
         server.communicate(timeout=60)
@@ -58,11 +58,11 @@ def test_its_validator_passes_the_running_server(installed: Installed, url: str)
     assert json.loads(done.stdout)["summary"]["failed_criteria"] == []
 
 
-def test_its_graders_pass_the_replayed_plan_and_its_lists_of_files(installed: Installed, url: str) -> None:
+def test_the_graders_accept_the_replayed_plan_and_the_file_lists(installed: Installed, url: str) -> None:
     done = installed.run("python", REPLAYING, installed.folder, url)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    passed = {name for name, (status, *_) in told["checks"].items() if status == "pass"}
+    report = json.loads(done.stdout)
+    passed = {name for name, (status, *_) in report["checks"].items() if status == "pass"}
     assert passed == {
         "static.manifest",
         "runtime.startup",
@@ -70,27 +70,27 @@ def test_its_graders_pass_the_replayed_plan_and_its_lists_of_files(installed: In
         "runtime.observation_schema",
         "runtime.state_contract",
     }
-    others = {status for name, (status, *_) in told["checks"].items() if name not in passed}
-    assert others == {"skip"}, told["checks"]
-    assert told["to publish"] == ["Recommended directory missing: outputs/"]
-    assert [line.partition(" - ")[0] for line in told["to serve"]] == ["Missing uv.lock"]
+    statuses = {status for name, (status, *_) in report["checks"].items() if name not in passed}
+    assert statuses == {"skip"}, report["checks"]
+    assert report["to publish"] == ["Recommended directory missing: outputs/"]
+    assert [line.partition(" - ")[0] for line in report["to serve"]] == ["Missing uv.lock"]
 
 
 def test_the_client_plays_the_oracle_to_reward_1(installed: Installed, url: str) -> None:
     done = installed.run("python", "-m", f"{installed.package}.oracle", "--url", url, "--episodes", "4")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one["seed"] for one in told] == [0, 1, 2, 3]
-    assert {(one["reward"], one["success"], one["differences"]) for one in told} == {(1.0, True, 0)}
-    assert all(one["messages"] > 1 for one in told)
+    output = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [message["seed"] for message in output] == [0, 1, 2, 3]
+    assert {(message["reward"], message["success"], message["differences"]) for message in output} == {(1.0, True, 0)}
+    assert all(message["messages"] > 1 for message in output)
 
 
 @pytest.mark.parametrize("origin", ["lamp_shop"], indirect=True)
 def test_its_server_starts_from_the_folder_as_in_its_image(installed: Installed) -> None:
     variables = {**installed.variables, "PYTHONPATH": str(installed.folder)}
-    ask = "from server.app import app; print(app.title)"
+    code = "from server.app import app; print(app.title)"
     done = subprocess.run(
-        [installed.programs / "python", "-B", "-c", ask],
+        [installed.programs / "python", "-B", "-c", code],
         cwd=installed.folder,
         env=variables,
         capture_output=True,

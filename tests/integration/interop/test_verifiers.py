@@ -19,8 +19,8 @@ def installed(install: Callable[[str], Installed]) -> Installed:
 
 
 def results(folder: Path, name: str) -> Path:
-    (found,) = folder.glob(f"*/{name}")
-    return found
+    (path,) = folder.glob(f"*/{name}")
+    return path
 
 
 def test_its_validator_plays_the_oracle_and_the_untouched_task_on_every_seed(
@@ -38,15 +38,15 @@ def test_its_validator_plays_the_oracle_and_the_untouched_task_on_every_seed(
 def test_the_validator_finds_an_oracle_that_fails(installed: Installed, tmp_path: Path) -> None:
     """What the check above would say of an environment whose score is spoilt: it is no formality."""
     source = Path(installed.variables["PYTHONPATH"]) / installed.package / "environment.py"
-    before = source.read_text()
+    original = source.read_text()
     try:
         source.write_text(
-            before + "\n\ndef _spoilt(self):\n    return Score(0.5, False)\n\n\nEnvironment.score = _spoilt\n"
+            original + "\n\ndef _spoilt(self):\n    return Score(0.5, False)\n\n\nEnvironment.score = _spoilt\n"
         )
         options = ["--runtime.type", "subprocess", "--no-rich", "--output-dir", tmp_path]
         installed.run("vf-validate", installed.package, "-n", "2", *options)
     finally:
-        source.write_text(before)
+        source.write_text(original)
     summary = json.loads(results(tmp_path, "summary.json").read_text())
     assert summary["checks"]["gold"]["invalid"] == 2
 
@@ -61,11 +61,11 @@ def test_a_model_that_plays_the_oracle_gets_reward_1_and_the_environments_tools(
         done = installed.run("vf-eval", installed.package, "-n", str(TASKS), *options)
     assert done.returncode == 0, done.stderr
     traces = [json.loads(line) for line in results(tmp_path, "traces.jsonl").read_text().splitlines()]
-    traces = [one for trace in traces for one in trace.get("traces", [trace])]
+    traces = [trace_row for trace in traces for trace_row in trace.get("traces", [trace])]
     assert len(traces) == TASKS
     for trace in traces:
         assert trace["errors"] == []
         assert trace["rewards"]["reward"]["score"] == 1.0
         assert trace["metrics"]["success"] == 1.0
-    offered = installed.environment().reset(0).tools
-    assert all(request["tools"] == offered for request in model.requests)
+    tools = installed.environment().reset(0).tools
+    assert all(request["tools"] == tools for request in model.requests)

@@ -31,14 +31,14 @@ GOOD = {"fault": "agent", "message": 3}
 ANSWER = Fault(fault="agent", message=3)
 
 
-def question(text: str = "Whose fault was it?", variant: int = 0, most: int = 100) -> Question:
-    said = (ChatMessage("system", "You judge. {braces} are text."), ChatMessage("user", text))
-    return Question(PURPOSE, said, variant, 0.5, most)
+def question(text: str = "Whose fault was it?", variant: int = 0, max_tokens: int = 100) -> Question:
+    message = (ChatMessage("system", "You judge. {braces} are text."), ChatMessage("user", text))
+    return Question(PURPOSE, message, variant, 0.5, max_tokens)
 
 
 def endpoint(server: Scripted, **changes: Any) -> Endpoint:
-    made = Endpoint(server.url, "scripted", SecretStr(KEY), prompt_price=2.0, completion_price=10.0)
-    return replace(made, **changes)
+    model = Endpoint(server.url, "scripted", SecretStr(KEY), prompt_price=2.0, completion_price=10.0)
+    return replace(model, **changes)
 
 
 def model(
@@ -48,20 +48,20 @@ def model(
     budget: Budget | None = None,
     **changes: Any,
 ) -> Model:
-    time, of = time or VirtualTime(), endpoint(server, **changes)
-    line = Transport(of, clock=time.clock, sleep=time.sleep, rng=random.Random(7))
-    return Model(of, ledger or InMemoryLedger(), budget=budget, transport=line)
+    time, source = time or VirtualTime(), endpoint(server, **changes)
+    line = Transport(source, clock=time.clock, sleep=time.sleep, rng=random.Random(7))
+    return Model(source, ledger or InMemoryLedger(), budget=budget, transport=line)
 
 
-def run(model: Model, act: Callable[[Model], Coroutine[Any, Any, Any]]) -> Any:
+def run(model: Model, action: Callable[[Model], Coroutine[Any, Any, Any]]) -> Any:
     """What comes of an act with an open model."""
 
-    async def opened() -> Any:
+    async def llm() -> Any:
         async with model:
-            return await act(model)
+            return await action(model)
 
-    return asyncio.run(opened())
+    return asyncio.run(llm())
 
 
-def ask(model: Model, asked: Question | None = None, **how: Any) -> Any:
-    return run(model, lambda opened: opened.ask(asked or question(), Fault, **how))
+def ask(model: Model, asked: Question | None = None, **options: Any) -> Any:
+    return run(model, lambda llm: llm.ask(asked or question(), Fault, **options))

@@ -39,15 +39,15 @@ class Case:
     form: type[BaseModel] | None = Fault
     text: str = TEXT
     model: str = ""  # another than the server's
-    most: int = 60
+    max_tokens: int = 60
 
 
 CASES = {
     "json_schema": Case(),
     "tool_call": Case(way=1),
     "json_in_text": Case(way=2),
-    "text": Case(form=None, text="Write one sentence about cups.", most=40),
-    "cut_off": Case(most=4),
+    "text": Case(form=None, text="Write one sentence about cups.", max_tokens=40),
+    "cut_off": Case(max_tokens=4),
     "too_long": Case(text="cup " * 6000),
     "no_such_model": Case(model="no-such-model"),
     "wrong_key": Case(),
@@ -56,16 +56,18 @@ CASES = {
 
 def told(name: str) -> dict[str, Any]:
     """A recording."""
-    found: dict[str, Any] = json.loads((FILES / f"{name}.json").read_text("utf-8"))
-    return found
+    result: dict[str, Any] = json.loads((FILES / f"{name}.json").read_text("utf-8"))
+    return result
 
 
 async def send(url: str, model: str, case: Case, key: str = "none") -> tuple[Reply, RawResponse]:
     """Ask as ``agents.llm`` does, once."""
     line = Transport(Endpoint(url, case.model or model, SecretStr(key), patience_s=0.0))
-    said = (ChatMessage("system", SYSTEM), ChatMessage("user", case.text))
+    message = (ChatMessage("system", SYSTEM), ChatMessage("user", case.text))
     schema = case.form.model_json_schema() if case.form else None
-    return await line.send_in_mode(case.way, Question(Purpose("", "record"), said, max_tokens=case.most), schema)
+    return await line.send_in_mode(
+        case.way, Question(Purpose("", "record"), message, max_tokens=case.max_tokens), schema
+    )
 
 
 def record(url: str, model: str, server: str, name: str, key: str) -> None:
@@ -73,12 +75,12 @@ def record(url: str, model: str, server: str, name: str, key: str) -> None:
 
     def pass_on(body: dict[str, Any], nth: int) -> Sent:
         headers = {"Authorization": f"Bearer {'wrong' if name == 'wrong_key' else key}"}
-        found = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=600)
-        kind = found.headers["content-type"]
-        kept = {"server": server, "request": body, "status": found.status_code, "type": kind, "body": found.text}
+        result = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=600)
+        kind = result.headers["content-type"]
+        retained = {"server": server, "request": body, "status": result.status_code, "type": kind, "body": result.text}
         FILES.mkdir(parents=True, exist_ok=True)
-        (FILES / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        return Recorded(found.content, found.status_code, kind)
+        (FILES / f"{name}.json").write_text(json.dumps(retained, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return Recorded(result.content, result.status_code, kind)
 
     with served(pass_on) as between, contextlib.suppress(ModelError, UnsupportedRequest):
         print(name, asyncio.run(send(between.url, model, CASES[name]))[0])

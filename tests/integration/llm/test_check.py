@@ -45,30 +45,30 @@ def able(body: dict[str, Any], nth: int) -> Sent:
 def checked(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> CheckReport:
     monkeypatch.setenv("ADA_KEY", KEY)
     section = LlmSection(**{"model": "scripted", "base_url": server.url, "api_key_env": "ADA_KEY", **settings})
-    told: list[CheckFinding] = []
-    found = asyncio.run(check(section, told.append))
-    assert told == found.seen
-    assert KEY not in repr(found)
-    return found
+    expected_text: list[CheckFinding] = []
+    report = asyncio.run(check(section, expected_text.append))
+    assert expected_text == report.seen
+    assert KEY not in repr(report)
+    return report
 
 
-def seen(found: CheckReport) -> dict[str, bool | None]:
-    return {one.name: one.passed for one in found.seen}
+def seen(report: CheckReport) -> dict[str, bool | None]:
+    return {item.name: item.passed for item in report.seen}
 
 
 def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(able, key=KEY) as server:
-        found = checked(server, monkeypatch)
+        report = checked(server, monkeypatch)
         assert len(server.asked) == 5  # a greeting, three ways, one that is timed
     passed = ["server", "key", "context", *OUTPUT_MODES, "speed"]
-    assert (found.ok, seen(found)) == (True, dict.fromkeys(passed, True))
-    assert (found.way, found.context_tokens, found.estimated) == ("json_schema", 32768, False)
-    assert found.seconds is not None
-    assert "(40 + 120 tokens)" in found.seen[-1].told
+    assert (report.ok, seen(report)) == (True, dict.fromkeys(passed, True))
+    assert (report.way, report.context_tokens, report.estimated) == ("json_schema", 32768, False)
+    assert report.seconds is not None
+    assert "(40 + 120 tokens)" in report.seen[-1].told
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "expected_text"),
     [
         (Status(400, message=NO_SCHEMA), "refused: .*is not supported"),
         ("I would say no.", "not in form: there is no JSON object"),
@@ -80,24 +80,24 @@ def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_way_that_does_not_work_is_told_and_the_next_one_is_used(
-    monkeypatch: pytest.MonkeyPatch, answer: Sent, told: str
+    monkeypatch: pytest.MonkeyPatch, answer: Sent, expected_text: str
 ) -> None:
     def script(body: dict[str, Any], nth: int) -> Sent:
         return answer if way(body) == "json_schema" else able(body, nth)
 
     with served(script) as server:
-        found = checked(server, monkeypatch)
-    assert (found.ok, found.way) == (True, "tool call")
-    [schema] = [one for one in found.seen if one.name == "json_schema"]
+        report = checked(server, monkeypatch)
+    assert (report.ok, report.way) == (True, "tool call")
+    [schema] = [item for item in report.seen if item.name == "json_schema"]
     assert schema.passed is None
-    assert re.search(told, schema.told)
+    assert re.search(expected_text, schema.told)
 
 
 def test_a_model_that_gives_no_answer_in_form_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
     with served("Ho hum.") as server:
-        found = checked(server, monkeypatch)
-    assert (found.ok, found.way) == (False, None)
-    assert "a more able one" in found.seen[-1].hint
+        report = checked(server, monkeypatch)
+    assert (report.ok, report.way) == (False, None)
+    assert "a more able one" in report.seen[-1].hint
 
 
 def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("answer", "name", "told", "hint"),
+    ("answer", "name", "expected_text", "hint"),
     [
         (Status(401, message="Incorrect API key provided"), "key", "status 401", "llm.api_key_env"),
         (Status(404, message="no model scripted"), "answer", "status 404", "llm.model"),
@@ -130,14 +130,14 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_the_first_failure_of_the_connection_ends_it_without_patience(
-    monkeypatch: pytest.MonkeyPatch, answer: Sent, name: str, told: str, hint: str
+    monkeypatch: pytest.MonkeyPatch, answer: Sent, name: str, expected_text: str, hint: str
 ) -> None:
     with served(answer) as server:
-        found = checked(server, monkeypatch, silence_s=0.2)
+        report = checked(server, monkeypatch, silence_s=0.2)
         assert len(server.asked) == 1
-    last = found.seen[-1]
-    assert (found.ok, last.name, last.passed) == (False, name, False)
-    assert told in last.told
+    last = report.seen[-1]
+    assert (report.ok, last.name, last.passed) == (False, name, False)
+    assert expected_text in last.told
     assert hint in last.hint
 
 
@@ -146,37 +146,37 @@ def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         bound.bind(("127.0.0.1", 0))
         with served(able) as server:
             nobody = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-            found = checked(server, monkeypatch, base_url=nobody)
+            report = checked(server, monkeypatch, base_url=nobody)
         assert server.asked == []
-    assert (found.ok, seen(found)) == (False, {"server": False})
-    assert "llm.base_url: is the server there?" in found.seen[0].hint
+    assert (report.ok, seen(report)) == (False, {"server": False})
+    assert "llm.base_url: is the server there?" in report.seen[0].hint
 
 
-@pytest.mark.parametrize("listed", ["a page", None, [], ["a"], {"data": None}, {"data": ["a"]}, {"models": []}])
-def test_a_list_that_is_none_is_told_and_the_model_is_asked(monkeypatch: pytest.MonkeyPatch, listed: Any) -> None:
+@pytest.mark.parametrize("listing", ["a page", None, [], ["a"], {"data": None}, {"data": ["a"]}, {"models": []}])
+def test_a_list_that_is_none_is_told_and_the_model_is_asked(monkeypatch: pytest.MonkeyPatch, listing: Any) -> None:
     with served(able) as server:
-        server.listing = listed
-        found = checked(server, monkeypatch)
-    assert (found.ok, found.seen[0].passed) == (True, None)
-    assert found.seen[0].told.endswith("lists no models: the response is not a model list of OpenAI's protocol")
+        server.listing = listing
+        report = checked(server, monkeypatch)
+    assert (report.ok, report.seen[0].passed) == (True, None)
+    assert report.seen[0].told.endswith("lists no models: the response is not a model list of OpenAI's protocol")
 
 
 def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Status(404, message="no such model"), models=[{"id": "scripted-2"}, {"id": "other"}]) as server:
-        found = checked(server, monkeypatch)
-    [model] = [one for one in found.seen if one.name == "model"]
+        report = checked(server, monkeypatch)
+    [model] = [item for item in report.seen if item.name == "model"]
     assert model.told == "scripted is not among them; there are scripted-2, other"
-    assert not found.ok
+    assert not report.ok
 
 
 def test_a_list_that_holds_the_key_is_told_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(able, models=[{"id": f"scripted-{KEY}"}]) as server:
-        found = checked(server, monkeypatch)  # which looks for it
-    assert "there are scripted-***" in found.seen[1].told
+        report = checked(server, monkeypatch)  # which looks for it
+    assert "there are scripted-***" in report.seen[1].told
 
 
 @pytest.mark.parametrize(
-    ("listed", "set_to", "passed", "told"),
+    ("listing", "set_to", "passed", "expected_text"),
     [
         ({"max_model_len": 8192}, 0, True, "8192 tokens, the server says"),
         ({"meta": {"n_ctx_train": 32768}}, 0, True, "32768 tokens, the server says"),
@@ -189,14 +189,14 @@ def test_a_list_that_holds_the_key_is_told_without_it(monkeypatch: pytest.Monkey
     ],
 )
 def test_the_context_is_the_settings_or_what_the_server_tells(
-    monkeypatch: pytest.MonkeyPatch, listed: dict[str, Any], set_to: int, passed: bool | None, told: str
+    monkeypatch: pytest.MonkeyPatch, listing: dict[str, Any], set_to: int, passed: bool | None, expected_text: str
 ) -> None:
-    with served(able, models=[{"id": "scripted", **listed}]) as server:
-        found = checked(server, monkeypatch, context_tokens=set_to)
-    [context] = [one for one in found.seen if one.name == "context"]
+    with served(able, models=[{"id": "scripted", **listing}]) as server:
+        report = checked(server, monkeypatch, context_tokens=set_to)
+    [context] = [item for item in report.seen if item.name == "context"]
     assert context.passed is passed
-    assert told in context.told
-    assert found.ok is (passed is not False)
+    assert expected_text in context.told
+    assert report.ok is (passed is not False)
 
 
 def test_counts_that_are_not_told_are_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +204,6 @@ def test_counts_that_are_not_told_are_estimates(monkeypatch: pytest.MonkeyPatch)
         return able(body, nth) if way(body) != "none" else Message(NUMBERS, usage=None)
 
     with served(script) as server:
-        found = checked(server, monkeypatch)
-    assert found.estimated
-    assert "costs are estimates" in found.seen[-1].told
+        report = checked(server, monkeypatch)
+    assert report.estimated
+    assert "costs are estimates" in report.seen[-1].told

@@ -21,32 +21,32 @@ def clean_place(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def settings(server: Scripted, **more: Any) -> Settings:
-    chosen = {"model": "scripted", "base_url": server.url, **more}
-    return load_settings(overrides={f"llm.{key}": value for key, value in chosen.items()})
+def settings(server: Scripted, **extra: Any) -> Settings:
+    selection = {"model": "scripted", "base_url": server.url, **extra}
+    return load_settings(overrides={f"llm.{key}": value for key, value in selection.items()})
 
 
 def asked(capability: str, number: int) -> Question:
-    said = (ChatMessage("user", f"{number} of {capability}"),)
-    return Question(Purpose("c1", "synthesize", capability), said, max_tokens=100_000)
+    message = (ChatMessage("user", f"{number} of {capability}"),)
+    return Question(Purpose("c1", "synthesize", capability), message, max_tokens=100_000)
 
 
 def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
-    both = threading.Barrier(2, timeout=60)
+    pair = threading.Barrier(2, timeout=60)
 
     def script(body: dict[str, Any], nth: int) -> Sent:
-        both.wait()  # until two are there
+        pair.wait()  # until two are there
         return GOOD
 
-    async def one(capability: str, with_settings: Settings, ledger: InMemoryLedger) -> None:
+    async def item(capability: str, with_settings: Settings, ledger: InMemoryLedger) -> None:
         async with model(with_settings, ledger, Budget(tokens=10**9)) as made:
             answers = await asyncio.gather(*(made.ask(asked(capability, number), Fault) for number in range(4)))
         assert answers == [ANSWER] * 4
 
     async def all_at_once(server: Scripted) -> None:
-        ledger, given = InMemoryLedger(), settings(server, concurrency=2)
-        await asyncio.gather(*(one(name, given, ledger) for name in ("dates", "names", "sums")))
-        await asyncio.gather(*(one(name, given, ledger) for name in ("tables", "words")))  # opened again
+        ledger, values = InMemoryLedger(), settings(server, concurrency=2)
+        await asyncio.gather(*(item(name, values, ledger) for name in ("dates", "names", "sums")))
+        await asyncio.gather(*(item(name, values, ledger) for name in ("tables", "words")))  # opened again
         assert ledger.usage(Purpose("c1", "synthesize", "dates")).calls == 4
 
     with served(script) as server:
@@ -55,7 +55,7 @@ def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
 
 
 def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told() -> None:
-    async def twice(server: Scripted) -> list[int]:
+    async def repeat(server: Scripted) -> list[int]:
         for number in range(2):
             async with model(settings(server), InMemoryLedger()) as made:
                 await made.ask(asked("dates", number), Fault)
@@ -63,19 +63,19 @@ def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told
         return [body["max_completion_tokens"] for body in server.asked]
 
     with served(GOOD, models=[]) as server:
-        unbounded, bounded = asyncio.run(twice(server))
+        unbounded, bounded = asyncio.run(repeat(server))
     assert unbounded == 100_000
     assert 500 < bounded < 1000
 
 
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 1000}, {"tokens_per_minute": 10**6}])
 def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(tmp_path: Path, limits: dict[str, int]) -> None:
-    async def once(server: Scripted) -> None:
+    async def single(server: Scripted) -> None:
         async with model(settings(server, **limits), InMemoryLedger()) as made:
             await made.ask(asked("dates", 1), Fault)
 
     with served(GOOD) as server:
-        asyncio.run(once(server))
-    [*kept] = tmp_path.glob("traced-data/llm-pace-*.json")
-    assert len(kept) == bool(limits)
-    assert all([tokens for _, tokens, _ in json.loads(file.read_text())["begun"]] == [14] for file in kept)
+        asyncio.run(single(server))
+    [*retained] = tmp_path.glob("traced-data/llm-pace-*.json")
+    assert len(retained) == bool(limits)
+    assert all([tokens for _, tokens, _ in json.loads(file.read_text())["begun"]] == [14] for file in retained)

@@ -74,9 +74,9 @@ def test_a_way_that_is_taken_and_ignored_gives_way_to_the_next(takes: str) -> No
 
     with served(script) as server:
         assert ask(model(server)) == ANSWER
-        again = len(server.asked)
+        second_result = len(server.asked)
         assert ask(model(server), question("And now?")) == ANSWER
-        assert ways(server)[again:] == [takes]
+        assert ways(server)[second_result:] == [takes]
         assert "no JSON object in the answer" in server.asked[1]["messages"][-1]["content"]
         assert json.dumps(Fault.model_json_schema()) in server.asked[1]["messages"][-1]["content"]
 
@@ -123,26 +123,26 @@ def test_what_is_wrong_goes_back_with_the_complaint(answer: Sent, complaint: str
 
     with served(lambda body, nth: GOOD if nth else answer) as server:
         assert ask(model(server), find_objection=wrong) == ANSWER
-        said = server.asked[1]["messages"]
-        assert [one["role"] for one in said] == ["system", "user", "assistant", "user"]
-        assert said[2]["content"]  # some servers refuse an empty one
-        assert complaint in said[3]["content"]
+        message = server.asked[1]["messages"]
+        assert [item["role"] for item in message] == ["system", "user", "assistant", "user"]
+        assert message[2]["content"]  # some servers refuse an empty one
+        assert complaint in message[3]["content"]
     with served(answer) as server:
-        asked = model(server)
+        question = model(server)
         with pytest.raises(OutOfForm, match="no usable answer for analyze") as raised:
-            ask(asked, find_objection=wrong)
+            ask(question, find_objection=wrong)
         assert complaint in str(raised.value)
-        assert len(server.asked) == 1 + asked.repairs
+        assert len(server.asked) == 1 + question.repairs
 
 
 def test_an_answer_that_was_cut_off_is_asked_for_once_more_with_twice_the_tokens() -> None:
-    cut = Truncated('{"fault": "agent", ')
-    with served(lambda body, nth: GOOD if nth else cut) as server:
+    truncation = Truncated('{"fault": "agent", ')
+    with served(lambda body, nth: GOOD if nth else truncation) as server:
         assert ask(model(server)) == ANSWER
         assert [body["max_completion_tokens"] for body in server.asked] == [100, 200]
         assert "cut off after 3 tokens" in server.asked[1]["messages"][-1]["content"]
         assert ways(server) == ["json_schema"] * 2  # cut off is not ignored
-    with served(cut) as server:
+    with served(truncation) as server:
         with pytest.raises(OutOfForm, match="cut off"):
             ask(model(server))
         assert len(server.asked) == 2
@@ -164,7 +164,7 @@ def test_an_answer_without_choices_is_tried_again() -> None:
 def test_words_come_as_they_are() -> None:
     text = 'import json\n\nTEXT = "{x}"\n' * 50
     with served(text) as server:
-        assert run(model(server), lambda opened: opened.write(question())) == text
+        assert run(model(server), lambda llm: llm.write(question())) == text
         assert way(server.asked[0]) == "none"
         assert server.asked[0]["messages"][0] == {"role": "system", "content": "You judge. {braces} are text."}
         assert server.headers[0]["x-traced-record"] == "no"
@@ -173,22 +173,22 @@ def test_words_come_as_they_are() -> None:
 @pytest.mark.parametrize("answer", [Truncated("import js"), Refusal(), Filtered("impo")])
 def test_words_that_were_refused_or_never_end_are_none(answer: Message) -> None:
     with served(answer) as server, pytest.raises(OutOfForm, match="wrote nothing for analyze"):
-        run(model(server), lambda opened: opened.write(question()))
+        run(model(server), lambda llm: llm.write(question()))
 
 
 def test_parameters_that_a_server_does_not_know_are_left_out_from_then_on() -> None:
     unknown = ["stream_options", "temperature", "max_completion_tokens"]
 
     def script(body: dict[str, Any], nth: int) -> Sent:
-        found = next((name for name in unknown if name in body), None)
-        return GOOD if found is None else Status(400, message=f"Unsupported parameter: '{found}'")
+        result = next((name for name in unknown if name in body), None)
+        return GOOD if result is None else Status(400, message=f"Unsupported parameter: '{result}'")
 
     with served(script) as server:
         assert ask(model(server)) == ANSWER
         assert (server.asked[-1]["max_tokens"], way(server.asked[-1])) == (100, "json_schema")
-        before = len(server.asked)
+        earlier = len(server.asked)
         assert ask(model(server), question("And now?")) == ANSWER
-        assert len(server.asked) == before + 1
+        assert len(server.asked) == earlier + 1
 
 
 def test_a_request_that_is_never_understood_is_refused_and_teaches_nothing() -> None:
@@ -200,8 +200,8 @@ def test_a_request_that_is_never_understood_is_refused_and_teaches_nothing() -> 
 
 
 def test_a_question_that_is_too_long_is_not_tried_in_other_ways() -> None:
-    told = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"
-    with served(Status(400, message=told, error_code="context_length_exceeded")) as server:
+    output = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"
+    with served(Status(400, message=output, error_code="context_length_exceeded")) as server:
         with pytest.raises(ModelRefused, match=r"maximum context length.*context_tokens"):
             ask(model(server))
         assert len(server.asked) == 1
@@ -209,7 +209,7 @@ def test_a_question_that_is_too_long_is_not_tried_in_other_ways() -> None:
 
 def test_a_known_context_bounds_the_answer_and_refuses_what_cannot_fit() -> None:
     with served(GOOD) as server:
-        assert ask(model(server, context_tokens=300), question(most=4000)) == ANSWER
+        assert ask(model(server, context_tokens=300), question(max_tokens=4000)) == ANSWER
         assert 100 < server.asked[0]["max_completion_tokens"] < 300
         with pytest.raises(ModelRefused, match=r"about 3[0-9]+ tokens does not fit the 300 of the model"):
             ask(model(server, context_tokens=300), question("word " * 200))
@@ -219,5 +219,5 @@ def test_a_known_context_bounds_the_answer_and_refuses_what_cannot_fit() -> None
 def test_an_answer_without_end_is_not_read_on() -> None:
     with served(Text("all work and no play " * 20_000)) as server:
         with pytest.raises(OutOfForm, match=r"wrote nothing.*cut off"):
-            run(model(server), lambda opened: opened.write(question(most=10)))
+            run(model(server), lambda llm: llm.write(question(max_tokens=10)))
         assert len(server.asked) == 2

@@ -35,7 +35,7 @@ DOWN = Status(503, message="overloaded")
         Status(429),
         Dropped(midway=False),
         Dropped(midway=True),
-        Dropped(of=GOOD),  # the piece that says that it is whole is missing
+        Dropped(source=GOOD),  # the piece that says that it is whole is missing
         Recorded(ENDLESS),
         NotJson(),
         NotJson(b"data: {nonsense\n\n"),
@@ -78,32 +78,32 @@ def test_patience_ends_and_the_error_names_the_last_failure_and_what_to_do() -> 
     time = VirtualTime()
     with served(Status(429, message="slow down, please")) as server, pytest.raises(ModelUnavailable) as raised:
         ask(model(server, time, patience_s=100.0))
-    told = str(raised.value)
-    assert f"the model scripted at {server.url} is not available: tried {len(server.asked)} times" in told
-    assert "the last: status 429" in told
-    assert "slow down, please" in told
-    assert "llm.patience_s" in told
+    output = str(raised.value)
+    assert f"the model scripted at {server.url} is not available: tried {len(server.asked)} times" in output
+    assert "the last: status 429" in output
+    assert "slow down, please" in output
+    assert "llm.patience_s" in output
     assert len(server.asked) > 5
     assert time.now - 1000 <= 100
 
 
-@pytest.mark.parametrize("after", ["30", "30.5"])
-def test_a_busy_servers_wish_is_heeded_by_all(after: str) -> None:
+@pytest.mark.parametrize("later", ["30", "30.5"])
+def test_a_busy_servers_wish_is_heeded_by_all(later: str) -> None:
     time = VirtualTime()
     moments: list[float] = []
 
     def script(body: dict[str, Any], nth: int) -> Sent:
         moments.append(time.now)
-        return Status(429, retry_after=after) if nth == 0 else GOOD
+        return Status(429, retry_after=later) if nth == 0 else GOOD
 
-    async def several(opened: Any) -> None:
-        assert await opened.ask(question("first"), Fault) == ANSWER
-        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(5)))
+    async def batch(llm: Any) -> None:
+        assert await llm.ask(question("first"), Fault) == ANSWER
+        await asyncio.gather(*(llm.ask(question("x", variant), Fault) for variant in range(5)))
 
     with served(script) as server:
-        run(model(server, time), several)
+        run(model(server, time), batch)
     assert moments[0] == 1000
-    assert min(moments[1:]) >= 1000 + math.floor(float(after))
+    assert min(moments[1:]) >= 1000 + math.floor(float(later))
 
 
 def test_a_broken_servers_wish_is_heeded_by_the_one_who_asked() -> None:
@@ -121,17 +121,17 @@ def test_a_wish_beyond_all_patience_is_told_at_once() -> None:
         assert (len(server.asked), time.slept) == (1, [])
 
 
-@pytest.mark.parametrize("wish", ["1e12", "Fri, 31 Dec 9999 23:59:59 GMT"])
-def test_a_wish_beyond_all_patience_holds_up_nobody_else_for_longer_than_his_own(wish: str) -> None:
+@pytest.mark.parametrize("retry_after", ["1e12", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_wish_beyond_all_patience_holds_up_nobody_else_for_longer_than_his_own(retry_after: str) -> None:
     time = VirtualTime()
 
-    async def many(opened: Any) -> list[Any]:
-        asked = (opened.ask(question("x", variant), Fault) for variant in range(20))
+    async def several_items(llm: Any) -> list[Any]:
+        asked = (llm.ask(question("x", variant), Fault) for variant in range(20))
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
-    with served(lambda body, nth: GOOD if nth else Status(429, retry_after=wish)) as server:
-        answers = run(model(server, time, concurrency=1), many)
-        assert {type(one) for one in answers} == {ModelUnavailable}
+    with served(lambda body, nth: GOOD if nth else Status(429, retry_after=retry_after)) as server:
+        answers = run(model(server, time, concurrency=1), several_items)
+        assert {type(answer) for answer in answers} == {ModelUnavailable}
         assert "pause of another" in str(answers[-1])
         assert (len(server.asked), time.slept) == (1, [])
 
@@ -142,11 +142,11 @@ def test_a_storm_of_429_passes_and_everybody_gets_an_answer() -> None:
     def script(body: dict[str, Any], nth: int) -> Sent:
         return Status(429, retry_after=1 if nth % 2 else None) if nth < 40 else GOOD
 
-    async def many(opened: Any) -> list[Fault]:
-        return list(await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(12))))
+    async def several_items(llm: Any) -> list[Fault]:
+        return list(await asyncio.gather(*(llm.ask(question("x", variant), Fault) for variant in range(12))))
 
     with served(script) as server:
-        assert run(model(server, time, concurrency=4), many) == [ANSWER] * 12
+        assert run(model(server, time, concurrency=4), several_items) == [ANSWER] * 12
         assert len(server.asked) == 52
         assert server.most_at_once <= 4
 
@@ -158,22 +158,22 @@ def test_a_server_that_fails_often_is_left_alone_then_probed_by_one_and_taken_up
     def script(body: dict[str, Any], nth: int) -> Sent:
         return GOOD if up.is_set() else DOWN
 
-    async def story(opened: Any) -> None:
+    async def story(llm: Any) -> None:
         answers = await asyncio.gather(
-            *(opened.ask(question("x", variant), Fault) for variant in range(3 * FAILURE_THRESHOLD)),
+            *(llm.ask(question("x", variant), Fault) for variant in range(3 * FAILURE_THRESHOLD)),
             return_exceptions=True,
         )
-        told = [str(one) for one in answers]
-        assert {type(one) for one in answers} == {ModelUnavailable}
-        assert all(re.search(r"failed \d+ times in a row; the next attempt|tried", one) for one in told)
-        assert any("by one request" in one for one in told)
-        assert all("status 503: overloaded" in one for one in told)
+        output = [str(answer) for answer in answers]
+        assert {type(answer) for answer in answers} == {ModelUnavailable}
+        assert all(re.search(r"failed \d+ times in a row; the next attempt|tried", answer) for answer in output)
+        assert any("by one request" in answer for answer in output)
+        assert all("status 503: overloaded" in answer for answer in output)
         assert len(server.asked) <= 2 * FAILURE_THRESHOLD + 5  # those under way when it opened, then one at a time
         up.set()
         time.now += 1000
-        before = len(server.asked)
-        assert await opened.ask(question("again"), Fault) == ANSWER
-        assert len(server.asked) == before + 1
+        earlier = len(server.asked)
+        assert await llm.ask(question("again"), Fault) == ANSWER
+        assert len(server.asked) == earlier + 1
 
     with served(script) as server:
         run(model(server, time, concurrency=FAILURE_THRESHOLD, patience_s=2 * FIRST_OPEN_S), story)
@@ -238,51 +238,51 @@ def test_one_pool_serves_all_and_no_more_are_under_way_than_allowed() -> None:
         release.wait()  # until five are there
         return GOOD
 
-    async def many(opened: Any) -> None:
-        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(20)))
+    async def several_items(llm: Any) -> None:
+        await asyncio.gather(*(llm.ask(question("x", variant), Fault) for variant in range(20)))
 
     with served(script) as server:
-        run(model(server, concurrency=5), many)
+        run(model(server, concurrency=5), several_items)
         assert (len(server.asked), server.most_at_once) == (20, 5)
         assert server.connections <= 5
 
 
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 3}, {"tokens_per_minute": 400}])
 def test_requests_and_tokens_a_minute_are_kept(limits: dict[str, Any]) -> None:
-    async def many(opened: Any) -> None:
-        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(7)))
+    async def several_items(llm: Any) -> None:
+        await asyncio.gather(*(llm.ask(question("x", variant), Fault) for variant in range(7)))
 
     time = VirtualTime()
     with served(Message('{"fault": "agent", "message": 3}', usage=(60, 60))) as server:
-        run(model(server, time, **limits), many)
+        run(model(server, time, **limits), several_items)
     assert 120 <= time.now - 1000 < 180  # three at once, three a minute later, and one
 
 
 def test_the_same_question_at_the_same_time_is_sent_once() -> None:
     ledger = InMemoryLedger()
 
-    async def same(opened: Any) -> None:
-        await asyncio.gather(*(opened.ask(question(), Fault) for _ in range(8)))
-        await asyncio.gather(*(opened.ask(question(variant=1), Fault) for _ in range(8)))
+    async def shared(llm: Any) -> None:
+        await asyncio.gather(*(llm.ask(question(), Fault) for _ in range(8)))
+        await asyncio.gather(*(llm.ask(question(variant=1), Fault) for _ in range(8)))
 
     with served(GOOD) as server:
-        run(model(server, ledger=ledger), same)
+        run(model(server, ledger=ledger), shared)
         ask(model(server, ledger=ledger))
         assert len(server.asked) == len(ledger.replies) == 2
 
 
 def test_whoever_waits_for_the_same_answer_gets_it_when_the_one_who_asked_is_stopped() -> None:
-    begun, release = threading.Event(), threading.Event()
+    started, release = threading.Event(), threading.Event()
 
     def script(body: dict[str, Any], nth: int) -> Sent:
-        begun.set()
+        started.set()
         release.wait(60)
         return GOOD
 
-    async def story(opened: Any) -> Fault:
-        first = asyncio.create_task(opened.ask(question(), Fault))
-        await asyncio.to_thread(begun.wait, 60)
-        second = asyncio.create_task(opened.ask(question(), Fault))
+    async def story(llm: Any) -> Fault:
+        first = asyncio.create_task(llm.ask(question(), Fault))
+        await asyncio.to_thread(started.wait, 60)
+        second = asyncio.create_task(llm.ask(question(), Fault))
         await asyncio.sleep(0)
         first.cancel()
         release.set()
@@ -298,12 +298,12 @@ def test_what_a_reply_took_is_counted_and_what_the_server_does_not_tell_is_estim
     with served(lambda body, nth: Text('{"fault": "agent", "message": 3}', None if nth else (1000, 20))) as server:
         for text in ("told", "untold"):
             ask(model(server, ledger=ledger), question(text))
-    told, untold = (reply for _, reply in ledger.entries)
-    assert (told.prompt_tokens, told.completion_tokens, told.estimated) == (1000, 20, False)
-    assert told.cost == pytest.approx((1000 * 2 + 20 * 10) / 1e6)
-    assert untold.estimated
-    assert 10 <= untold.prompt_tokens <= 40
-    assert 5 <= untold.completion_tokens <= 20
+    output, estimated = (reply for _, reply in ledger.entries)
+    assert (output.prompt_tokens, output.completion_tokens, output.estimated) == (1000, 20, False)
+    assert output.cost == pytest.approx((1000 * 2 + 20 * 10) / 1e6)
+    assert estimated.estimated
+    assert 10 <= estimated.prompt_tokens <= 40
+    assert 5 <= estimated.completion_tokens <= 20
     assert ledger.usage(PURPOSE).calls == 2
 
 
@@ -318,19 +318,19 @@ def test_counts_that_lie_do_no_harm() -> None:
 def test_a_budget_ends_the_asking_and_what_was_answered_stays_free() -> None:
     ledger = InMemoryLedger()
 
-    def asked(number: int) -> Question:
+    def question(number: int) -> Question:
         return Question(Purpose("c1", "synthesize", "dates"), (ChatMessage("user", f"question {number}"),))
 
-    async def until_spent(opened: Any) -> None:
+    async def until_spent(llm: Any) -> None:
         for number in range(9):
-            await opened.ask(asked(number), Fault)
+            await llm.ask(question(number), Fault)
 
     with served(GOOD) as server:
         with pytest.raises(BudgetSpent, match="42 tokens of 40 spent on synthesize of dates, in 3 replies"):
             run(model(server, ledger=ledger, budget=Budget(tokens=40)), until_spent)
         assert len(server.asked) == 3
-        kept = model(server, ledger=ledger, budget=Budget(tokens=40))
-        assert ask(kept, asked(2)) == ANSWER
+        retained = model(server, ledger=ledger, budget=Budget(tokens=40))
+        assert ask(retained, question(2)) == ANSWER
         assert len(server.asked) == 3
 
 
@@ -338,16 +338,16 @@ def test_no_second_is_counted_in_which_a_question_waits_for_its_turn() -> None:
     time = VirtualTime()
     ledger = InMemoryLedger()
 
-    async def many(opened: Any) -> None:
-        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(4)))
+    async def several_items(llm: Any) -> None:
+        await asyncio.gather(*(llm.ask(question("x", variant), Fault) for variant in range(4)))
 
     with served(GOOD) as server:
-        run(model(server, time, ledger=ledger, concurrency=1, requests_per_minute=1), many)
+        run(model(server, time, ledger=ledger, concurrency=1, requests_per_minute=1), several_items)
     assert time.now >= 1180
     assert sum(reply.seconds for _, reply in ledger.entries) == 0
 
 
 def test_an_endpoint_tells_nobody_its_key() -> None:
     with served(GOOD) as server:
-        made = endpoint(server)
-    assert made.key.get_secret_value() not in f"{made!r} {made} {made.name}"
+        model = endpoint(server)
+    assert model.key.get_secret_value() not in f"{model!r} {model} {model.name}"

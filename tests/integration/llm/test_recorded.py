@@ -65,13 +65,13 @@ def test_words_come_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "sentence"),
     [
         ("too_long", r"status 400: This model's maximum context length is 4096 tokens.*llm\.context_tokens"),
         ("no_such_model", r"status 404: The model `no-such-model` does not exist.*llm\.model"),
         ("wrong_key", r"status 401: Unauthorized.*llm\.api_key_env or llm\.api_key_file"),
     ],
 )
-def test_refusals_are_told_in_the_servers_words_with_the_setting(name: str, says: str) -> None:
-    with pytest.raises(ModelRefused, match=says):
+def test_refusals_are_told_in_the_servers_words_with_the_setting(name: str, sentence: str) -> None:
+    with pytest.raises(ModelRefused, match=sentence):
         replayed(name)

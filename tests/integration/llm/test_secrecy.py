@@ -50,25 +50,25 @@ ECHOES: list[Sent] = [
     Tool(f'{{"fault": "{KEY}", "message": 3}}'),
     Truncated(f'{{"fault": "{KEY}'),
     Message('{"fault": "nobody", "message": 3}', finish_reason=KEY),
-    Dropped(of=BEARER * 20),
+    Dropped(source=BEARER * 20),
 ]
 
 
 def with_locals(error: BaseException) -> str:
     """A traceback as tools show it that tell every variable; without the tests' own frames."""
-    told = traceback.TracebackException.from_exception(error, capture_locals=True)
-    told.stack = traceback.StackSummary([one for one in told.stack if "/tests/" not in one.filename])
-    assert told.stack
-    return "".join(told.format())
+    text = traceback.TracebackException.from_exception(error, capture_locals=True)
+    text.stack = traceback.StackSummary([item for item in text.stack if "/tests/" not in item.filename])
+    assert text.stack
+    return "".join(text.format())
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
-    made = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(made) as opened:
-        save_cycle(opened, CYCLE)
-    yield made
-    made.dispose()
+    model = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(model) as llm:
+        save_cycle(llm, CYCLE)
+    yield model
+    model.dispose()
 
 
 @pytest.mark.parametrize("echo", ECHOES, ids=lambda one: f"{type(one).__name__}-{getattr(one, 'code', '')}")
@@ -77,19 +77,19 @@ def test_a_server_that_says_the_key_back_gets_it_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with served(echo, key=KEY) as server:
-        asked = model(server, ledger=StoreLedger(store, lambda: T0), patience_s=3.0)
+        question = model(server, ledger=StoreLedger(store, lambda: T0), patience_s=3.0)
         with pytest.raises(ModelError) as raised:
-            ask(asked)
+            ask(question)
         assert server.headers[0]["authorization"] == BEARER
         assert KEY not in str(server.asked)  # it does not go back with a complaint either
     error = raised.value
-    shown = {
+    displayed = {
         "the error": f"{error} {error!r} {error.hint} {error.args}",
         "its traceback": with_locals(error),
         "the log": caplog.text,
-        "the model": f"{asked!r} {vars(asked)} {asked.endpoint} {asked.transport!r} {vars(asked.transport)}",
+        "the model": f"{question!r} {vars(question)} {question.endpoint} {question.transport!r} {vars(question.transport)}",
     }
-    assert [place for place, text in shown.items() if KEY in text or KEY[:10] in text] == []
+    assert [place for place, text in displayed.items() if KEY in text or KEY[:10] in text] == []
     store.dispose()
     assert [file.name for file in tmp_path.iterdir() if KEY.encode() in file.read_bytes()] == []
 
@@ -97,10 +97,10 @@ def test_a_server_that_says_the_key_back_gets_it_nowhere(
 def test_what_is_kept_of_an_answer_that_holds_the_key_has_it_struck_out(store: Engine) -> None:
     with served(f"import os\nKEY = '{KEY}'\n") as server:
         ledger = StoreLedger(store, lambda: T0)
-        assert run(model(server, ledger=ledger), lambda opened: opened.write(question())) == "import os\nKEY = '***'\n"
-    with read_session(store) as opened:
-        [kept] = list_replies(opened, "c1")
-    assert kept.text == "import os\nKEY = '***'\n"
+        assert run(model(server, ledger=ledger), lambda llm: llm.write(question())) == "import os\nKEY = '***'\n"
+    with read_session(store) as llm:
+        [retained] = list_replies(llm, "c1")
+    assert retained.text == "import os\nKEY = '***'\n"
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
@@ -114,7 +114,7 @@ def test_a_detour_is_not_followed(code: int) -> None:
 def test_what_a_person_stops_tells_no_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def stopped(opened: Any) -> None:
+    async def stopped(llm: Any) -> None:
         raise KeyboardInterrupt
 
     with served(Silence(60)) as server, pytest.raises(KeyboardInterrupt) as raised:

@@ -38,16 +38,16 @@ class Shipped:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Ahead)
         self.loop, self.gave_up = loop, list[float]()
-        of = endpoint(LlmSection(model="scripted", base_url=url, **changes))
-        self.model = Model(of, InMemoryLedger(), transport=Transport(of, sleep=self._pause, rng=random.Random(7)))
+        source = endpoint(LlmSection(model="scripted", base_url=url, **changes))
+        self.model = Model(source, InMemoryLedger(), transport=Transport(source, sleep=self._pause, rng=random.Random(7)))
 
     async def _pause(self, seconds: float) -> None:
         self.gave_up.append(self.loop.ahead)
 
 
-def run(act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run(action: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=Ahead) as runner:
-        runner.run(act())
+        runner.run(action())
 
 
 async def settled() -> None:
@@ -57,24 +57,24 @@ async def settled() -> None:
 
 
 def test_a_minute_of_silence_is_waited_out() -> None:
-    asked, going_on = threading.Event(), threading.Event()
+    request_count, going_on = threading.Event(), threading.Event()
 
     def script(body: dict[str, Any], nth: int) -> Sent:
-        asked.set()
+        request_count.set()
         going_on.wait(60)
         return GOOD
 
     async def story() -> None:
         shipped = Shipped(server.url)
         async with shipped.model:
-            asking = asyncio.create_task(shipped.model.ask(question(), Fault))
-            await asyncio.to_thread(asked.wait, 60)
+            task = asyncio.create_task(shipped.model.ask(question(), Fault))
+            await asyncio.to_thread(request_count.wait, 60)
             await settled()
             shipped.loop.ahead += 60
             await settled()
-            assert not asking.done()
+            assert not task.done()
             going_on.set()
-            assert await asking == ANSWER
+            assert await task == ANSWER
 
     with served(script) as server:
         run(story)
@@ -90,13 +90,13 @@ def test_two_minutes_of_silence_end_a_try_and_the_next_one_is_answered(
     async def story() -> None:
         shipped = Shipped(server.url)
         async with shipped.model:
-            asking = asyncio.create_task(shipped.model.ask(question(), Fault))
+            task = asyncio.create_task(shipped.model.ask(question(), Fault))
             while not server.asked:
                 await settled()
-            while not asking.done():
+            while not task.done():
                 await settled()
                 shipped.loop.ahead += 0 if shipped.gave_up else 20
-        assert asking.result() == ANSWER
+        assert task.result() == ANSWER
         [ahead] = shipped.gave_up
         assert 120 <= ahead < 600  # the whole answer's time is another
 
@@ -120,14 +120,14 @@ def test_an_answer_that_trickles_for_ten_minutes_is_given_up() -> None:
         server = await asyncio.start_server(trickling, "127.0.0.1", 0)
         shipped = Shipped(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", patience_s=1e-6)
         async with server, shipped.model:
-            asking = asyncio.create_task(shipped.model.ask(question(), Fault))
+            task = asyncio.create_task(shipped.model.ask(question(), Fault))
             await settled()
-            while not asking.done():
+            while not task.done():
                 assert shipped.loop.ahead < 700
                 shipped.loop.ahead += 20
                 await settled()
             with pytest.raises(ModelUnavailable, match=r"no complete answer in 600 s \(llm.timeout_s\)"):
-                await asking
+                await task
         assert shipped.loop.ahead >= 600
 
     run(story)

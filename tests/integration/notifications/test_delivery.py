@@ -28,14 +28,14 @@ SECRET = "whsec_" + base64.b64encode(b"a very secret secret").decode()
 
 
 class Receiver(ThreadingHTTPServer):
-    """A hook that answers with ``codes`` in turn (then 204) and keeps what it got; ``silent`` ones never answer."""
+    """A hook that answers with ``codes`` in turn (then 204) and keeps its requests; a ``silent`` one never answers."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.codes: list[int] = []
-        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.requests: list[tuple[dict[str, str], bytes]] = []
         self.silent = threading.Event()
         self.closing = threading.Event()
 
@@ -49,7 +49,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        self.server.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
         if self.server.silent.is_set():
             self.server.closing.wait(60)
             return
@@ -75,9 +75,9 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_store(f"sqlite:///{tmp_path}/traced.db")
-    yield opened
-    opened.dispose()
+    store = open_store(f"sqlite:///{tmp_path}/traced.db")
+    yield store
+    store.dispose()
 
 
 def hooks(**values: Any) -> NotifySection:
@@ -89,8 +89,8 @@ def webhook(receiver: Receiver, **values: Any) -> list[dict[str, Any]]:
 
 
 def say(engine: Engine, settings: NotifySection, adapter: str = "precision@v1") -> None:
-    with write_session(engine) as opened:
-        announce(opened, approval_needed(adapter, "gate-1"), settings.names, at=NOON)
+    with write_session(engine) as session:
+        announce(session, approval_needed(adapter, "gate-1"), settings.names, at=NOON)
 
 
 def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> DeliveryResult:
@@ -98,8 +98,8 @@ def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> Delive
 
 
 def waiting(engine: Engine) -> list[Notice]:
-    with read_session(engine) as opened:
-        return undelivered_notices(opened)
+    with read_session(engine) as session:
+        return undelivered_notices(session)
 
 
 def program(tmp_path: Path, name: str, text: str) -> str:
@@ -109,7 +109,7 @@ def program(tmp_path: Path, name: str, text: str) -> str:
     return str(path)
 
 
-def test_a_webhook_gets_the_notice_once_signed_as_standard_webhooks_has_it(
+def test_a_webhook_gets_each_notice_once_signed_by_standard_webhooks(
     engine: Engine, receiver: Receiver, tmp_path: Path
 ) -> None:
     (tmp_path / "secret").write_text(SECRET + "\n")
@@ -118,21 +118,21 @@ def test_a_webhook_gets_the_notice_once_signed_as_standard_webhooks_has_it(
     assert turn(engine, settings) == DeliveryResult(1, 0)
     say(engine, settings)
     assert turn(engine, settings, NOON + timedelta(days=1)) == DeliveryResult()
-    ((headers, body),) = receiver.got
-    told = json.loads(body)
-    assert (told["kind"], told["subject"], told["command"]) == (
+    ((headers, body),) = receiver.requests
+    notice = json.loads(body)
+    assert (notice["kind"], notice["subject"], notice["command"]) == (
         "approval-needed",
         "precision@v1",
         "traced explain precision@v1",
     )
-    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
-    expected = base64.b64encode(hmac.new(b"a very secret secret", signed, hashlib.sha256).digest()).decode()
+    content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(b"a very secret secret", content, hashlib.sha256).digest()).decode()
     assert headers["webhook-signature"] == f"v1,{expected}"
     assert headers["webhook-timestamp"] == str(int(NOON.timestamp()))
     assert waiting(engine) == []
 
 
-def test_a_refused_notice_is_tried_again_with_backoff_and_then_given_up(engine: Engine, receiver: Receiver) -> None:
+def test_a_refused_notice_is_retried_with_backoff_up_to_the_limit(engine: Engine, receiver: Receiver) -> None:
     settings = hooks(webhooks=webhook(receiver))
     receiver.codes = [500, 302, 404]
     say(engine, settings)
@@ -146,11 +146,11 @@ def test_a_refused_notice_is_tried_again_with_backoff_and_then_given_up(engine: 
         at += timedelta(seconds=wait or 1000)
     assert (left.tries, left.last_error) == (3, "webhook ops: status 404")
     assert turn(engine, settings, at) == DeliveryResult()
-    assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
-    assert len(receiver.got) == 3
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 1
+    assert len(receiver.requests) == 3
 
 
-def test_a_later_daemon_carries_on_where_the_killed_one_stopped(
+def test_a_new_daemon_resumes_the_deliveries_of_a_killed_one(
     receiver: Receiver, tmp_path: Path, engine: Engine
 ) -> None:
     settings = hooks(webhooks=webhook(receiver))
@@ -158,18 +158,18 @@ def test_a_later_daemon_carries_on_where_the_killed_one_stopped(
     say(engine, settings)
     turn(engine, settings)
     engine.dispose()
-    again = open_store(f"sqlite:///{tmp_path}/traced.db")
-    assert turn(again, settings, NOON + timedelta(seconds=10)) == DeliveryResult(1, 0)
-    again.dispose()
-    assert [json.loads(body)["subject"] for _, body in receiver.got] == ["precision@v1"] * 2
+    store = open_store(f"sqlite:///{tmp_path}/traced.db")
+    assert turn(store, settings, NOON + timedelta(seconds=10)) == DeliveryResult(1, 0)
+    store.dispose()
+    assert [json.loads(body)["subject"] for _, body in receiver.requests] == ["precision@v1"] * 2
 
 
-def test_a_dead_hook_holds_up_no_other_and_its_url_is_never_written(
+def test_a_dead_hook_blocks_no_other_and_its_url_is_never_written(
     engine: Engine, receiver: Receiver, tmp_path: Path
 ) -> None:
     receiver.silent.set()
-    got = tmp_path / "got.json"
-    mail = program(tmp_path, "mail", f"cat > {got}")
+    received_file = tmp_path / "got.json"
+    mail = program(tmp_path, "mail", f"cat > {received_file}")
     settings = hooks(
         webhooks=[
             *webhook(receiver),
@@ -181,7 +181,7 @@ def test_a_dead_hook_holds_up_no_other_and_its_url_is_never_written(
     )
     say(engine, settings)
     assert turn(engine, settings) == DeliveryResult(1, 3)
-    assert json.loads(got.read_text())["subject"] == "precision@v1"
+    assert json.loads(received_file.read_text())["subject"] == "precision@v1"
     errors = {notice.hook: notice.last_error for notice in waiting(engine)}
     assert errors == {
         "ops": "webhook ops: no answer within 0.5 s",
@@ -190,15 +190,15 @@ def test_a_dead_hook_holds_up_no_other_and_its_url_is_never_written(
     }
 
 
-def test_a_secret_that_is_missing_or_no_base64_is_said(engine: Engine, receiver: Receiver, tmp_path: Path) -> None:
+def test_a_missing_or_invalid_secret_is_reported(engine: Engine, receiver: Receiver, tmp_path: Path) -> None:
     (tmp_path / "odd").write_text("whsec_%%%")
     (tmp_path / "empty").write_text("\n")
-    for name, said in (("odd", "cannot be read"), ("empty", "is empty"), ("none", "No such file")):
+    for name, cause in (("odd", "cannot be read"), ("empty", "is empty"), ("none", "No such file")):
         settings = hooks(webhooks=webhook(receiver, secret_file=str(tmp_path / name)))
         say(engine, settings, f"{name}@v1")
         assert turn(engine, settings).failed == 1
-        assert said in waiting(engine)[0].last_error
-    assert receiver.got == []
+        assert cause in waiting(engine)[0].last_error
+    assert receiver.requests == []
 
 
 FAILURES: list[tuple[str, Callable[[str], bool]]] = [
@@ -213,7 +213,7 @@ FAILURES: list[tuple[str, Callable[[str], bool]]] = [
 
 
 @pytest.mark.parametrize(("script", "as_expected"), FAILURES)
-def test_a_program_that_fails_is_tried_again(
+def test_a_failing_command_is_retried(
     engine: Engine, tmp_path: Path, script: str, as_expected: Callable[[str], bool]
 ) -> None:
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}])
@@ -224,7 +224,7 @@ def test_a_program_that_fails_is_tried_again(
     assert left.next_at is not None
 
 
-def test_a_program_past_its_time_is_killed_with_what_it_started(engine: Engine, tmp_path: Path) -> None:
+def test_a_command_past_its_time_limit_is_killed_with_its_children(engine: Engine, tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}], timeout_s=0.5)
     say(engine, settings)
@@ -234,14 +234,14 @@ def test_a_program_past_its_time_is_killed_with_what_it_started(engine: Engine, 
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_program_that_is_not_there_is_said(engine: Engine, tmp_path: Path) -> None:
+def test_a_missing_command_is_reported(engine: Engine, tmp_path: Path) -> None:
     settings = hooks(commands=[{"name": "mail", "argv": [str(tmp_path / "nothing")]}])
     say(engine, settings)
     assert turn(engine, settings) == DeliveryResult(0, 1)
     assert "cannot be started" in waiting(engine)[0].last_error
 
 
-def test_without_hooks_nothing_is_looked_up(tmp_path: Path) -> None:
+def test_without_hooks_the_store_is_not_read(tmp_path: Path) -> None:
     engine = open_store("sqlite://")
     assert turn(engine, hooks()) == DeliveryResult()
     engine.dispose()

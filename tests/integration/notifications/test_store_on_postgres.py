@@ -10,22 +10,22 @@ from store.database import write_session
 from tests.integration.test_store_postgres import engine, pytestmark
 from tests.unit.notifications.test_store import (
     test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting,
-    test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_things,
-    test_messages_name_the_thing_and_the_next_command,
-    test_tries_are_counted_before_they_are_made_and_an_end_is_kept,
+    test_each_hook_gets_a_key_once_and_new_hooks_only_later_notices,
+    test_messages_name_the_subject_and_the_next_command,
+    test_tries_are_counted_before_delivery_and_the_result_is_stored,
 )
 
 __all__ = [
     "engine",
     "pytestmark",
     "test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting",
-    "test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_things",
-    "test_messages_name_the_thing_and_the_next_command",
-    "test_tries_are_counted_before_they_are_made_and_an_end_is_kept",
+    "test_each_hook_gets_a_key_once_and_new_hooks_only_later_notices",
+    "test_messages_name_the_subject_and_the_next_command",
+    "test_tries_are_counted_before_delivery_and_the_result_is_stored",
 ]
 
 
 @pytest.fixture
 def db(engine: Engine) -> Iterator[Session]:
-    with write_session(engine) as opened:
-        yield opened
+    with write_session(engine) as session:
+        yield session

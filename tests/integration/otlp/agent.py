@@ -20,35 +20,35 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
-OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is order 7?"}]
+OPENING_MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is order 7?"}]
 STATE = '{"state": "shipped"}'
 
 
 def answer(client: openai.OpenAI, messages: list[dict[str, Any]], stream: bool) -> dict[str, Any]:
     """The assistant's message, as an agent puts it into its history."""
-    made: Any = client.chat.completions.create(model="base", messages=messages, tools=[TOOL], stream=stream)
+    created: Any = client.chat.completions.create(model="base", messages=messages, tools=[TOOL], stream=stream)
     if not stream:
-        told: dict[str, Any] = made.choices[0].message.model_dump(exclude_none=True, include={"role", "content"})
-        calls = [call.model_dump() for call in made.choices[0].message.tool_calls or []]
+        message: dict[str, Any] = created.choices[0].message.model_dump(exclude_none=True, include={"role", "content"})
+        calls = [call.model_dump() for call in created.choices[0].message.tool_calls or []]
     else:
-        told, calls = {"role": "assistant", "content": ""}, []
-        for delta in [choice.delta for chunk in made for choice in chunk.choices]:
-            told["content"] += delta.content or ""
+        message, calls = {"role": "assistant", "content": ""}, []
+        for delta in [choice.delta for chunk in created for choice in chunk.choices]:
+            message["content"] += delta.content or ""
             for part in delta.tool_calls or []:
                 if part.id:
                     calls.append({"id": part.id, "type": "function", "function": {"name": part.function.name}})
                 function = calls[-1]["function"]
                 function["arguments"] = function.get("arguments", "") + (part.function.arguments or "")
-    return {**told, "tool_calls": calls} if calls else told
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def work(client: openai.OpenAI, stream: bool) -> None:
     """One task, tool calls and all."""
-    messages: list[dict[str, Any]] = list(OPENING)
-    while "tool_calls" in (said := answer(client, messages, stream)):
-        results = [{"role": "tool", "tool_call_id": call["id"], "content": STATE} for call in said["tool_calls"]]
-        messages += [said, *results]
-    print(json.dumps([*messages, said]))
+    messages: list[dict[str, Any]] = list(OPENING_MESSAGES)
+    while "tool_calls" in (text := answer(client, messages, stream)):
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": STATE} for call in text["tool_calls"]]
+        messages += [text, *results]
+    print(json.dumps([*messages, text]))
 
 
 def main(calls: str, spans: str, kind: str) -> None:

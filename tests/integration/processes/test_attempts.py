@@ -23,7 +23,7 @@ from store.repositories.attempts import Attempt, AttemptState, InputKey
 from store.repositories.cycles import save_cycle
 from tests.unit.store.chain import CYCLE
 from traced.core.errors import CapabilityError
-from traced.core.ownership import this_holder
+from traced.core.ownership import own_identity
 from traced.jobs import attempts as attempts_module
 from traced.jobs.attempts import recover_lost_attempts, run_until_settled
 from traced.jobs.retry import AttemptLedger, Backoff
@@ -60,7 +60,7 @@ class Clock:
 
 
 def ledger(store: Engine, clock: Clock) -> AttemptLedger:
-    return AttemptLedger(store, this_holder(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
+    return AttemptLedger(store, own_identity(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
 
 
 def job(do: str, **arguments: Any) -> Job:
@@ -96,7 +96,7 @@ def states(store: Engine) -> list[str]:
 def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: Path) -> None:
     assert settled(store, tmp_path, job("succeed", steps=4))["echo"] is None
     [attempt] = history(store)
-    assert (attempt.state, attempt.number, attempt.holder) == (AttemptState.FINISHED, 1, this_holder())
+    assert (attempt.state, attempt.number, attempt.holder) == (AttemptState.FINISHED, 1, own_identity())
     assert attempt.evidence["exit_code"] == 0
     assert attempt.evidence["progress"]["done"] == 3
     assert attempt.evidence["peak_rss_bytes"] > 0
@@ -242,13 +242,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from store.database import open_store
 from traced.jobs.attempts import run_until_settled
-from traced.core.ownership import this_holder
+from traced.core.ownership import own_identity
 from traced.processes.job import read_job
 from traced.jobs.retry import AttemptLedger
 from traced.processes.executor import LocalExecutor
 from traced.jobs.retry import Backoff
 store = open_store(sys.argv[2])
-ledger = AttemptLedger(store, this_holder(), Backoff(0.01, 1, 0.01), 3, seed=1, now=lambda: datetime.now(UTC))
+ledger = AttemptLedger(store, own_identity(), Backoff(0.01, 1, 0.01), 3, seed=1, now=lambda: datetime.now(UTC))
 tell = lambda report: print(report.kind, report.data, flush=True)
 asyncio.run(run_until_settled(LocalExecutor(Path(sys.argv[3])), read_job(Path(sys.argv[1])), ledger, tell))
 """
@@ -302,5 +302,5 @@ def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(store: Engine, s
 def test_a_holder_that_lives_is_left_alone(store: Engine) -> None:
     at = Clock().now()
     with write_session(store) as opened:
-        rows.begin_attempt(opened, "c1", KEY, holder=this_holder(), at=at)
+        rows.begin_attempt(opened, "c1", KEY, holder=own_identity(), at=at)
     assert recover_lost_attempts(store, now=lambda: at + timedelta(days=9), silent_s=900) == []

@@ -30,7 +30,7 @@ UNSOUND = [
 )
 def test_a_sound_environment_is_admitted(fixture: Fixture) -> None:
     result = asyncio.run(judge(fixture))
-    assert (result.answer, result.refused) == (EXPECT_ADMITTED, {})
+    assert (result.answer, result.refusals) == (EXPECT_ADMITTED, {})
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_sound_environment_is_admitted(fixture: Fixture) -> None:
 )
 def test_an_unsound_environment_is_refused_for_its_own_reason(fixture: Fixture) -> None:
     result = asyncio.run(judge(fixture))
-    assert result.answer == fixture.expected, result.refused
+    assert result.answer == fixture.expected, result.refusals
 
 
 def test_the_stored_refusals_are_current(tmp_path: Path) -> None:

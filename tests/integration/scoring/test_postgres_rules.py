@@ -12,14 +12,14 @@ from traced.scoring.databases import Database, Databases, QueryFailed
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
-def test_it_is_asked_read_only_one_statement_and_in_time(
+def test_queries_are_read_only_single_and_limited_in_time(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = connect(url)
-    with made.begin() as opened:
-        opened.execute(text("create table orders (id integer, price numeric, at timestamptz default now())"))
-        opened.execute(text("insert into orders values (7, 12.50)"))
-        opened.execute(text("create sequence numbers"))
+    engine = connect(url)
+    with engine.begin() as connection:
+        connection.execute(text("create table orders (id integer, price numeric, at timestamptz default now())"))
+        connection.execute(text("insert into orders values (7, 12.50)"))
+        connection.execute(text("create sequence numbers"))
     monkeypatch.setenv("SHOP_URL", url)
     clock = [0.0]
     databases = Databases({"shop": Database(url_env="SHOP_URL", timeout_s=0.5)}, tmp_path, lambda: clock[0])
@@ -36,12 +36,12 @@ def test_it_is_asked_read_only_one_statement_and_in_time(
     ):
         with pytest.raises(QueryFailed, match="shop: "):
             databases.ask("shop", query, {})
-    with made.begin() as opened:
-        assert opened.execute(text("select count(*) from orders")).scalar_one() == 1
+    with engine.begin() as connection:
+        assert connection.execute(text("select count(*) from orders")).scalar_one() == 1
     with pytest.raises(QueryFailed, match="statement timeout"):
         databases.ask("shop", "select pg_sleep(20)", {})
     with pytest.raises(QueryFailed, match="statement timeout"):
         databases.ask("shop", "select 1", {})  # it is left alone for a while
     clock[0] = 60.0
     assert databases.ask("shop", "select count(*) from orders", {}) == 1
-    made.dispose()
+    engine.dispose()

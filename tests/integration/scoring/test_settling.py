@@ -41,7 +41,7 @@ outcome = "failure"
 when = {user = "(?i)useless"}
 """
 CALL = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": '{"order": 7}'}}
-PAID: list[dict[str, Any]] = [
+PAID_ORDER: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Pay order 7."},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -58,126 +58,126 @@ def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]]) -> 
         file.write_text(RULES)
 
     async def inside() -> None:
-        async with place(tmp_path, settings={"serving.silence_s": 0, "outcomes.rules": str(file)}) as made:
-            await check(made)
+        async with place(tmp_path, settings={"serving.silence_s": 0, "outcomes.rules": str(file)}) as gateway:
+            await check(gateway)
 
     asyncio.run(inside())
 
 
-async def ask(made: Place, name: str, messages: list[dict[str, Any]]) -> None:
-    answer = await made.ask("base", said=messages, headers={"X-Traced-Conversation": name})
+async def ask(gateway: Place, name: str, messages: list[dict[str, Any]]) -> None:
+    answer = await gateway.ask("base", said=messages, headers={"X-Traced-Conversation": name})
     assert answer.status_code == 200
 
 
-def standings(made: Place) -> dict[str, tuple[Outcome, OutcomeSource, str]]:
+def effective_outcomes(gateway: Place) -> dict[str, tuple[Outcome, OutcomeSource, str]]:
     """Outcome, whose word it is, and the newest reason, by conversation."""
-    found: dict[str, tuple[Outcome, OutcomeSource, str]] = {}
-    with read_session(made.store) as opened:
-        for one in made.trajectories():
-            said = feedback_on(opened, one.id)
-            found[one.task_id] = (
-                one.outcome,
-                effective_outcome(opened, one, LABELS).source,
-                said[-1].comment if said else "",
+    outcomes: dict[str, tuple[Outcome, OutcomeSource, str]] = {}
+    with read_session(gateway.store) as session:
+        for trajectory in gateway.trajectories():
+            feedback = feedback_on(session, trajectory.id)
+            outcomes[trajectory.task_id] = (
+                trajectory.outcome,
+                effective_outcome(session, trajectory, LABELS).source,
+                feedback[-1].comment if feedback else "",
             )
-    return found
+    return outcomes
 
 
-def shop(tmp_path: Path, paid: int) -> None:
-    with sqlite3.connect(tmp_path / "shop.db") as opened:
-        opened.execute("create table orders (id integer, paid integer)")
-        opened.execute("insert into orders values (7, ?)", [paid])
-    opened.close()
+def shop(tmp_path: Path, amount: int) -> None:
+    with sqlite3.connect(tmp_path / "shop.db") as connection:
+        connection.execute("create table orders (id integer, paid integer)")
+        connection.execute("insert into orders values (7, ?)", [amount])
+    connection.close()
 
 
 def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp_path: Path) -> None:
-    shop(tmp_path, paid=1)
+    shop(tmp_path, amount=1)
 
-    async def check(made: Place) -> None:
-        for name, messages in (("paid", PAID), ("useless", USELESS), ("other", OTHER)):
-            await ask(made, name, messages)
-        await until(lambda: len(made.trajectories()) == 3)
-        assert standings(made) == {
+    async def check(gateway: Place) -> None:
+        for name, messages in (("paid", PAID_ORDER), ("useless", USELESS), ("other", OTHER)):
+            await ask(gateway, name, messages)
+        await until(lambda: len(gateway.trajectories()) == 3)
+        assert effective_outcomes(gateway) == {
             "paid": (Outcome.SUCCESS, OutcomeSource.RULES, "paid for in the shop's books: the money is there"),
             "useless": (Outcome.FAILURE, OutcomeSource.RULES, "hung up on"),
             "other": (Outcome.UNKNOWN, OutcomeSource.NOBODY, ""),
         }
-        told = {"conversation_id": "useless", "score": 1, "who": "Ada", "comment": "it was a joke"}
-        taken = await made.http.post("/v1/feedback", content=json.dumps(told))
-        assert taken.json()["trajectories"] == 1
-        assert standings(made)["useless"][:2] == (Outcome.SUCCESS, OutcomeSource.PEOPLE)
+        feedback = {"conversation_id": "useless", "score": 1, "who": "Ada", "comment": "it was a joke"}
+        response = await gateway.http.post("/v1/feedback", content=json.dumps(feedback))
+        assert response.json()["trajectories"] == 1
+        assert effective_outcomes(gateway)["useless"][:2] == (Outcome.SUCCESS, OutcomeSource.PEOPLE)
 
     run(tmp_path, check)
 
 
-def test_feedback_that_came_first_counts_and_the_rules_word_is_kept_beside_it(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        early = {"conversation_id": "useless", "label": "good", "who": "Ada"}
+def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: Path) -> None:
+    async def check(gateway: Place) -> None:
+        feedback = {"conversation_id": "useless", "label": "good", "who": "Ada"}
         answers = await asyncio.gather(
-            ask(made, "useless", USELESS), made.http.post("/v1/feedback", content=json.dumps(early))
+            ask(gateway, "useless", USELESS), gateway.http.post("/v1/feedback", content=json.dumps(feedback))
         )
         assert answers[1].status_code == 200
-        await until(lambda: made.trajectories() and standings(made)["useless"][0] is Outcome.SUCCESS)
-        assert standings(made)["useless"][1] is OutcomeSource.PEOPLE
-        with read_session(made.store) as opened:
-            said = feedback_on(opened, made.trajectories()[0].id)
-        assert {one.who.partition(":")[0] for one in said} == {"Ada", "rules"}
+        await until(lambda: gateway.trajectories() and effective_outcomes(gateway)["useless"][0] is Outcome.SUCCESS)
+        assert effective_outcomes(gateway)["useless"][1] is OutcomeSource.PEOPLE
+        with read_session(gateway.store) as session:
+            rows = feedback_on(session, gateway.trajectories()[0].id)
+        assert {row.who.partition(":")[0] for row in rows} == {"Ada", "rules"}
 
     run(tmp_path, check)
 
 
-def test_a_database_that_is_away_leaves_it_unknown_with_the_reason(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        await ask(made, "paid", PAID)
-        await until(made.trajectories)
-        outcome, by, reason = standings(made)["paid"]
-        assert (outcome, by) == (Outcome.UNKNOWN, OutcomeSource.NOBODY)
+def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_path: Path) -> None:
+    async def check(gateway: Place) -> None:
+        await ask(gateway, "paid", PAID_ORDER)
+        await until(gateway.trajectories)
+        outcome, source, reason = effective_outcomes(gateway)["paid"]
+        assert (outcome, source) == (Outcome.UNKNOWN, OutcomeSource.NOBODY)
         assert reason.startswith("paid for in the shop's books: could not be checked: shop (")
 
     run(tmp_path, check)
 
 
-def test_nobody_who_sends_feedback_passes_for_the_rules(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        await ask(made, "other", OTHER)
-        for who in ("rules:0123", " Judge:gpt"):
-            told = {"conversation_id": "other", "score": 1, "who": who}
-            refused = await made.http.post("/v1/feedback", content=json.dumps(told))
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "who")
+def test_clients_cannot_use_the_reserved_names(tmp_path: Path) -> None:
+    async def check(gateway: Place) -> None:
+        await ask(gateway, "other", OTHER)
+        for author in ("rules:0123", " Judge:gpt"):
+            feedback = {"conversation_id": "other", "score": 1, "who": author}
+            response = await gateway.http.post("/v1/feedback", content=json.dumps(feedback))
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "who")
 
     run(tmp_path, check)
 
 
-def test_rules_that_change_judge_from_then_on_and_bad_ones_change_nothing(tmp_path: Path) -> None:
+def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_ignored(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
 
-    async def check(made: Place) -> None:
-        await ask(made, "a", USELESS)
-        await until(lambda: "a" in standings(made))
+    async def check(gateway: Place) -> None:
+        await ask(gateway, "a", USELESS)
+        await until(lambda: "a" in effective_outcomes(gateway))
         file.write_text("rule = 1")
-        await ask(made, "b", USELESS)
-        await until(lambda: "b" in standings(made))
+        await ask(gateway, "b", USELESS)
+        await until(lambda: "b" in effective_outcomes(gateway))
         file.write_text(RULES.replace('"failure"', '"success"'))
-        await ask(made, "c", USELESS)
-        await until(lambda: "c" in standings(made))
-        found = {name: outcome for name, (outcome, _, _) in standings(made).items()}
-        assert found == {"a": Outcome.FAILURE, "b": Outcome.FAILURE, "c": Outcome.SUCCESS}
+        await ask(gateway, "c", USELESS)
+        await until(lambda: "c" in effective_outcomes(gateway))
+        outcomes = {name: outcome for name, (outcome, _, _) in effective_outcomes(gateway).items()}
+        assert outcomes == {"a": Outcome.FAILURE, "b": Outcome.FAILURE, "c": Outcome.SUCCESS}
 
     run(tmp_path, check)
 
 
 class Slow(Rules):
-    """Rules that take so long that the conversation goes on meanwhile, once."""
+    """Rules that take so long that the conversation continues during the decision, once."""
 
-    meanwhile: Callable[[], None] | None = None
+    on_decision: Callable[[], None] | None = None
 
     def decide(self, trajectory: Trajectory) -> Decision:
-        """Decide as ever."""
-        found = super().decide(trajectory)
-        if self.meanwhile is not None:
-            self.meanwhile()
-            self.meanwhile = None
-        return found
+        """Decide, then continue the conversation."""
+        decision = super().decide(trajectory)
+        if self.on_decision is not None:
+            self.on_decision()
+            self.on_decision = None
+        return decision
 
 
 def exchange(number: int, messages: list[dict[str, Any]], text: str) -> Exchange:
@@ -185,27 +185,27 @@ def exchange(number: int, messages: list[dict[str, Any]], text: str) -> Exchange
     return Exchange(f"e{number}", "conv", later(number), "base", 200, 0.1, response_id=f"r{number}", body=body)
 
 
-def test_a_conversation_that_goes_on_while_rules_decide_waits_for_its_next_turn(tmp_path: Path) -> None:
+def test_a_conversation_that_continues_during_a_decision_is_settled_later(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text(RULES)
-    read = read_rules(tmp_path / "rules.toml")
-    rules = Slow(read.rules, read.databases, read.hash)
+    rule_file = read_rules(tmp_path / "rules.toml")
+    rules = Slow(rule_file.rules, rule_file.databases, rule_file.hash)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    more = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
+    longer = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
 
-    def meanwhile() -> None:
-        with write_session(store) as opened:
-            save_exchanges(opened, [exchange(2, more, "Good.")])
+    def continue_conversation() -> None:
+        with write_session(store) as session:
+            save_exchanges(session, [exchange(2, longer, "Good.")])
 
-    with write_session(store) as opened:
-        save_exchanges(opened, [exchange(1, USELESS, "Sorry.")])
-    rules.meanwhile = meanwhile
-    told: dict[str, Any] = {"target": "desk", "scorers": Scorers(LABELS, rules), "now": later(60), "silence_s": 1}
-    settle_silent(store, **told)
-    with read_session(store) as opened:
-        assert list_trajectories(opened) == []
-    settle_silent(store, **told)
-    with read_session(store) as opened:
-        (made,) = list_trajectories(opened)
-        assert (len(made.messages), made.outcome) == (4, Outcome.UNKNOWN)
-        assert feedback_on(opened, made.id) == []
+    with write_session(store) as session:
+        save_exchanges(session, [exchange(1, USELESS, "Sorry.")])
+    rules.on_decision = continue_conversation
+    arguments: dict[str, Any] = {"target": "desk", "scorers": Scorers(LABELS, rules), "now": later(60), "silence_s": 1}
+    settle_silent(store, **arguments)
+    with read_session(store) as session:
+        assert list_trajectories(session) == []
+    settle_silent(store, **arguments)
+    with read_session(store) as session:
+        (trajectory,) = list_trajectories(session)
+        assert (len(trajectory.messages), trajectory.outcome) == (4, Outcome.UNKNOWN)
+        assert feedback_on(session, trajectory.id) == []
     store.dispose()

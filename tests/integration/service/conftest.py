@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.tables import AdapterRow
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import Scripted
 from tests.unit.store.chain import T0, save_chain
 from traced.api.control import Control
 from traced.config.settings import load_settings
-from traced.pipeline.train import Stopped
+from traced.pipeline.train import TrainingStop
 from traced.registry.publication import publish
 
 HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
@@ -37,9 +37,9 @@ class WrittenDown:
         self.asked.append(f"stop {cycle_id}")
         self.running = None
 
-    async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], Stopped]) -> Stopped:
+    async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], TrainingStop]) -> TrainingStop:
         decided = await asyncio.to_thread(decide)
-        self.asked.append(f"stop {cycle_id} {capability}: {decided.why}")
+        self.asked.append(f"stop {cycle_id} {capability}: {decided.message}")
         self.doing = []
         return decided
 
@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (source / name).write_text(name)
     published = publish(source, tmp_path / "adapters", "date-reasoning", origin="r1")
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         opened.execute(update(AdapterRow).values(path=str(published.path)))
     yield engine
@@ -64,7 +64,7 @@ def on_either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine
     """The same chain in a file, and in PostgreSQL."""
     in_file = request.param == "sqlite"
     engine = open_store(sqlite_url(tmp_path / "traced.db") if in_file else request.getfixturevalue("url"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     yield engine
     engine.dispose()

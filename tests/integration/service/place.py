@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlmodel import col, select
 
-from store.database import reading
+from store.database import read_session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import get_cycle, list_cycles
 from store.tables import CycleRow
@@ -18,9 +18,9 @@ from tests.integration.service.scripted import Scripted
 from tests.unit.store.chain import T0
 from traced.api.control import Control
 from traced.config.settings import load_settings
-from traced.core.ownership import this_holder
+from traced.core.ownership import own_identity
 from traced.daemon.loop import CycleLoop
-from traced.jobs.retry import Backoff, Ledger
+from traced.jobs.retry import AttemptLedger, Backoff
 
 AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memory": 1, "devices.yield_s": 0.1}
 
@@ -45,12 +45,12 @@ class Place:
 
     def fresh(self) -> None:
         settings = load_settings(self.data_dir, AT_ONCE)
-        ledger = Ledger(self.store, this_holder(), Backoff(0.001, 1, 0.001), 3, 0, self.now)
+        ledger = AttemptLedger(self.store, own_identity(), Backoff(0.001, 1, 0.001), 3, 0, self.now)
         self.loop = CycleLoop(settings, self.store, self.scripted, ledger, self.now)
         self.control = Control(settings, self.store, self.loop, self.now, T0, state="ready")
 
     def cycles(self) -> list[Cycle]:
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             return list_cycles(opened)
 
     def cycle(self) -> Cycle:
@@ -61,7 +61,7 @@ class Place:
 
     def _newest(self) -> Cycle | None:
         newest = select(CycleRow.id).order_by(col(CycleRow.seed).desc()).limit(1)
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             found = opened.exec(newest).first()
             return None if found is None else get_cycle(opened, found)
 

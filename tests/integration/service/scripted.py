@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sandbox.hashing import environment_hash
-from store.database import session
+from store.database import write_session
 from store.records import (
     AdapterVersion,
     CycleState,
@@ -33,16 +33,16 @@ from store.repositories.promotions import save_gate
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.unit.store.chain import T0
 from traced.core.errors import CapabilityError
-from traced.processes.job import Ended, Evidence, Failure, Job, Report, ReportKind, Result, describe
+from traced.processes.job import Evidence, Failure, Job, JobOutcome, Report, ReportKind, Result, describe
 from traced.registry.publication import publish
 
 FINISHED = Evidence(0, None, "exit code 0", [], 0, 0.0, "", {})
-CRASHED = Result(Ended.CRASHED, None, None, Evidence(None, "SIGSEGV", "ended by SIGSEGV", [], 0, 0.0, "", {}))
+CRASHED = Result(JobOutcome.CRASHED, None, None, Evidence(None, "SIGSEGV", "ended by SIGSEGV", [], 0, 0.0, "", {}))
 
 
 def failed(*types: str) -> Result:
     """The end of a child that raised an error of these types."""
-    return Result(Ended.FAILED, None, Failure(list(types), "so it said"), FINISHED)
+    return Result(JobOutcome.FAILED, None, Failure(list(types), "so it said"), FINISHED)
 
 
 @dataclass
@@ -70,22 +70,22 @@ class Scripted:
         try:
             value = getattr(self, f"_{job.stage}")(job.cycle_id, *job.arguments["given"])
         except CapabilityError as error:
-            return Result(Ended.FAILED, None, describe(error), FINISHED)
-        return Result(Ended.FINISHED, {"value": value}, None, FINISHED)
+            return Result(JobOutcome.FAILED, None, describe(error), FINISHED)
+        return Result(JobOutcome.FINISHED, {"value": value}, None, FINISHED)
 
     def _collect(self, cycle_id: str) -> None:
         return None
 
     def _analyze(self, cycle_id: str) -> list[str]:
         meant = [Capability(name, name, "", "", "", "") for name in self.capabilities]
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             save_capabilities(opened, cycle_id, meant)
         return list(self.capabilities)
 
     def _synthesize(self, cycle_id: str, capability: str, attempt: int) -> str:
         source = f"{cycle_id} {capability} {attempt}"
         found = environment_hash(source)
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             save_environment(opened, EnvironmentRecord(found, source, cycle_id, capability, attempt, "scripted", T0))
         return found
 
@@ -103,7 +103,7 @@ class Scripted:
         version = AdapterVersion(
             published.name, capability, published.version, str(published.path), published.files, *ids, T0
         )
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             save_training_run(
                 opened, TrainingRun(run, cycle_id, capability, environment, "m", 0, {}, RunState.FINISHED, T0)
             )
@@ -112,7 +112,7 @@ class Scripted:
 
     def _gate(self, cycle_id: str, adapter: str, look: int = 1) -> bool:
         figures = PairedDifference("target", 9, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             version = get_adapter(opened, adapter)
             at = version.created_at + timedelta(hours=look)
             answer = self.looks.get(adapter, GateAnswer.PASS) if look > 1 else GateAnswer.PASS
@@ -127,7 +127,7 @@ class Scripted:
         return None
 
     def _report(self, cycle_id: str) -> None:
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             at = get_cycle(opened, cycle_id).created_at
             save_event(opened, Event(at, "cycle finished", cycle_id, cycle_id))
             set_cycle_state(opened, cycle_id, CycleState.FINISHED, at=at, summary={"made": True})

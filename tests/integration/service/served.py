@@ -11,7 +11,7 @@ from traced.api.application import control_api
 from traced.api.auth import by_token, checked_tokens, listening, local, tcp_socket, unix_socket
 from traced.api.control import Control
 from traced.api.monitoring import Part, Parts, prometheus
-from traced.client import Client, Refused
+from traced.client import Client, RequestRefused
 from traced.client.models import Role
 
 OPERATOR, READER = "o" * 30, "r" * 30
@@ -36,7 +36,7 @@ async def on_tcp(control: Control, token: str, known: dict[str, Role] | None = N
         yield client
 
 
-async def refused(asked: Awaitable[object]) -> Refused:
-    with pytest.raises(Refused) as caught:
+async def refused(asked: Awaitable[object]) -> RequestRefused:
+    with pytest.raises(RequestRefused) as caught:
         await asked
     return caught.value

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from store.database import session
+from store.database import write_session
 from store.records import CycleState, Event
-from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
+from store.repositories import retention
+from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, quarantine
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.leases import acquire
-from store.repositories.retention import forget_events
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import T0
 from traced.api.auth import checked_tokens, tcp_socket, unix_socket
 from traced.api.control import Control
 from traced.api.errors import DoorError
-from traced.client import Client, NoDaemon, Refused
+from traced.client import Client, NoDaemon, RequestRefused
 from traced.config.settings import load_settings
 
 ADAPTER = "date-reasoning@v1"
@@ -76,17 +76,17 @@ def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
     control: Control, path: Path, loop: WrittenDown
 ) -> None:
     key = InputKey("collect", "", "ab")
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         set_cycle_state(opened, "c1", CycleState.FAILED, at=T0)
         begin_attempt(opened, "c1", key, holder="h", at=T0)
-        park(opened, ParkedInput("p1", "c1", key, "3 attempts failed", {"until_seq": 1}, T0))
+        quarantine(opened, QuarantinedInput("p1", "c1", key, "3 attempts failed", {"until_seq": 1}, T0))
 
-    async def act() -> Refused:
+    async def act() -> RequestRefused:
         async with served(control, path) as client:
             [parked] = await client.parked()
             assert (parked.id, parked.stage, parked.tried, parked.evidence) == ("p1", "collect", 1, {"until_seq": 1})
             assert [(one.id, one.evidence) for one in (await client.status()).parked] == [("p1", {})]
-            assert (await client.release("p1", "more disk", who="ann")).detail == {"carries_on": "c1"}
+            assert (await client.release("p1", "more disk", actor="ann")).detail == {"carries_on": "c1"}
             assert await client.parked() == []
             assert [one.state for one in await client.cycles()] == ["interrupted"]
             [entry] = await client.audit()
@@ -99,7 +99,7 @@ def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
 
 
 def test_devices_and_their_leases_are_shown(control: Control, path: Path) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         acquire(opened, "cpu", "elsewhere/7", "train", "c1", at=T0, ttl=timedelta(days=9))
 
     async def ask() -> None:
@@ -121,7 +121,7 @@ def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_p
 
     async def act() -> tuple[str, str]:
         async with served(control, path) as client:
-            done = await client.reload("less disk", who="ann")
+            done = await client.reload("less disk", actor="ann")
             file.write_text("[retention]\nlogs_days = -1\n")
             error = await refused(client.reload())
             [entry] = await client.audit()
@@ -149,10 +149,10 @@ def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, pat
 
 def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: WrittenDown) -> None:
     loop.running = "c1"
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         set_cycle_state(opened, "c1", CycleState.RUNNING, at=T0)
 
-    async def act() -> tuple[Refused, Refused]:
+    async def act() -> tuple[RequestRefused, RequestRefused]:
         async with served(control, path) as client:
             await client.cancel("c1", "wrong model")
             assert [one.state for one in await client.cycles()] == ["cancelled"]
@@ -165,7 +165,7 @@ def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: Wri
 
 
 def test_a_refused_decision_leaves_no_trace(control: Control, path: Path) -> None:
-    async def act() -> tuple[Refused, list[object], list[object]]:
+    async def act() -> tuple[RequestRefused, list[object], list[object]]:
         async with served(control, path) as client:
             error = await refused(client.reject(ADAPTER))
             return error, list(await client.audit()), control.events(0, 10)
@@ -202,7 +202,7 @@ def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> Non
 
 def test_half_a_character_ends_no_stream(control: Control, path: Path) -> None:
     async def follow() -> None:
-        with session(control.store) as opened:
+        with write_session(control.store) as opened:
             save_event(opened, Event(T0, "odd", "x\ud800", detail={"said\udfff": ["\ud800"]}))
         control.present.tell("progress", "y\ud800", T0, {"figure": "\ud800"})
         async with served(control, path) as client:
@@ -248,7 +248,7 @@ def test_events_are_found_by_any_words_in_them(control: Control, path: Path) -> 
 
 def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:
     def happen(kind: str) -> None:
-        with session(control.store) as opened:
+        with write_session(control.store) as opened:
             save_event(opened, Event(T0, kind, "desk"))
 
     async def follow() -> list[tuple[int, str]]:
@@ -269,10 +269,10 @@ def test_events_are_followed_over_a_broken_connection(control: Control, path: Pa
 
 
 def test_who_resumes_behind_what_was_deleted_is_told(control: Control, path: Path) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         for number in range(6):
             save_event(opened, Event(T0 + timedelta(days=number), f"event {number}", "desk"))
-        forget_events(opened, T0 + timedelta(days=4), limit=100)
+        retention.EVENTS.delete(opened, T0 + timedelta(days=4), limit=100)
 
     async def follow(after: int) -> list[tuple[int, str]]:
         seen = []

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from benchmarks.seeded import Seeded
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import CycleState
 from store.repositories.cycles import set_cycle_state
 from store.repositories.trajectories import list_trajectories, save_trajectories
@@ -83,7 +83,7 @@ def test_pairs_are_of_one_task_and_a_failure_of_the_machinery_counts_for_nothing
     control: Control, path: Path, seeded: Seeded
 ) -> None:
     name = seeded.waiting
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         of = {"split": "gate", "cycle_id": "c-0003"}
         broken = {"task_id": "b", "model": name, "reward": 0.0}
         save_trajectories(
@@ -175,7 +175,7 @@ def test_more_episodes_are_asked_for_by_operators_and_once(
 
 
 def test_no_more_episodes_where_nothing_would_play_them(control: Control, path: Path, seeded: Seeded) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         set_cycle_state(opened, "c-0003", CycleState.CANCELLED, at=AT)
 
     async def act() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from agents.contrast import agreement
-from store.database import session
+from store.database import write_session
 from store.records import (
     AdapterVersion,
     Cycle,
@@ -54,7 +54,7 @@ def second_cycle(store: Engine) -> list[Label]:
         for key, of_runs in verdicts.items()
         for run, said in enumerate(of_runs)
     ]
-    with session(store) as opened:
+    with write_session(store) as opened:
         cycles.save_cycle(opened, Cycle("c2", "desk", "bundled", 8, {}, CycleState.RUNNING, at))
         hostile: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
@@ -111,7 +111,7 @@ def test_the_table_of_labels_has_failures_first(control: Control, store: Engine,
 
 def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store: Engine, path: Path) -> None:
     second_cycle(store)
-    with session(store) as opened:
+    with write_session(store) as opened:
         more = [Label("hostile", NAME, 0, L, 2), Label("hostile", NAME, 1, P, 9), Label("hostile", NAME, 2, N)]
         capabilities.save_labels(opened, "c2", more)
 
@@ -161,15 +161,15 @@ def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engin
         lambda opened: gates.save_gate(opened, GateResult(name, GateAnswer.FAIL, [], 1), cycle_id="c2", at=T0),
         lambda opened: gates.save_gate(opened, GateResult(name, GateAnswer.PASS, [], 1), cycle_id="c2", at=T0),
         lambda opened: promotions.save_approval(opened, approval(name, Decision.APPROVED)),
-        lambda opened: promotions.promote(opened, name, who="ada", at=later(8)),
-        lambda opened: promotions.roll_back(opened, name, who="ada", at=later(9)),
+        lambda opened: promotions.promote(opened, name, actor="ada", at=later(8)),
+        lambda opened: promotions.roll_back(opened, name, actor="ada", at=later(9)),
         lambda opened: promotions.save_approval(opened, approval(name, Decision.REJECTED, 10)),
     ]
 
     async def follow(client: Client) -> list[tuple[str, str]]:
         words: list[tuple[str, str]] = []
         for step in steps:
-            with session(store) as opened:
+            with write_session(store) as opened:
                 step(opened)
             found = (await client.capabilities.history(OTHER.name)).findings[0].standing
             listed = [one for one in await client.capabilities.list() if one.name == OTHER.name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store.database import session
+from store.database import write_session
 from store.records import Event
 from store.repositories.events import save_event
 from tests.integration.service.served import OPERATOR, READER, refused
@@ -51,7 +51,7 @@ async def on_tcp(control: Control, tokens: Tokens) -> AsyncIterator[tuple[Client
 
 
 def happen(control: Control, kind: str) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         save_event(opened, Event(T0, kind, "desk"))
 
 

@@ -15,7 +15,7 @@ from sandbox.admission.report import means
 from sandbox.docker_engine import ENGINE_TIMEOUT_SECONDS, connect, remove
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_ENVIRONMENT, LABEL_OWNER
-from store.database import session
+from store.database import write_session
 from store.records import EnvironmentRecord
 from store.repositories.environments import save_admission, save_environment
 from store.types import AdmissionReport, Check
@@ -25,7 +25,7 @@ from tests.unit.store.chain import HASH, SOURCE, T0
 from traced.api.control import Control
 from traced.api.episodes import AT_ONCE, Playing
 from traced.client import Client
-from traced.client.environments import BoundView, CallSaid, ExampleView, Said, SaidView
+from traced.client.environments import BoundView, ExampleMessage, ExampleView, PlayedCall, PlayedMessage
 from traced.core.ownership import sandbox_owner
 
 LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text("utf-8")
@@ -35,7 +35,7 @@ BREAKS = LAMP_SHOP.replace("        self.turn += 1\n", "        raise KeyError('
 def put(control: Control, source: str, minutes: int = 0) -> str:
     name = environment_hash(source)
     made = EnvironmentRecord(name, source, "c1", "date-reasoning", 7, "builtin", T0 + timedelta(minutes=minutes))
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         save_environment(opened, made)
     return name
 
@@ -79,7 +79,7 @@ def containers(containers_of: Callable[[str], list[Any]]) -> Callable[[str], int
 
 def test_environments_are_paged_newest_first_with_what_became_of_them(control: Control, path: Path) -> None:
     names = [put(control, f"class Environment: number = {minute}\n", minute) for minute in range(1, 6)]
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         for admitted in (True, False):
             checks = [Check("floor", admitted, {}, 0.1), Check("leak", True, {}, 0.1), Check("spread", admitted, {}, 1)]
             report = AdmissionReport(names[4], admitted, checks)
@@ -102,7 +102,7 @@ def test_environments_are_paged_newest_first_with_what_became_of_them(control: C
 def test_one_is_shown_with_its_origins_and_every_admission(control: Control, path: Path) -> None:
     happened = {"seed": 3, "what": "The prompt says it.", "transcript": [{"role": "user", "content": "W1"}]}
     evidence = {"share": 0.5, "allowed": 0.05, "examples": [happened]}
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         save_admission(
             opened,
             AdmissionReport(HASH, False, [Check("leak", False, evidence, 2.5)]),
@@ -123,7 +123,7 @@ def test_one_is_shown_with_its_origins_and_every_admission(control: Control, pat
             "On 50 % of the seeds the prompt, a tool's description or an answer holds the oracle's own words"
         )
         assert leak.bounds == {"share": BoundView(key="allowed", sign="≤")}
-        said = SaidView(role="user", text="W1")
+        said = ExampleMessage(role="user", text="W1")
         assert leak.examples == [ExampleView(seed="3", what="The prompt says it.", transcript=[said])]
         assert all(check.means and not check.advice for check in case.admissions[1].checks)
         assert case.adapters == ["date-reasoning@v1"]
@@ -140,18 +140,20 @@ def test_an_episode_is_played_to_its_end(control: Control, path: Path, container
         assert "You work at a shop" in played.system
         assert [tool["function"]["name"] for tool in played.tools][:2] == ["get_order", "get_product"]
         assert containers(name) == 1
-        calls = [CallSaid(name="get_order", arguments='{"order_id": "W1"}'), CallSaid(name="get_product")]
-        answer = await client.environments.say(played.id, Said(content="I look.", calls=calls))
+        calls = [PlayedCall(name="get_order", arguments='{"order_id": "W1"}'), PlayedCall(name="get_product")]
+        answer = await client.environments.say(played.id, PlayedMessage(content="I look.", calls=calls))
         assert answer.sent["tool_calls"][1]["id"] == answer.messages[1]["tool_call_id"] == "call_1"
         assert json.loads(answer.messages[0]["content"]) == {"error": "no such order"}
         assert (answer.done, answer.score) == (False, None)
         last = await said_until_done(client, played.id)
         assert last.score.model_dump() == {"reward": 0.0, "success": False, "parts": {"requests": 0.0}}
-        assert "has ended" in (await refused(client.environments.say(played.id, Said(content="More?")))).message
+        assert (
+            "has ended" in (await refused(client.environments.say(played.id, PlayedMessage(content="More?")))).message
+        )
         done = await client.environments.end(played.id)
         assert done.detail["score"] == last.score.model_dump()
         assert containers(name) == 0
-        assert (await refused(client.environments.say(played.id, Said(content="Hi")))).status == 404
+        assert (await refused(client.environments.say(played.id, PlayedMessage(content="Hi")))).status == 404
         noted = (await client.audit())[0]
         assert (noted.action, noted.subject, noted.reason) == ("play", name, "is it fair?")
         assert noted.detail["seed"] == 7
@@ -168,7 +170,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def said_until_done(client: Client, episode: str) -> Any:
     for _ in range(3):
-        answer = await client.environments.say(episode, Said(content="Done."))
+        answer = await client.environments.say(episode, PlayedMessage(content="Done."))
         if answer.done:
             return answer
     raise AssertionError("it does not end")
@@ -184,16 +186,19 @@ def test_whose_fault_a_failure_is(control: Control, path: Path, containers: Call
         assert containers(none) == 0
         episode = (await client.environments.play(shop, 1)).id
         for said, why in (
-            (Said(), "empty"),
-            (Said(calls=[CallSaid(name="get_order", arguments="{")]), "no JSON"),
-            (Said(calls=[CallSaid(name="get_order", arguments="[]")]), "JSON list"),
-            (Said(calls=[CallSaid(name="get_order", arguments=f'{{"a": "{"x" * 190_000}"}}')] * 30), "bytes"),
+            (PlayedMessage(), "empty"),
+            (PlayedMessage(calls=[PlayedCall(name="get_order", arguments="{")]), "no JSON"),
+            (PlayedMessage(calls=[PlayedCall(name="get_order", arguments="[]")]), "JSON list"),
+            (
+                PlayedMessage(calls=[PlayedCall(name="get_order", arguments=f'{{"a": "{"x" * 190_000}"}}')] * 30),
+                "bytes",
+            ),
         ):
             told = await refused(client.environments.say(episode, said))
             assert (told.status, why in told.message) == (422, True), told
-        assert not (await client.environments.say(episode, Said(calls=[CallSaid(name="get_order")]))).done
+        assert not (await client.environments.say(episode, PlayedMessage(calls=[PlayedCall(name="get_order")]))).done
         episode = (await client.environments.play(broken, 1)).id
-        told = await refused(client.environments.say(episode, Said(content="Hello")))
+        told = await refused(client.environments.say(episode, PlayedMessage(content="Hello")))
         assert told.status == 502
         assert "KeyError: 'no such lamp'" in told.message
         assert "environment.py" in told.message  # its traceback
@@ -226,7 +231,9 @@ def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers
         name = put(control, LAMP_SHOP)
         episode = (await client.environments.play(name, 1)).id
         await until(lambda: not containers(name))
-        assert "idle for too long" in (await refused(client.environments.say(episode, Said(content="Hi")))).hint
+        assert (
+            "idle for too long" in (await refused(client.environments.say(episode, PlayedMessage(content="Hi")))).hint
+        )
 
     play(control, path, act)
 
@@ -303,17 +310,17 @@ def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_longest
         async with on_tcp(control, OPERATOR) as operator:
             told = await refused(operator.environments.play(name, 1))
             assert (told.status, told.message.count(" without a word")) == (409, AT_ONCE)
-        await client.environments.say(first, Said(content="I think."))
+        await client.environments.say(first, PlayedMessage(content="I think."))
         await client.environments.play(name, 7)
         assert containers(name) == AT_ONCE
-        gone = await refused(client.environments.say(second, Said(content="Hi")))
+        gone = await refused(client.environments.say(second, PlayedMessage(content="Hi")))
         assert (gone.status, "gave its place to another of yours" in gone.hint) == (404, True)
         control.playing.away_s = 60.0  # played a moment ago, all of them
         assert (await refused(client.environments.play(name, 8))).status == 409
         await said_until_done(client, third)  # it has nothing to lose
         await client.environments.play(name, 8)
         assert (await refused(client.environments.end(third))).status == 404
-        await client.environments.say(first, Said(content="I go on."))
+        await client.environments.say(first, PlayedMessage(content="I go on."))
 
     play(control, path, act)
 
@@ -329,12 +336,12 @@ def test_a_reader_plays_nothing_and_nobody_plays_anothers_episode(
             assert {one.hash for one in await reader.environments.page()} == {name, HASH}
             for asked in (
                 reader.environments.play(name, 1),
-                reader.environments.say(episode, Said(content="Hi")),
+                reader.environments.say(episode, PlayedMessage(content="Hi")),
                 reader.environments.end(episode),
             ):
                 assert (await refused(asked)).status == 403
         async with on_tcp(control, OPERATOR) as operator:
-            assert (await refused(operator.environments.say(episode, Said(content="Hi")))).status == 404
+            assert (await refused(operator.environments.say(episode, PlayedMessage(content="Hi")))).status == 404
             assert (await refused(operator.environments.end(episode))).status == 404
         assert containers(name) == 1
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.records import ConversationRoute
 from store.repositories.serving import save_routes
 from tests.integration.service.conftest import WrittenDown
@@ -161,7 +161,7 @@ def test_what_there_is_not_says_what_to_ask_for(
 
 
 def test_a_cursor_of_the_other_database_is_none(control: Control, path: Path) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         save_routes(opened, [ConversationRoute(f"c\n{number}", "base", {}, 0.1, "", T0) for number in range(3)])
 
     async def ask() -> None:

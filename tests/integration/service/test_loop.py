@@ -11,10 +11,10 @@ from functools import partial
 import pytest
 from sqlmodel import select
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import StoreUnavailable
 from store.records import Cycle, CycleState
-from store.repositories.attempts import AttemptState, list_parked, running_attempts
+from store.repositories.attempts import AttemptState, list_quarantined, running_attempts
 from store.repositories.cycles import list_stage_events
 from store.repositories.events import due_notices, list_events
 from store.service_tables import AttemptRow
@@ -39,7 +39,7 @@ def way(capability: str) -> list[str]:
 
 
 def kinds(place: Place) -> list[str]:
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         return [event.kind for event in list_events(opened)]
 
 
@@ -78,7 +78,7 @@ def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
 
     asyncio.run(story())
     assert len(place.cycles()) == 1
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         assert [
             one.body["subject"]
             for one in due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
@@ -94,7 +94,7 @@ def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -
         place.control.start(ADA, Reason())
         await place.stopped_at(stage)
         assert place.cycle().state is CycleState.INTERRUPTED
-        with reading(place.store) as opened:
+        with read_session(place.store) as opened:
             assert running_attempts(opened) == []
         place.fresh()
         assert (await place.until(*WAITING)).state is CycleState.WAITING
@@ -172,8 +172,8 @@ def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place
     asyncio.run(story())
     assert place.scripted.ran.count("train alpha") == 3
     assert "gate alpha" not in place.scripted.ran
-    with reading(place.store) as opened:
-        (parked,) = list_parked(opened)
+    with read_session(place.store) as opened:
+        (parked,) = list_quarantined(opened)
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
         assert [one.body["command"] for one in told if one.body["kind"] == "parked"] == [f"traced release {parked.id}"]
         reasons = [
@@ -194,7 +194,7 @@ def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place)
 
     asyncio.run(story())
     assert len(place.cycles()) == 2
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         told = [
             one.body["kind"]
             for one in due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
@@ -211,15 +211,15 @@ def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
 
     asyncio.run(story())
     assert place.scripted.ran.count("collect") == 6
-    with reading(place.store) as opened:
-        assert list_parked(opened) == []
+    with read_session(place.store) as opened:
+        assert list_quarantined(opened) == []
         states = opened.exec(select(AttemptRow.state).where(AttemptRow.stage == "collect")).all()
     assert states == [AttemptState.BLOCKED] * 5 + [AttemptState.FINISHED]
 
 
 def told(place: Place) -> list[tuple[str, str]]:
     """Kind and subject of every notice."""
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         due = due_notices(opened, ["tell"], at=T0 + timedelta(days=900), longest_wait=timedelta(days=9000))
     return [(one.body["kind"], one.body["subject"]) for one in due]
 
@@ -242,7 +242,7 @@ def test_what_holds_it_up_for_a_minute_is_told_once(place: Place) -> None:
 
 @pytest.mark.parametrize("act", ["cancel", "pause"])
 def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act: str) -> None:
-    due = place.loop._due
+    due = place.loop._next_cycle
 
     def late() -> Cycle | None:
         cycle = due()
@@ -254,7 +254,7 @@ def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act
     async def story() -> None:
         draining = asyncio.Event()
         place.control.start(ADA, Reason())
-        place.loop._due = late  # type: ignore[method-assign]
+        place.loop._next_cycle = late  # type: ignore[method-assign]
         turns = iter([*[None] * 3, draining.set])
 
         def beat() -> None:
@@ -274,7 +274,7 @@ def test_a_cycle_whose_settings_are_known_no_more_ends_with_the_reason(place: Pl
     async def story() -> None:
         place.control.start(ADA, Reason())
         await place.stopped_at("collect")
-        with session(place.store) as opened:
+        with write_session(place.store) as opened:
             row = opened.exec(select(CycleRow)).one()
             row.config = {**row.config, "analysis": {**row.config["analysis"], "of_old": 3}}
             opened.add(row)
@@ -284,7 +284,7 @@ def test_a_cycle_whose_settings_are_known_no_more_ends_with_the_reason(place: Pl
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         (ended,) = [one for one in list_events(opened) if one.kind == "cycle failed"]
     assert "began with settings that this version does not take" in ended.detail["reason"]
 
@@ -296,7 +296,7 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
 
     async def story() -> None:
         place.control.start(ADA, Reason())
-        due, graph = place.loop._due, place.loop._graph
+        due, graph = place.loop._next_cycle, place.loop._run_graph
 
         def flaky_due() -> Cycle | None:
             if next(gone, False):
@@ -308,8 +308,8 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
                 raise StoreUnavailable("the database is locked")
             await graph(cycle)
 
-        monkeypatch.setattr(place.loop, "_due", flaky_due)
-        monkeypatch.setattr(place.loop, "_graph", flaky_graph)
+        monkeypatch.setattr(place.loop, "_next_cycle", flaky_due)
+        monkeypatch.setattr(place.loop, "_run_graph", flaky_graph)
         monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
         assert (await place.until(*WAITING)).state is CycleState.WAITING
 
@@ -335,5 +335,5 @@ def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: f
     asyncio.run(story())
     assert [cycle.seed for cycle in sorted(place.cycles(), key=lambda cycle: cycle.seed)] == [0, 1]
     assert sorted(one.name for one in place.control.adapters()) == ["alpha@v1", "alpha@v2", "beta@v1", "beta@v2"]
-    with reading(place.store) as opened:
-        assert (running_attempts(opened), list_parked(opened)) == ([], [])
+    with read_session(place.store) as opened:
+        assert (running_attempts(opened), list_quarantined(opened)) == ([], [])

@@ -6,18 +6,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from store.database import reading
+from store.database import read_session
 from store.records import CycleState
 from store.repositories.events import due_notices
 from tests.integration.service.place import Place
 from tests.unit.store.chain import T0
 from traced.api.auth import Caller
-from traced.app.service import _ended
-from traced.client.models import DOING, WAITS, Reason
+from traced.app.service import _on_loop_end
+from traced.client.models import ACTIVITY, WAITS, Reason
 from traced.core.ownership import is_alive
 from traced.core.signals import Lifecycle
 from traced.jobs.leases import FOR_DEVICE
-from traced.jobs.retry import waiting
+from traced.jobs.retry import waiting_report
 from traced.llm.connection import LlmError
 from traced.maintenance.orphans import sweep
 from traced.processes.job import Report, ReportKind
@@ -36,7 +36,7 @@ def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(
         place.control.start(ADA, Reason())
         for minute in range(3):
             place.days = minute / 24 / 60
-            assert place.loop._due() is None
+            assert place.loop._next_cycle() is None
         view = place.control.status().target
         assert "nowhere" in view.cannot_begin
         assert view.asked_for == "asked for by ada"
@@ -45,7 +45,7 @@ def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(
         assert place.control.status().target.cannot_begin == ""
 
     asyncio.run(story())
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
     assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
 
@@ -60,7 +60,7 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
         place.control.start(ADA, Reason())
     assert place.control.status().target.asked_for == ""
     place.loop.request_cycle("a trigger")
-    assert place.loop._due() is None
+    assert place.loop._next_cycle() is None
     assert "no language model is set" in place.control.status().target.cannot_begin
     assert place.cycles() == []
 
@@ -73,16 +73,16 @@ def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> N
         return {event.subject: event.detail for event in present.of(kind)}
 
     async def look() -> None:
-        assert stage in holds(DOING)[DOING]["stages"]  # type: ignore[operator]
-        place.loop._hear(stage, waiting(5.0, "cpu: busy", FOR_DEVICE))
+        assert stage in holds(ACTIVITY)[ACTIVITY]["stages"]  # type: ignore[operator]
+        place.loop._on_report(stage, waiting_report(5.0, "cpu: busy", FOR_DEVICE))
         assert holds(WAITS) == {stage: {"for": "cpu: busy"}}
-        place.loop._hear(stage, Report(ReportKind.STARTED, {"pid": 1}))
+        place.loop._on_report(stage, Report(ReportKind.STARTED, {"pid": 1}))
         assert holds(WAITS) == {}
-        place.loop._hear(stage, waiting(5.0, "Docker", FOR_DEVICE))
+        place.loop._on_report(stage, waiting_report(5.0, "Docker", FOR_DEVICE))
 
     place.control.start(ADA, Reason())
     asyncio.run(place.stopped_at(stage, look))
-    assert (holds(DOING), holds(WAITS)) == ({DOING: {"stages": []}}, {})
+    assert (holds(ACTIVITY), holds(WAITS)) == ({ACTIVITY: {"stages": []}}, {})
 
 
 def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
@@ -127,7 +127,7 @@ def test_who_asks_twice_to_stop_does_not_cut_the_safe_point_short(place: Place) 
             reached.append("checkpoint")
 
     async def story() -> None:
-        place.loop.running, place.loop._work = "c", asyncio.ensure_future(work())
+        place.loop.running, place.loop._cycle_task = "c", asyncio.ensure_future(work())
         await asyncio.sleep(0)
         await asyncio.gather(place.loop.stop_cycle("c"), place.loop.stop_cycle("c"))
 
@@ -139,7 +139,7 @@ def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: pytest.
     async def story() -> Lifecycle:
         lifecycle, work = Lifecycle(60), asyncio.get_running_loop().create_future()
         work.set_exception(KeyError("a defect"))
-        _ended(lifecycle, work)
+        _on_loop_end(lifecycle, work)
         lifecycle.close()
         return lifecycle
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from store.database import reading
+from store.database import read_session
 from store.records import CycleState
 from store.repositories.events import due_notices
 from store.types import GateAnswer
@@ -31,7 +31,7 @@ async def answered(place: Place) -> None:
 
     def look() -> None:
         cycle = place.cycle()
-        with reading(place.store) as opened:
+        with read_session(place.store) as opened:
             if cycle.state is CycleState.WAITING and not outstanding(opened, cycle.id):
                 draining.set()
 
@@ -60,7 +60,7 @@ def test_more_episodes_are_played_and_the_adapter_waits_again_with_the_new_answe
         assert [one.name for one in place.control.adapters() if one.live] == ["beta@v1"]
 
     asyncio.run(story())
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
     assert [one.body["subject"] for one in told] == ["alpha@v1", "beta@v1", "alpha@v1"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.seeded import seed_store
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.llm_replies import save_reply
 from tests.integration.gateway.place import place, until
 from tests.integration.service.conftest import WrittenDown
@@ -18,7 +18,7 @@ from tests.unit.store.chain import REPLY
 from traced.api.control import Control
 from traced.api.queries import router_health
 from traced.client.models import DEVICES, CostView, Devices, EventView
-from traced.client.transport import Refused
+from traced.client.transport import RequestRefused
 from traced.config.settings import load_settings
 from traced.daemon.live_state import Beginnings
 
@@ -56,7 +56,7 @@ def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -
 def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_it(seeded: Control, path: Path) -> None:
     made = replace(REPLY, cycle_id="c-0003", prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
     told = [("analyze", "", False), ("synthesize", "dates", True), ("synthesize", "names", False)]
-    with session(seeded.store) as opened:
+    with write_session(seeded.store) as opened:
         for number, (stage, capability, about) in enumerate(told):
             asked = replace(made, key=f"{number:064}", stage=stage, capability=capability, estimated=about)
             save_reply(opened, asked)
@@ -96,7 +96,7 @@ def test_any_cycle_is_told_by_its_id(seeded: Control, path: Path) -> None:
             every = await client.cycles()
             assert [await client.cycle(one.id) for one in every] == every
             for unknown in ("c-0009", "c-0001/cancel", "../status"):
-                with pytest.raises(Refused, match="there is no cycle") as refused:
+                with pytest.raises(RequestRefused, match="there is no cycle") as refused:
                     await client.cycle(unknown)
                 assert refused.value.status == 404
 
@@ -110,7 +110,7 @@ def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path
         looks.append(now)
         return Devices(devices=[], leases=[], problems=["none here"])
 
-    seeded = replace(seeded, look=look)
+    seeded = replace(seeded, survey_devices=look)
 
     async def watch() -> None:
         async with served(seeded, path) as client:

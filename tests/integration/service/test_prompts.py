@@ -6,7 +6,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 
-from store.database import session
+from store.database import write_session
 from store.repositories.llm_replies import save_patch
 from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import CAPABILITY, CYCLE, FIXING, PATCH
@@ -16,7 +16,7 @@ from traced.api.control import Control
 def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates_and_text(
     control: Control, path: Path
 ) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         older = replace(FIXING, cycle_id=CYCLE.id, capability=CAPABILITY.name, at=PATCH.at + timedelta(hours=1))
         save_patch(opened, older)
         save_patch(opened, replace(older, text="Better.", at=PATCH.at + timedelta(hours=2)))
@@ -48,7 +48,7 @@ def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates_and_t
 
 
 def test_who_may_only_look_decides_on_no_prompt(control: Control) -> None:
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         key = save_patch(opened, replace(FIXING, cycle_id=CYCLE.id, capability=CAPABILITY.name))
 
     async def ask() -> None:

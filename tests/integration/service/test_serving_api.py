@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.records import ConversationRoute, Exchange, Feedback, Promotion, PromotionState
 from store.repositories import adapters, promotions, serving
 from tests.integration.gateway.place import place
@@ -38,7 +38,7 @@ def by_name(models: list[ModelView]) -> dict[str, ModelView]:
 
 def judged(store: Engine, model: str, trial: int, scores: list[float]) -> None:
     """Conversations of a trial, with what people thought of them."""
-    with session(store) as opened:
+    with write_session(store) as opened:
         for number, score in enumerate(scores):
             key = f"{model}-{trial}-{number}"
             serving.save_routes(opened, [ConversationRoute(key, model, {}, 0.01, "", NOW, trial)])
@@ -48,18 +48,18 @@ def judged(store: Engine, model: str, trial: int, scores: list[float]) -> None:
 
 def begin_canary(store: Engine, *shares: float) -> list[int]:
     """Version 2 beside the live version 1; the numbers of its entries."""
-    with session(store) as opened:
+    with write_session(store) as opened:
         adapters.save_adapter(opened, adapter(2))
         promotions.save_approval(opened, approval(V2))
         for share in shares:
             canary = Promotion(V2, PromotionState.CANARY, "Ada", NOW - timedelta(hours=1), "try it", share=share)
             promotions.put_on_trial(opened, canary)
-        return list(promotions.shares(opened, V2))
+        return list(promotions.canary_shares(opened, V2))
 
 
 def test_the_models_and_their_traffic(control: Control, store: Engine, path: Path) -> None:
     lately = NOW - timedelta(minutes=5)
-    with session(store) as opened:
+    with write_session(store) as opened:
         told = [Exchange("a", "c-1", lately, "base", 200, 1.5), Exchange("b", "c-2", lately, "gpt-9", 429, 0.1)]
         serving.save_exchanges(opened, told)
         for number, (score, label, who) in enumerate([(1.0, "", "x"), (None, "bad", "x"), (None, "?", "x")]):
@@ -130,7 +130,7 @@ def test_a_canary_of_very_many_conversations_is_left_to_the_router(
 
 
 def test_decisions_page_by_page(control: Control, store: Engine, path: Path) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         odd = ConversationRoute("odd", "base", {"base": float("-inf")}, 2.0, "why" * 1000, later(99))
         many = [ConversationRoute(f"c-{number}", "base", {"base": -0.1}, 0.01, "", later(10)) for number in range(5)]
         serving.save_routes(opened, [*many, odd])
@@ -150,7 +150,7 @@ def test_decisions_page_by_page(control: Control, store: Engine, path: Path) -> 
 
 
 def test_one_conversation(control: Control, store: Engine, path: Path) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         many = [Exchange(f"m-{number:03d}", "many/..?", later(number), "base", 200, 0.1) for number in range(205)]
         serving.save_exchanges(opened, [replace(one, detail="x" * 9000) for one in many])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store.database import open_store, reading, sqlite_url
+from store.database import open_store, read_session, sqlite_url
 from store.records import CycleState
 from store.repositories.cycles import list_stage_events
 from store.repositories.events import list_audit
@@ -19,7 +19,7 @@ from tests.integration.service.trainer import ASKED, BEGUN, CHECKPOINT, CUT_SHOR
 from traced.api.auth import Caller
 from traced.api.errors import Busy
 from traced.client.models import Reason
-from traced.pipeline.train import BY
+from traced.pipeline.train import STOPPED_BY
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Job, Report, Result
 
@@ -67,17 +67,17 @@ class Stopping(Place):
         return asyncio.ensure_future(stop())
 
     def decided(self) -> bool:
-        with reading(self.store) as opened:
-            return any(BY in event.detail for event in list_stage_events(opened, self.cycle().id))
+        with read_session(self.store) as opened:
+            return any(STOPPED_BY in event.detail for event in list_stage_events(opened, self.cycle().id))
 
     def stops(self) -> list[tuple[str, str, str]]:
         """What the audit says of it."""
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             entries = [one for one in list_audit(opened) if one.action == "stop training"]
         return [(one.who, one.subject, one.reason) for one in entries]
 
     def dropped(self) -> list[tuple[str, str | None, str]]:
-        with reading(self.store) as opened:
+        with read_session(self.store) as opened:
             events = list_stage_events(opened, self.cycle().id)
         return [(one.stage, one.capability, one.detail["reason"]) for one in events if one.state.value == "failed"]
 
@@ -117,7 +117,7 @@ async def stop_the_cycle(place: Stopping, how: str, draining: asyncio.Event) -> 
 
 
 def is_asked_to_end(place: Stopping) -> bool:
-    work = place.loop._work
+    work = place.loop._cycle_task
     return work is not None and bool(work.cancelling())
 
 

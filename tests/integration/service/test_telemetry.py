@@ -19,7 +19,7 @@ from tests.unit.store.chain import CYCLE
 from traced.config.service_sections import DevicesSection
 from traced.core import telemetry
 from traced.pipeline import child_runner as stages_module
-from traced.pipeline.child_runner import Stations
+from traced.pipeline.child_runner import ChildStageRunner
 from traced.processes.job import Job
 
 CHILD = """
@@ -110,7 +110,7 @@ def test_a_child_continues_the_trace(collector: Collector, monkeypatch: pytest.M
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     telemetry.begin("")
     with telemetry.span("traced.cycle", {}):
-        for name, value in telemetry.for_children().items():
+        for name, value in telemetry.child_environment().items():
             monkeypatch.setenv(name, value)
         done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
     telemetry.end()
@@ -130,7 +130,7 @@ def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytes
     monkeypatch.setattr(stages_module, "limits", lambda settings: None)
     context: Any = SimpleNamespace(settings=SimpleNamespace(data_dir="d"), sandbox_owner="nobody in these tests")
     unused: Any = None
-    stations = Stations(context, CYCLE, {}, unused, unused, lambda stage, told: None, DevicesSection)
+    stations = ChildStageRunner(context, CYCLE, {}, unused, unused, lambda stage, told: None, DevicesSection)
     asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))
     telemetry.begin(collector.url)
     asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))
@@ -158,7 +158,7 @@ def test_a_collector_that_fails_disturbs_nothing(collector: Collector, status: i
     [trajectory] = run()
     begun = time.monotonic()
     telemetry.end()
-    assert time.monotonic() - begun < telemetry.END_S + 5
+    assert time.monotonic() - begun < telemetry.SHUTDOWN_TIMEOUT_S + 5
     assert trajectory.turns
 
 

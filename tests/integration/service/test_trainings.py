@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.records import IterationMetrics, RunState
 from store.repositories.adapters import save_iterations, save_training_run, set_training_state
 from tests.integration.service.conftest import WrittenDown
@@ -15,13 +15,13 @@ from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import HASH, later, training_run
 from traced.api.control import Control
 from traced.training.job import METRICS, SAMPLES, folder_of_run
-from traced.training.metrics import append, keep_until, write_samples
+from traced.training.metrics import append, truncate_after, write_samples
 from traced.training.rollouts import Rollout
 
 
 def begun(store: Engine, tmp_path: Path, run: str = "c1/date-reasoning/abc") -> Path:
     """A run that is at work, and its folder."""
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_training_run(opened, replace(training_run(run), started_at=later(6), config={"iterations": 10}))
     folder = folder_of_run(tmp_path, "c1", "date-reasoning", HASH)
     folder.mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_a_training_at_work_is_told_from_its_own_files(
             assert [one.iteration for one in await client.trainings.iterations(new.id, after=2)] == [3]
             [now, _] = await client.trainings.newest(limit=2)
             assert (now.done, now.first["reward"], now.last["reward"]) == (3, 0.1, 0.3)
-            keep_until(folder / METRICS, 2)  # a restart: iterations happen again
+            truncate_after(folder / METRICS, 2)  # a restart: iterations happen again
             assert [one.iteration for one in await client.trainings.iterations(new.id)] == [1, 2]
 
     asyncio.run(ask())
@@ -82,7 +82,7 @@ def test_how_long_it_takes_yet_is_told_while_it_is_at_work(
 def test_one_that_has_ended_is_told_from_the_store(control: Control, store: Engine, path: Path, tmp_path: Path) -> None:
     folder = begun(store, tmp_path)
     append(folder / METRICS, figures(1))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_iterations(opened, [IterationMetrics("c1/date-reasoning/abc", n, figures(n)) for n in range(1, 2501)])
         set_training_state(opened, "c1/date-reasoning/abc", RunState.INTERRUPTED, at=later(9), detail="gave way")
 

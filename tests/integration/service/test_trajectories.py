@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.records import Feedback
 from store.repositories.serving import save_feedback
 from store.repositories.trajectories import save_trajectories
@@ -40,7 +40,7 @@ def test_one_in_full_with_its_labels_and_who_judged_it(control: Control, path: P
     odd = "a/../%2e?#\u202e\x1b"
 
     async def ask() -> None:
-        with session(store) as writing:
+        with write_session(store) as writing:
             save_trajectories(writing, [trajectory(odd, Outcome.SUCCESS, cycle_id=None)])
             save_feedback(writing, Feedback(odd, T0, score=1.0, comment="well done", who="Ada"))
         async with served(control, path) as client:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from store.database import session
+from store.database import write_session
 from store.records import Event
 from store.repositories.events import save_event
 from tests.integration.service.conftest import WrittenDown
@@ -59,7 +59,7 @@ def test_slow_readings_hold_up_neither_the_work_nor_an_act_nor_a_listener(
 ) -> None:
     def work() -> None:
         for _ in range(3):
-            with session(on_either) as opened:
+            with write_session(on_either) as opened:
                 save_event(opened, Event(T0, "work", "desk"))
 
     async def look() -> None:

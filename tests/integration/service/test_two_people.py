@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlmodel import Session
 
 from benchmarks.seeded import seed_store
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.errors import StoreError
 from store.repositories.events import list_audit
 from store.repositories.promotions import list_approvals
@@ -26,7 +26,7 @@ def test_of_an_approval_and_a_rejection_at_once_one_counts(tmp_path: Path, url: 
 
     def reject() -> None:
         try:
-            with session(store) as opened:
+            with write_session(store) as opened:
                 decisions.reject(opened, Act("bob", "local", WHEN), adapter)
         except (TracedError, StoreError) as error:
             refused.append(error)
@@ -39,11 +39,11 @@ def test_of_an_approval_and_a_rejection_at_once_one_counts(tmp_path: Path, url: 
         assert second.is_alive()  # it waits for the first to be over
         return second
 
-    with session(store) as opened:
+    with write_session(store) as opened:
         second = approve_slowly(opened)
     second.join(30)
     assert not second.is_alive()
-    with session(store) as opened:
+    with write_session(store) as opened:
         made = [one.who for one in list_approvals(opened, adapter)]
         noted = [(one.who, one.action) for one in list_audit(opened, subject=adapter)]
     store.dispose()

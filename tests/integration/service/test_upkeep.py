@@ -47,7 +47,7 @@ def test_it_is_due_once_the_clock_has_shown_the_time(last: datetime, now: dateti
 
 def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
     for text in ("24:00", "3:30", "03:60", "night"):
-        with pytest.raises(ConfigError, match="is no time of the day"):
+        with pytest.raises(ConfigError, match="is not a time of day"):
             load_settings(tmp_path, {"retention.prune_at": text})
 
 
@@ -113,6 +113,6 @@ def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatc
 
 def test_a_restart_knows_the_last_time(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced.app.service, "prune", lambda *_, **__: [])
-    assert traced.app.service._last(daily) == T0
+    assert traced.app.service._last_upkeep(daily) == T0
     upkeep_if_due(daily, T0)
-    assert traced.app.service._last(daily) > T0
+    assert traced.app.service._last_upkeep(daily) > T0

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from sqlalchemy import func, select
 
-from store.database import open_store, reading, sqlite_url
+from store.database import open_store, read_session, sqlite_url
 from store.records import CycleState
 from store.tables import Row
 from tests.integration.service.place import Place
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def rows(place: Place) -> dict[str, int]:
-    with reading(place.store) as opened:
+    with read_session(place.store) as opened:
         tables = Row.metadata.sorted_tables
         return {table.name: opened.execute(select(func.count()).select_from(table)).scalar_one() for table in tables}
 

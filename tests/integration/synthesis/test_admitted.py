@@ -20,7 +20,7 @@ import pytest
 from agents.synthesizer.llm.prompt import example
 from benchmarks.admission import unsound
 from sandbox.admission import Thresholds, refusals
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.report import MEANS
 from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
 from tests.integration.synthesis.way import on
@@ -48,7 +48,7 @@ FLAWED = {one.expected: one.source for one in CLOSEST} | {
     "effects": SOUND.replace("self.turn += 1", LOUD, 1).replace("import random", "import random\nimport re", 1),
     "spread": SOUND,  # the base model cannot solve it
 }
-IN_TURN = {name: FLAWED[name] for name in NAMES}
+IN_TURN = {name: FLAWED[name] for name in CHECK_NAMES}
 
 
 def sooner(settings: Settings) -> Thresholds:
@@ -62,11 +62,11 @@ def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
     answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
     with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
-        told = worked(tmp_path, server, overrides)
-        records = on(told["cycle"], tmp_path, server.url, overrides, made)
-        refused = on(told["cycle"], tmp_path, server.url, overrides, refused_by)
-    assert [name in checks for name, checks in zip(IN_TURN, refused, strict=False)] == [True] * len(IN_TURN), refused
-    assert (refused[-1], told["admitted"]) == ([], records[-1].hash)
+        report = worked(tmp_path, server, overrides)
+        records = on(report["cycle"], tmp_path, server.url, overrides, made)
+        refusals = on(report["cycle"], tmp_path, server.url, overrides, refused_by)
+    assert [name in checks for name, checks in zip(IN_TURN, refusals, strict=False)] == [True] * len(IN_TURN), refusals
+    assert (refusals[-1], report["admitted"]) == ([], records[-1].hash)
     for body, (name, source) in zip(server.asked[1:], IN_TURN.items(), strict=True):
         assert f"Failed: {name} ({MEANS[name]})" in said(body)
         assert source.strip() in said(body, 2)
@@ -82,8 +82,8 @@ def test_the_worked_example_is_admitted(tmp_path: Path) -> None:
     file.write_text(example(), "utf-8")
     command = [sys.executable, "-m", "traced", "admit", str(file), "--json", "--data-dir", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["admitted"], [(check["name"], check["advice"]) for check in told["checks"] if not check["passed"]]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["admitted"], [(check["name"], check["advice"]) for check in report["checks"] if not check["passed"]]
     tools = environment_class(example())().reset(0).tools
     assert {tool["function"]["name"] for tool in tools} == {"find_bikes", "book_repair", "hand_out", "order_part"}
 
@@ -93,15 +93,15 @@ def test_the_best_of_three_candidates_is_mended(tmp_path: Path) -> None:
     candidates = [NO_FILE, fenced(IN_TURN["runs"]), fenced(IN_TURN["interface"])]
     overrides = {"synthesis.candidates": 3, "synthesis.starts": 1, "synthesis.repairs": 1}
     with served(lambda body, nth: candidates[nth] if nth < 3 else NO_FILE, canaries=CANARIES) as server:
-        told = worked(tmp_path, server, overrides)
-        refused = on(told["cycle"], tmp_path, server.url, overrides, refused_by)
-        records = on(told["cycle"], tmp_path, server.url, overrides, made)
-    assert told["reason"] == "admit: none of 4 candidate environments was admitted"
-    assert sorted(refused[:3]) == [["interface"], ["runs"], ["source"]]
+        report = worked(tmp_path, server, overrides)
+        refusals = on(report["cycle"], tmp_path, server.url, overrides, refused_by)
+        records = on(report["cycle"], tmp_path, server.url, overrides, made)
+    assert report["reason"] == "admit: none of 4 candidate environments was admitted"
+    assert sorted(refusals[:3]) == [["interface"], ["runs"], ["source"]]
     assert len(server.asked) == 4
     assert IN_TURN["interface"].strip() in said(server.asked[3], 2)
     assert "Failed: interface" in said(server.asked[3])
-    assert records[3].repairs == records[refused.index(["interface"])].hash
+    assert records[3].repairs == records[refusals.index(["interface"])].hash
 
 
 def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_container(tmp_path: Path) -> None:
@@ -125,46 +125,46 @@ FROM_WITHIN = ["fork_bomb", "memory_bomb", "endless_loop", "flood_of_lines", "le
 def test_what_attacks_its_container_is_refused_and_mended_like_any_other(tmp_path: Path) -> None:
     """The attacks of tests/data/attacks, past what reading finds."""
     code = "\n".join((FAMILIES / f"{name}.py").read_text() for name in ("escapes", "forgery", "resources"))
-    begin = "        NAMES or (random,)[0]._os.sys.modules['builtins'].exec(CODE, NAMES)\n        NAMES[{!r}]()\n"
+    start = "        NAMES or (random,)[0]._os.sys.modules['builtins'].exec(CODE, NAMES)\n        NAMES[{!r}]()\n"
     answers = []
     for attack in FROM_WITHIN:
-        reset = begin.format(attack) + "        rng = random.Random(seed)\n"
+        reset = start.format(attack) + "        rng = random.Random(seed)\n"
         source = SOUND.replace("        rng = random.Random(seed)\n", reset, 1)
         answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
     with served(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
-        told = worked(tmp_path, server, overrides)
-        judged = on(told["cycle"], tmp_path, server.url, overrides, reports)
-    assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
-    assert all(report.checks[0].passed and not report.admitted for report in judged), "none was run"
+        report = worked(tmp_path, server, overrides)
+        judged_items = on(report["cycle"], tmp_path, server.url, overrides, reports)
+    assert report["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
+    assert all(report.checks[0].passed and not report.admitted for report in judged_items), "none was run"
     for nth, body in enumerate(server.asked[1:]):
-        assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged[nth]))
+        assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged_items[nth]))
 
 
 CUTS = ["kept 2", "saved 2", "judging 1", "judging 2", "kept 3"]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_way_that_is_killed_goes_on_and_asks_nothing_twice(tmp_path: Path, cut: str) -> None:
+@pytest.mark.parametrize("truncation", CUTS)
+def test_a_way_that_is_killed_goes_on_and_asks_nothing_twice(tmp_path: Path, truncation: str) -> None:
     answers = [fenced(IN_TURN["runs"]), NO_FILE, fenced(IN_TURN["source"]), fenced(IN_TURN["runs"] + "\n# again\n")]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": 3}
     with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
         cycle = prepared(tmp_path, server.url, overrides)
-        assert in_process(tmp_path, server.url, cut, cycle, overrides).returncode == -signal.SIGKILL
+        assert in_process(tmp_path, server.url, truncation, cycle, overrides).returncode == -signal.SIGKILL
         second = in_process(tmp_path, server.url, "-", cycle, overrides)
         assert second.returncode == 0, second.stderr
-        refused = on(cycle, tmp_path, server.url, overrides, refused_by)
-    told = json.loads(second.stdout.splitlines()[-1])
-    assert told["reason"] == "admit: none of 4 candidate environments was admitted"
-    assert refused == [["runs"], ["source"], ["source"], ["runs"]]
+        refusals = on(cycle, tmp_path, server.url, overrides, refused_by)
+    report = json.loads(second.stdout.splitlines()[-1])
+    assert report["reason"] == "admit: none of 4 candidate environments was admitted"
+    assert refusals == [["runs"], ["source"], ["source"], ["runs"]]
     requests = Counter(json.dumps(body, sort_keys=True) for body in server.asked)
     assert (len(server.asked), set(requests.values())) == (4, {1})
 
 
 def in_process(
-    directory: Path, url: str, cut: str, cycle: str, overrides: Mapping[str, Any]
+    directory: Path, url: str, truncation: str, cycle: str, overrides: Mapping[str, Any]
 ) -> "subprocess.CompletedProcess[str]":
     pairs = [f"{key}={value}" for key, value in overrides.items()]
-    command = [sys.executable, "-m", "tests.integration.synthesis.way", str(directory), url, cut, cycle, *pairs]
+    command = [sys.executable, "-m", "tests.integration.synthesis.way", str(directory), url, truncation, cycle, *pairs]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)

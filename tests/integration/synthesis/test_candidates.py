@@ -36,15 +36,15 @@ def worked(tmp_path: Path, server: Scripted, overrides: Mapping[str, Any] | None
     return {"cycle": cycle, **on(cycle, tmp_path, server.url, overrides or {}, walk)}
 
 
-def look(tmp_path: Path, server: Scripted, told: Mapping[str, str], overrides: Mapping[str, Any], work: Any) -> Any:
-    return on(told["cycle"], tmp_path, server.url, overrides, work)
+def look(tmp_path: Path, server: Scripted, report: Mapping[str, str], overrides: Mapping[str, Any], work: Any) -> Any:
+    return on(report["cycle"], tmp_path, server.url, overrides, work)
 
 
 def test_five_repairs_and_then_a_fresh_start_three_times(tmp_path: Path) -> None:
     with served(lambda body, nth: f"{NO_FILE} ({nth})", canaries=CANARIES) as server:
-        told = worked(tmp_path, server)
-        records = look(tmp_path, server, told, {}, made)
-    assert told["reason"] == "admit: none of 18 candidate environments was admitted"
+        report = worked(tmp_path, server)
+        records = look(tmp_path, server, report, {}, made)
+    assert report["reason"] == "admit: none of 18 candidate environments was admitted"
     assert [len(body["messages"]) for body in server.asked] == [2, 4, 4, 4, 4, 4] * 3
     for nth, body in enumerate(server.asked):
         if nth % 6:
@@ -91,19 +91,19 @@ def test_whatever_is_no_sound_file_is_kept_refused_and_mended_and_nothing_of_it_
     attacks += [(FAMILIES / "environment.py").read_text() + path.read_text() for path in sorted(FAMILIES.glob("*.py"))]
     answers = [*ANSWERS.values(), *map(fenced, attacks)]
     overrides = {"synthesis.repairs": len(answers) - 1, "synthesis.starts": 1, "synthesis.file_tokens": 1000}
-    given: list[int] = []
+    values: list[int] = []
 
     def script(body: dict[str, Any], nth: int) -> Sent:
         if not _doubled(body):  # an answer that was cut off is asked for once more, with room for twice as much
-            given.append(nth)
-        return answers[len(given) - 1]
+            values.append(nth)
+        return answers[len(values) - 1]
 
     with served(script, canaries=CANARIES) as server:
-        told = worked(tmp_path, server, overrides)
-        refused = look(tmp_path, server, told, overrides, refused_by)
-        records = look(tmp_path, server, told, overrides, made)
-    assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
-    assert refused == [["source"]] * len(answers)
+        report = worked(tmp_path, server, overrides)
+        refusals = look(tmp_path, server, report, overrides, refused_by)
+        records = look(tmp_path, server, report, overrides, made)
+    assert report["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
+    assert refusals == [["source"]] * len(answers)
     assert not marker.exists()
     sources = dict(zip(ANSWERS, [record.source_code for record in records], strict=False))
     assert "I will not write that." in sources["a refusal"]
@@ -133,23 +133,23 @@ def test_a_budget_that_is_spent_ends_the_capability_and_can_be_raised(
     tmp_path: Path, bound: dict[str, float], words: str
 ) -> None:
     with served(Text(NO_FILE, usage=(2_000, 0) if "synthesis.max_tokens" in bound else (1_700, 0))) as server:
-        told = worked(tmp_path, server, bound)
-        assert f"{words} spent on synthesize of finding-out-first, in 3 replies, which are stored" in told["reason"]
-        assert told["reason"].endswith(f"(try: raise {next(iter(bound))})")
+        report = worked(tmp_path, server, bound)
+        assert f"{words} spent on synthesize of finding-out-first, in 3 replies, which are stored" in report["reason"]
+        assert report["reason"].endswith(f"(try: raise {next(iter(bound))})")
         assert len(server.asked) == 3
         raised = {"synthesis.max_tokens": 8_000, "synthesis.max_cost": 0.6, "llm.prompt_price": 1e2}
-        look(tmp_path, server, told, raised, lambda context: synthesize(context, NAME, 3))
+        look(tmp_path, server, report, raised, lambda context: synthesize(context, NAME, 3))
         assert len(server.asked) == 4
         with pytest.raises(CapabilityError, match="spent on synthesize of finding-out-first"):
-            look(tmp_path, server, told, raised, lambda context: synthesize(context, NAME, 4))
+            look(tmp_path, server, report, raised, lambda context: synthesize(context, NAME, 4))
         assert len(server.asked) == 4
 
 
 def test_minutes_of_waiting_are_bounded_too(tmp_path: Path) -> None:
     with served(NO_FILE) as server:
-        told = worked(tmp_path, server, {"synthesis.max_minutes": 1e-9})
-    assert "of 6e-08 seconds spent on synthesize" in told["reason"]
-    assert told["reason"].endswith("(try: raise synthesis.max_minutes)")
+        report = worked(tmp_path, server, {"synthesis.max_minutes": 1e-9})
+    assert "of 6e-08 seconds spent on synthesize" in report["reason"]
+    assert report["reason"].endswith("(try: raise synthesis.max_minutes)")
     assert len(server.asked) == 1
 
 
@@ -161,9 +161,9 @@ TOO_LONG = Status(
 def test_a_repair_that_the_server_does_not_take_leads_to_a_fresh_start(tmp_path: Path) -> None:
     overrides = {"synthesis.starts": 2, "synthesis.repairs": 2}
     with served(lambda body, nth: TOO_LONG if len(body["messages"]) > 2 else f"{NO_FILE} ({nth})") as server:
-        told = worked(tmp_path, server, overrides)
-        records = look(tmp_path, server, told, overrides, made)
-    assert told["reason"] == "admit: none of 6 candidate environments was admitted"
+        report = worked(tmp_path, server, overrides)
+        records = look(tmp_path, server, report, overrides, made)
+    assert report["reason"] == "admit: none of 6 candidate environments was admitted"
     assert [len(body["messages"]) for body in server.asked] == [2, 4, 4] * 2
     assert ["maximum context length" in record.source_code for record in records] == [False, True, True] * 2
     assert server.url not in "".join(record.source_code for record in records)
@@ -174,14 +174,14 @@ def test_a_repair_that_the_server_does_not_take_leads_to_a_fresh_start(tmp_path:
 def test_a_server_that_takes_nothing_stops_the_cycle_and_no_attempt_is_used_up(
     tmp_path: Path, refusal: Status, nth_from: int
 ) -> None:
-    refused = refusal is not TOO_LONG or nth_from == 0
+    refusals = refusal is not TOO_LONG or nth_from == 0
     with served(lambda body, nth: refusal if nth >= nth_from else NO_FILE) as server:
         cycle = prepared(tmp_path, server.url)
         for attempt in range(nth_from):
             on(cycle, tmp_path, server.url, {}, lambda context, number=attempt: synthesize(context, NAME, number))
-        with pytest.raises(ModelRefused) if refused else nullcontext():
+        with pytest.raises(ModelRefused) if refusals else nullcontext():
             on(cycle, tmp_path, server.url, {}, lambda context: synthesize(context, NAME, nth_from))
-        assert len(on(cycle, tmp_path, server.url, {}, made)) == nth_from + (not refused)
+        assert len(on(cycle, tmp_path, server.url, {}, made)) == nth_from + (not refusals)
 
 
 def test_a_budget_in_money_needs_prices(tmp_path: Path) -> None:
@@ -198,32 +198,32 @@ def test_a_budget_in_money_needs_prices(tmp_path: Path) -> None:
 
 def test_the_cost_of_an_environment_is_that_of_its_capability(tmp_path: Path) -> None:
     with served(Text(NO_FILE, usage=(1_000, 10))) as server:
-        told = worked(tmp_path, server, {"synthesis.starts": 1, "synthesis.repairs": 1})
+        report = worked(tmp_path, server, {"synthesis.starts": 1, "synthesis.repairs": 1})
 
         def costs(context: Context) -> Any:
-            with context.read_session() as opened:
-                return stage_costs(opened, context.cycle_id)
+            with context.read_session() as session:
+                return stage_costs(session, context.cycle_id)
 
-        (cost,) = look(tmp_path, server, told, {"synthesis.starts": 1, "synthesis.repairs": 1}, costs)
+        (cost,) = look(tmp_path, server, report, {"synthesis.starts": 1, "synthesis.repairs": 1}, costs)
     assert (cost.stage, cost.capability, cost.calls, cost.prompt_tokens) == ("synthesize", NAME, 2, 2_000)
 
 
 def test_an_attempt_that_is_stored_is_not_asked_for_again(tmp_path: Path) -> None:
     with served(lambda body, nth: f"{NO_FILE} ({nth})") as server:
         cycle = prepared(tmp_path, server.url)
-        both = [on(cycle, tmp_path, server.url, {}, lambda context: synthesize(context, NAME, 0)) for _ in range(2)]
-    assert both[0] == both[1]
+        pair = [on(cycle, tmp_path, server.url, {}, lambda context: synthesize(context, NAME, 0)) for _ in range(2)]
+    assert pair[0] == pair[1]
     assert len(server.asked) == 1
 
 
 def test_starts_that_are_used_up_are_told_and_may_be_raised(tmp_path: Path) -> None:
-    few = {"synthesis.starts": 1, "synthesis.repairs": 0}
+    small_count = {"synthesis.starts": 1, "synthesis.repairs": 0}
     with served(lambda body, nth: f"{NO_FILE} ({nth})") as server:
-        cycle = prepared(tmp_path, server.url, few)
-        on(cycle, tmp_path, server.url, few, lambda context: synthesize(context, NAME, 0))
+        cycle = prepared(tmp_path, server.url, small_count)
+        on(cycle, tmp_path, server.url, small_count, lambda context: synthesize(context, NAME, 0))
         with pytest.raises(CapabilityError, match=r"began 1 times .* raise synthesis\.starts"):
-            on(cycle, tmp_path, server.url, few, lambda context: synthesize(context, NAME, 1))
-        on(cycle, tmp_path, server.url, {**few, "synthesis.starts": 2}, lambda context: synthesize(context, NAME, 1))
+            on(cycle, tmp_path, server.url, small_count, lambda context: synthesize(context, NAME, 1))
+        on(cycle, tmp_path, server.url, {**small_count, "synthesis.starts": 2}, lambda context: synthesize(context, NAME, 1))
     assert len(server.asked) == 2
 
 
@@ -260,12 +260,12 @@ def test_a_repair_goes_on_from_the_last_file_and_tells_what_came_instead_of_anot
     answers = [fenced(spoilt), NO_FILE, Refusal("Not again."), NO_FILE]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": 3}
     with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
-        told = worked(tmp_path, server, overrides)
-        records = look(tmp_path, server, told, overrides, made)
-    for body, instead in zip(server.asked[1:], ["", NO_FILE, "Not again."], strict=True):
+        report = worked(tmp_path, server, overrides)
+        records = look(tmp_path, server, report, overrides, made)
+    for body, replacement in zip(server.asked[1:], ["", NO_FILE, "Not again."], strict=True):
         assert spoilt.strip() in said(body, 2)
         assert ": imports os" in said(body)
-        assert ("you answered without a file" in said(body), instead in said(body)) == (bool(instead), True)
+        assert ("you answered without a file" in said(body), replacement in said(body)) == (bool(replacement), True)
     assert [record.repairs for record in records] == [None, *[records[0].hash] * 3]
 
 
@@ -276,17 +276,17 @@ def test_the_candidate_that_passed_most_is_mended_wherever_it_stands(tmp_path: P
         cycle = prepared(tmp_path, server.url, overrides)
         on(cycle, tmp_path, server.url, overrides, lambda context: synthesize(context, NAME, 0))
 
-        def judged(context: Context) -> EnvironmentRecord:
+        def judged_items(context: Context) -> EnvironmentRecord:
             records = made(context)
             for record, passed in zip(records, (1, 2, 1), strict=True):
                 checks = [
                     Check(name, number < passed, {}, 0.1) for number, name in enumerate(("source", "runs", "oracle"))
                 ]
-                with context.write_session() as opened:
-                    save_admission(opened, AdmissionReport(record.hash, False, checks), cycle_id=cycle, at=T0)
+                with context.write_session() as session:
+                    save_admission(session, AdmissionReport(record.hash, False, checks), cycle_id=cycle, at=T0)
             return records[1]
 
-        best = on(cycle, tmp_path, server.url, overrides, judged)
+        best = on(cycle, tmp_path, server.url, overrides, judged_items)
         on(cycle, tmp_path, server.url, overrides, lambda context: synthesize(context, NAME, 3))
         assert best.source_code.strip() in said(server.asked[3], 2)
         assert on(cycle, tmp_path, server.url, overrides, made)[3].repairs == best.hash

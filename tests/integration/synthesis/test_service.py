@@ -11,8 +11,8 @@ from tests.integration.synthesis.world import CANARIES, NAME, made, prepared, re
 from tests.scripted_model import served
 from traced.daemon.loop import overrides_of
 from traced.jobs.attempts import backoff, executor
-from traced.jobs.retry import Ledger
-from traced.pipeline.child_runner import Stations
+from traced.jobs.retry import AttemptLedger
+from traced.pipeline.child_runner import ChildStageRunner
 from traced.pipeline.context import Context
 from traced.processes.job import Report, ReportKind
 
@@ -21,11 +21,11 @@ KEY = "sk-CANARY-of-the-model"
 
 async def written(context: Context, told: list[Report]) -> str:
     """The environment of the first attempt, written by a child."""
-    with context.reading() as opened:
-        cycle = get_cycle(opened, context.cycle_id)
+    with context.read_session() as session:
+        cycle = get_cycle(session, context.cycle_id)
     settings = context.settings
-    ledger = Ledger(context.store, "test", backoff(settings), settings.executor.failures, 0, context.now)
-    stations = Stations(
+    ledger = AttemptLedger(context.store, "test", backoff(settings), settings.executor.failures, 0, context.now)
+    workers = ChildStageRunner(
         context,
         cycle,
         overrides_of(cycle),
@@ -34,22 +34,22 @@ async def written(context: Context, told: list[Report]) -> str:
         lambda stage, report: told.append(report),
         lambda: settings.devices,
     )
-    found: str = await stations.run("synthesize", NAME, 0, capability=NAME)
-    return found
+    result: str = await workers.run("synthesize", NAME, 0, capability=NAME)
+    return result
 
 
 def test_a_child_writes_what_the_model_answers_and_its_key_is_kept_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    told: list[Report] = []
+    report: list[Report] = []
     with served(NO_FILE, key=KEY, canaries=CANARIES) as server:
         cycle = prepared(tmp_path, server.url)
-        name = on(cycle, tmp_path, server.url, {}, lambda context: written(context, told))
+        name = on(cycle, tmp_path, server.url, {}, lambda context: written(context, report))
         assert [record.hash for record in on(cycle, tmp_path, server.url, {}, made)] == [name]
         assert on(cycle, tmp_path, server.url, {}, refused_by) == [["source"]]
     assert len(server.asked) == 1
-    assert any(", refused by source" in str(report.data) for report in told if report.kind is ReportKind.PROGRESS)
-    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert kept
-    assert not [path for path in kept if KEY.encode() in path.read_bytes()]
+    assert any(", refused by source" in str(report.data) for report in report if report.kind is ReportKind.PROGRESS)
+    retained = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert retained
+    assert not [path for path in retained if KEY.encode() in path.read_bytes()]

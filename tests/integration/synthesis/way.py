@@ -24,7 +24,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.llm.connection import StoreLedger
 from traced.pipeline import admit, synthesize
-from traced.pipeline.context import Context, opened
+from traced.pipeline.context import Context, open_context
 from traced.pipeline.graph import Stages, advance, build_graph, checkpoints
 from traced.pipeline.runner import cycle_stages
 
@@ -37,7 +37,7 @@ def on(cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], w
     async def run() -> Any:
         settings = settings_for(directory, url, overrides)
         with Meter() as meter:
-            async with opened(settings, cycle_id, Progress(Console(stderr=True, quiet=True)), meter) as context:
+            async with open_context(settings, cycle_id, Progress(Console(stderr=True, quiet=True)), meter) as context:
                 answer = work(context)
                 return await answer if asyncio.iscoroutine(answer) else answer
 
@@ -46,62 +46,62 @@ def on(cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], w
 
 async def walk(context: Context) -> dict[str, str]:
     """How the capability's way ends: the admitted environment, or why there is none."""
-    ended = dict(ENDED)
+    finished = dict(ENDED)
 
     async def nothing(*_: Any) -> Any:
         return []
 
-    async def asked(cycle_id: str, adapters: list[str]) -> dict[str, int]:
+    async def question(cycle_id: str, adapters: list[str]) -> dict[str, int]:
         return {}
 
     async def analyze(cycle_id: str) -> list[str]:
         return [NAME]
 
     async def train(cycle_id: str, capability: str, environment: str) -> str:
-        ended["admitted"] = environment
+        finished["admitted"] = environment
         return f"{capability}@v1"
 
     async def gate(cycle_id: str, adapter: str) -> bool:
         return False
 
     async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
-        ended["reason"] = f"{stage}: {reason}"
+        finished["reason"] = f"{stage}: {reason}"
 
     real = cycle_stages(context)
-    others = {field.name: nothing for field in dataclasses.fields(Stages)}
-    stages = Stages(**{**others, "synthesize": real.synthesize, "admit": real.admit, "analyze": analyze})
-    stages = dataclasses.replace(stages, train=train, gate=gate, drop=drop, asked=asked)
+    other_items = {field.name: nothing for field in dataclasses.fields(Stages)}
+    stages = Stages(**{**other_items, "synthesize": real.synthesize, "admit": real.admit, "analyze": analyze})
+    stages = dataclasses.replace(stages, train=train, gate=gate, drop=drop, requested_rounds=question)
     async with checkpoints(context.data_dir, context.settings.store_url) as saver:
-        graph = build_graph(stages, saver, attempts=context.settings.synthesis.most)
+        graph = build_graph(stages, saver, attempts=context.settings.synthesis.max_environments)
         await advance(graph, context.cycle_id)
-    return ended
+    return finished
 
 
-def cut_at(cut: str) -> None:
+def cut_at(truncation: str) -> None:
     """Have this process killed at a point of its way."""
-    what, _, number = cut.partition(" ")
+    subject, _, number = truncation.partition(" ")
     passed: Counter[str] = Counter()
 
     def at(point: str) -> None:
         passed[point] += 1
-        if what == point and passed[point] == int(number):
+        if subject == point and passed[point] == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def then(point: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def working(*given: Any, **named: Any) -> Any:
-            answer = work(*given, **named)
+    def next_step(point: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def working(*values: Any, **names: Any) -> Any:
+            answer = work(*values, **names)
             at(point)
             return answer
 
         return working
 
-    StoreLedger.keep = then("kept", StoreLedger.keep)  # type: ignore[method-assign]
-    synthesize.save_environment = then("saved", synthesize.save_environment)
+    StoreLedger.keep = next_step("kept", StoreLedger.keep)  # type: ignore[method-assign]
+    synthesize.save_environment = next_step("saved", synthesize.save_environment)
     judge = admit.admission.admit
 
-    async def judging(*given: Any, **named: Any) -> Any:
+    async def judging(*values: Any, **names: Any) -> Any:
         at("judging")
-        return await judge(*given, **named)
+        return await judge(*values, **names)
 
     admit.admission.admit = judging
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import EnvironmentRecord, Finding
 from store.repositories.capabilities import save_capabilities, save_findings, save_labels
 from store.repositories.environments import list_environments
@@ -56,9 +56,9 @@ def cloakroom() -> dict[str, Any]:
 
 def settings_for(directory: Path, url: str, overrides: Mapping[str, Any] | None = None) -> Settings:
     """Settings whose synthesizer is the model at ``url``, with an admission that the base model can pass."""
-    asked = {"synthesis.synthesizer": "llm", "llm.base_url": url, "llm.model": "scripted"}
+    question = {"synthesis.synthesizer": "llm", "llm.base_url": url, "llm.model": "scripted"}
     quick = {"admission.base_seeds": 2, "admission.base_rollouts": 2, "admission.mixed": 0.0, "engine.threads": 1}
-    return load_settings(directory, {**asked, **quick, **(overrides or {})})
+    return load_settings(directory, {**question, **quick, **(overrides or {})})
 
 
 def prepared(directory: Path, url: str, overrides: Mapping[str, Any] | None = None) -> str:
@@ -66,19 +66,19 @@ def prepared(directory: Path, url: str, overrides: Mapping[str, Any] | None = No
     settings = settings_for(directory, url, overrides)
     store = open_store(settings.store_url)
     model = resolve_model(settings.model.spec, settings.data_dir).name
-    with session(store) as opened:
-        cycle = find_cycle(opened, settings, model, at=T0)
+    with write_session(store) as session:
+        cycle = find_cycle(session, settings, model, at=T0)
     episodes = [*map(_of_production, (13, 15)), *(_episode(seed, cycle.id) for seed in range(12))]
     labels = [
-        Label(one.id, NAME, run, Verdict.PRESENT if one.outcome is Outcome.SUCCESS else Verdict.LACKING, 2)
-        for one in episodes
+        Label(episode.id, NAME, run, Verdict.PRESENT if episode.outcome is Outcome.SUCCESS else Verdict.LACKING, 2)
+        for episode in episodes
         for run in range(RUNS)
     ]
-    with session(store) as opened:
-        save_trajectories(opened, episodes)
-        save_capabilities(opened, cycle.id, [CAPABILITY])
-        save_labels(opened, cycle.id, labels)
-        save_findings(opened, [Finding(cycle.id, NAME, 1.0, 1.0, 0.0, 1.0, 10, 10, True)])
+    with write_session(store) as session:
+        save_trajectories(session, episodes)
+        save_capabilities(session, cycle.id, [CAPABILITY])
+        save_labels(session, cycle.id, labels)
+        save_findings(session, [Finding(cycle.id, NAME, 1.0, 1.0, 0.0, 1.0, 10, 10, True)])
     store.dispose()
     return cycle.id
 
@@ -114,30 +114,30 @@ def _episode(seed: int, cycle_id: str) -> Trajectory:
 
 def _of_production(seed: int) -> Trajectory:
     """A failure of people's own, which is mined and shown to no synthesizer."""
-    played = _episode(seed, "")
-    messages = [{**message, "content": f"{message.get('content')} {CANARIES[5]}"} for message in played.messages]
-    tools = [{**tool, "function": {**tool["function"], "description": CANARIES[5]}} for tool in played.tools]
+    episodes = _episode(seed, "")
+    messages = [{**message, "content": f"{message.get('content')} {CANARIES[5]}"} for message in episodes.messages]
+    tools = [{**tool, "function": {**tool["function"], "description": CANARIES[5]}} for tool in episodes.tools]
     return replace(
-        played, id=f"A-{seed}", split="", messages=messages, tools=tools, cycle_id=None
+        episodes, id=f"A-{seed}", split="", messages=messages, tools=tools, cycle_id=None
     )  # it would come first
 
 
 def _guess(message: Message) -> Message:
     (call,) = message["tool_calls"]
-    made = {**json.loads(call["function"]["arguments"]), "hook": "H0000"}
-    function = {"name": "hang_up", "arguments": json.dumps({key: made[key] for key in ("thing", "hook")})}
+    instance = {**json.loads(call["function"]["arguments"]), "hook": "H0000"}
+    function = {"name": "hang_up", "arguments": json.dumps({key: instance[key] for key in ("thing", "hook")})}
     return {**message, "tool_calls": [{**call, "function": function}]}
 
 
 def made(context: Context) -> list[EnvironmentRecord]:
     """What the cycle wrote, by attempt."""
-    with context.reading() as opened:
-        return sorted(list_environments(opened, context.cycle_id), key=lambda one: one.seed)
+    with context.read_session() as session:
+        return sorted(list_environments(session, context.cycle_id), key=lambda item: item.seed)
 
 
 def reports(context: Context) -> list[AdmissionReport | None]:
     """The report on each, by attempt."""
-    return [stored_report(context, one.hash) for one in made(context)]
+    return [stored_report(context, item.hash) for item in made(context)]
 
 
 def refused_by(context: Context) -> list[list[str]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from sqlalchemy import update
 
-from store.database import session
+from store.database import write_session
 from store.tables import AdapterRow
 from tests.integration.tui.conftest import Running
 from tests.integration.tui.screens import text_of, until
@@ -22,7 +22,7 @@ def publishable(folder: Path, control: Control) -> Control:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (source / name).write_text(name)
     published = publish(source, folder / "adapters", "policy-checks", origin="run-policy-checks-1")
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         row = update(AdapterRow).where(AdapterRow.name == published.name)  # type: ignore[arg-type]
         opened.execute(row.values(path=str(published.path)))
     return control

@@ -73,7 +73,7 @@ def control(tmp_path: Path, store: Engine) -> Control:
     """The daemon's acts, with a loop that does no work and a clock that tells minutes."""
     times = iter(AT + timedelta(minutes=minute) for minute in range(100_000))
     settings = load_settings(tmp_path, {"serving.port": 0})
-    return Control(settings, store, WrittenDown(), lambda: next(times), AT, state="ready", look=two_devices)  # type: ignore[arg-type]
+    return Control(settings, store, WrittenDown(), lambda: next(times), AT, state="ready", survey_devices=two_devices)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from textual.events import Key
 from textual.widgets import Button, Input
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Event
 from store.repositories.events import save_event
 from store.repositories.promotions import latest_approval, latest_gate, save_gate
@@ -114,7 +114,7 @@ def test_the_button_names_the_adapter_and_is_reached_by_tab_alone(opened: Opened
             assert f"Reject {on.seeded.waiting}" in str(on.app.screen.query_one("#confirm", Button).label)
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "✗ rejected by" in shown(on))
-            with session(on.control.store) as store:
+            with write_session(on.control.store) as store:
                 decided = latest_approval(store, on.seeded.waiting)
             assert decided is not None
             assert decided.decision == "rejected"
@@ -150,7 +150,7 @@ def test_more_episodes_are_asked_for_and_only_rejecting_is_left_meanwhile(opened
             assert isinstance(on.app.screen, Approvals)
             [entry] = await on.client.audit()
             assert (entry.action, entry.reason, entry.detail["look"]) == ("more-episodes", "too few", 3)
-            with session(on.control.store) as store:
+            with write_session(on.control.store) as store:
                 gate = latest_gate(store, on.seeded.waiting)
                 assert gate is not None
                 newer = replace(gate.result, answer=GateAnswer.INCONCLUSIVE, rounds=3)
@@ -179,7 +179,7 @@ def test_a_paused_service_says_when_it_takes_the_look(opened: Opened) -> None:
 def test_the_last_look_offers_no_more(opened: Opened, control: Control) -> None:
     async def look() -> None:
         async with opened() as on:
-            with session(control.store) as store:
+            with write_session(control.store) as store:
                 gate = latest_gate(store, on.seeded.waiting)
                 assert gate is not None
                 save_gate(store, replace(gate.result, rounds=3), cycle_id="c-0003", at=AT)
@@ -280,7 +280,7 @@ def test_nothing_to_decide_says_so(tmp_path: Path, size: tuple[int, int]) -> Non
 
 def test_text_that_others_wrote_does_no_harm(opened: Opened, control: Control) -> None:
     bad = "[bold]x[/bold] \x1b[31m \u202edlrow \x00"
-    with session(control.store) as store:
+    with write_session(control.store) as store:
         row = update(CapabilityRow).where(CapabilityRow.name == "policy-checks")  # type: ignore[arg-type]
         store.execute(row.values(title=bad, description=bad * 50))
 
@@ -289,7 +289,7 @@ def test_text_that_others_wrote_does_no_harm(opened: Opened, control: Control) -
             await there(on)
             await until(on.pilot, lambda: "capability  [bold]x[/bold]" in shown(on))
             assert BIDI in shown(on)
-            await on.client.reject(on.seeded.waiting, bad, who=bad)
+            await on.client.reject(on.seeded.waiting, bad, actor=bad)
             await until(on.pilot, lambda: "✗ rejected by [bold]x[/bold] ␛[31m" in shown(on))
             assert not {"\x1b", "\u202e", "\x00"} & set(shown(on))
 

@@ -10,7 +10,7 @@ import pytest
 from textual.message import Message
 from textual.worker import get_current_worker
 
-from store.database import session
+from store.database import write_session
 from store.records import Event
 from store.repositories.events import save_event
 from tests.integration.service.served import OPERATOR, READER, on_tcp, served
@@ -63,7 +63,7 @@ def test_every_event_is_heard_once_over_a_connection_that_breaks(
             heard.extend(event.subject for event in message.events if event.kind == "told")
 
     def happen(*subjects: str) -> None:
-        with session(control.store) as opened:
+        with write_session(control.store) as opened:
             for subject in subjects:
                 save_event(opened, Event(AT, "told", subject))
 
@@ -147,7 +147,7 @@ def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatch: pyt
             monkeypatch.setattr(Client, "status", slowly)
             on.control.loop.running, on.control.loop.doing = "c-0003", ["gate x"]
             for _ in range(50):
-                with session(on.control.store) as opened_store:
+                with write_session(on.control.store) as opened_store:
                     save_event(opened_store, Event(AT, "noise", "x"))
                 await asyncio.sleep(0.1)
                 if "▶ c-0003: gate x" in text_of(on.app):
@@ -172,12 +172,12 @@ def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: C
 def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
     async def knock() -> None:
         async with on_tcp(control, OPERATOR) as client:
-            app = TracedApp(Where(None, client._daemon.where, "x" * 30))
+            app = TracedApp(Where(None, client._daemon.address, "x" * 30))
             async with app.run_test(size=(160, 40)) as pilot:
                 await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
                 assert "the daemon does not know the token; --token-file FILE" in text_of(app)
                 assert "x" * 30 not in text_of(app)
-            app = TracedApp(Where(None, client._daemon.where, OPERATOR))
+            app = TracedApp(Where(None, client._daemon.address, OPERATOR))
             async with app.run_test(size=(160, 40)) as pilot:
                 await until(pilot, lambda: "● connected" in text_of(app))
 
@@ -187,7 +187,7 @@ def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
 def test_a_token_that_may_only_look_is_offered_no_act(control: Control) -> None:
     async def look() -> None:
         async with on_tcp(control, READER) as client:
-            app = TracedApp(Where(None, client._daemon.where, READER))
+            app = TracedApp(Where(None, client._daemon.address, READER))
             async with app.run_test(size=(120, 40)) as pilot:
                 await pilot.press(str(list(SCREENS).index("approvals") + 1))
                 await until(pilot, lambda: "policy-checks@v1" in text_of(app) and "⊘ read-only" in text_of(app))
@@ -204,7 +204,7 @@ def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Co
 
     async def revoke() -> None:
         async with on_tcp(control, OPERATOR, known) as client:
-            app = TracedApp(Where(None, client._daemon.where, OPERATOR))
+            app = TracedApp(Where(None, client._daemon.address, OPERATOR))
             async with app.run_test(size=(160, 40)) as pilot:
                 await until(pilot, lambda: "● connected" in text_of(app))
                 known.clear()
@@ -219,12 +219,12 @@ def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Cont
 
     async def take_away() -> None:
         async with on_tcp(control, OPERATOR, known) as client:
-            app = TracedApp(Where(None, client._daemon.where, OPERATOR))
+            app = TracedApp(Where(None, client._daemon.address, OPERATOR))
             async with app.run_test(size=(120, 40)) as pilot:
                 await pilot.press(str(list(SCREENS).index("approvals") + 1))
                 await until(pilot, lambda: "a Approve" in text_of(app).splitlines()[-1])
                 known[OPERATOR] = "read-only"
-                with session(control.store) as opened:
+                with write_session(control.store) as opened:
                     save_event(opened, Event(AT, "noise", "x"))  # none that the screen asks anew for
                 await until(pilot, lambda: "⊘ read-only" in text_of(app))
                 await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])

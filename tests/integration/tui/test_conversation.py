@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.records import Feedback
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
@@ -15,11 +15,11 @@ from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
 from traced.client.trajectories import TrajectoryQuery
-from traced.gateway.feedback import Judges
-from traced.gateway.recorder import Traffic
+from traced.gateway.feedback import FeedbackReceiver
+from traced.gateway.recorder import TrafficEvents
 from traced.ingest.redaction import Redactor
-from traced.scoring.evidence import Labels, label
-from traced.scoring.rescoring import apply
+from traced.scoring.evidence import Labels, label_trajectory
+from traced.scoring.rescoring import apply_rules
 from traced.scoring.rule_file import read_rules
 from tui.screens.conversation import Conversation
 from tui.widgets.conversation import PORTION, Talk
@@ -158,7 +158,7 @@ def test_who_judged_is_said(opened: Opened) -> None:
 
 
 def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, store: Engine, tmp_path: Path) -> None:
-    labels, router = Labels(["good"], ["bad"]), Traffic()
+    labels, router = Labels(["good"], ["bad"]), TrafficEvents()
     (tmp_path / "rules.toml").write_text(RULE, "utf-8")
 
     async def judge() -> None:
@@ -174,17 +174,17 @@ def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, store: 
             unfolded = [piece.folded for piece in talk(on).pieces]
             assert not all(unfolded)
             rules = read_rules(tmp_path / "rules.toml")
-            apply(store, rules, "desk", labels, again=False, limit=None, at=AT)
+            apply_rules(store, rules, "desk", labels, include_judged=False, limit=None, at=AT)
             await until(on.pilot, lambda: "✗ failure said by rules (rules:" in text_of(on.app))
-            router.tell(store, AT)  # from here on it tells of feedback
+            router.emit(store, AT)  # from here on it tells of feedback
             good = {"conversation_id": one.task_id, "label": "good", "who": "customer"}
-            taken = await Judges(store, labels, Redactor([], [])).take(good, AT)
+            taken = await FeedbackReceiver(store, labels, Redactor([], [])).receive(good, AT)
             assert taken["trajectories"] == 1
             router.next_at = 0.0
-            router.tell(store, AT)
+            router.emit(store, AT)
             await until(on.pilot, lambda: "✓ success said by people (customer)" in text_of(on.app))
-            with session(store) as writing:
-                label(writing, Feedback(one.id, AT, score=0.0, comment="[b]no[/b]", who="ada"), labels)
+            with write_session(store) as writing:
+                label_trajectory(writing, Feedback(one.id, AT, score=0.0, comment="[b]no[/b]", who="ada"), labels)
             await until(on.pilot, lambda: "✗ failure said by people (ada)" in text_of(on.app))
             assert "“[b]no[/b]”" in text_of(on.app)
             assert [piece.folded for piece in talk(on).pieces] == unfolded
@@ -196,7 +196,7 @@ def test_thousands_of_messages_open_at_once_and_are_walked_to_the_end(opened: Op
     said = [{"role": "user", "content": f"message {number} " * 40} for number in range(2000)]
 
     async def walk() -> None:
-        with session(store) as writing:
+        with write_session(store) as writing:
             save_trajectories(writing, [trajectory("long", Outcome.UNKNOWN, messages=said, cycle_id=None)])
         async with opened((80, 24)) as on:
             await read(on, "long")

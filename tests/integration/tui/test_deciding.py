@@ -49,7 +49,7 @@ def test_who_comes_second_in_the_dialog_is_told_who_was_first(opened: Opened) ->
             await there(on)
             case = await on.client.approvals.case(on.seeded.waiting)
             await on.pilot.press("a", *"fine")
-            await on.client.reject(case.adapter.name, "harms refunds", who="ada")
+            await on.client.reject(case.adapter.name, "harms refunds", actor="ada")
             await until(on.pilot, lambda: f"✗ ada rejected {on.seeded.waiting}: harms refunds" in shown(on))
             await on.pilot.press("ctrl+y")
             assert isinstance(on.app.screen, Decision), "nothing is left to confirm"
@@ -70,7 +70,7 @@ def test_a_decision_that_the_daemon_refuses_says_who_was_first(opened: Opened) -
             assert isinstance(screen, Approvals)
             screen.news = lambda events: None  # type: ignore[method-assign]  # the news is still on its way
             await on.pilot.press("a", *"fine")
-            await on.client.reject(on.seeded.waiting, "harms refunds", who="ada")
+            await on.client.reject(on.seeded.waiting, "harms refunds", actor="ada")
             await on.pilot.press("ctrl+y")
             await until(on.pilot, lambda: "✗ somebody was first: ada rejected" in shown(on))
             assert typed(on) == "fine"

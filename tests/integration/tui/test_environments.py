@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from store.database import session
+from store.database import write_session
 from store.records import EnvironmentRecord, Event
 from store.repositories.environments import save_admission, save_environment
 from store.repositories.events import save_event
@@ -31,7 +31,7 @@ def put(control: Control, capability: str = "payment-methods", source: str = "cl
     """An environment of the newest cycle, newer than all."""
     key = hashlib.sha256(source.encode()).hexdigest()
     made = EnvironmentRecord(key, source, "c-0003", capability, 8, "builtin", AT + timedelta(hours=1))
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         save_environment(opened, made)
         save_event(opened, Event(AT, "stage finished", "synthesize", "c-0003"))
     return key
@@ -40,7 +40,7 @@ def put(control: Control, capability: str = "payment-methods", source: str = "cl
 def judge(control: Control, key: str, *checks: Check, hours: int = 2) -> None:
     """An admission of it."""
     report = AdmissionReport(key, all(check.passed for check in checks), list(checks))
-    with session(control.store) as opened:
+    with write_session(control.store) as opened:
         save_admission(opened, report, cycle_id="c-0003", at=AT + timedelta(hours=hours))
         save_event(opened, Event(AT, "stage finished", "admit", "c-0003"))
 
@@ -133,7 +133,7 @@ def test_policies_over_a_bound_stand_alone_and_the_others_are_counted(opened: Op
 
 def test_none_yet_is_said(opened: Opened, control: Control) -> None:
     async def look() -> None:
-        with session(control.store) as opened_store:
+        with write_session(control.store) as opened_store:
             for table in ("admission_checks", "admissions", "environment_origins"):
                 opened_store.connection().exec_driver_sql(f"DELETE FROM {table}")
         async with opened((80, 24)) as on:

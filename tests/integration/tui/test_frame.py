@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from store.database import session
+from store.database import write_session
 from store.records import RunState, TrainingRun
 from store.repositories.adapters import save_training_run
 from tests.integration.tui.conftest import AT, Opened
@@ -98,7 +98,7 @@ def test_what_is_listed_by_now_is_asked_for(opened: Opened) -> None:
             await until(on.pilot, lambda: runs.row_count)
             environment = on.seeded.environments["policy-checks"]
             made = TrainingRun("late", "c-0003", "policy-checks", environment, "bundled", 7, {}, RunState.RUNNING, AT)
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 save_training_run(opened_store, made)  # of which no event tells
             on.app.go("training", "late")
             await until(on.pilot, lambda: runs.selected == "late")

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine
 
-from store.database import session
+from store.database import write_session
 from store.records import Event
 from store.repositories.events import save_event
 from tests.integration.tui.conftest import AT, Opened, Running
@@ -20,7 +20,7 @@ HOSTILE = "\x1b]0;owned\x07[red]x[/]\u202e\ud800"
 
 
 def happen(store: Engine, count: int, kind: str = "noise", **detail: object) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         for number in range(count):
             save_event(opened, Event(AT + timedelta(seconds=number), kind, f"thing {number}", None, dict(detail)))
 
@@ -150,13 +150,13 @@ def test_enter_goes_to_what_the_event_is_about(opened: Opened) -> None:
             await until(on.pilot, lambda: "about nothing" in text_of(on.app))
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "No screen shows" in text_of(on.app))
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 save_event(opened_store, Event(AT, "cycle waiting", "c-0003", "c-0003"))
             await until(on.pilot, lambda: "opens overview: c-0003" in text_of(on.app))
             await on.pilot.press("enter")
             await until(on.pilot, lambda: on.app.current_mode == "overview")
             await on.pilot.press(KEY)
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 save_event(opened_store, Event(AT, "cycle finished", "c-0001", "c-0001"))
             await until(on.pilot, lambda: "opens overview: c-0001" in text_of(on.app))
             await on.pilot.press("enter")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from store.database import session
+from store.database import write_session
 from store.records import PromptPatch
 from store.repositories.llm_replies import save_patch
 from tests.integration.tui.approving import KEY, shown, there
@@ -21,7 +21,7 @@ FIXED = "✓ a prompt is enough for policy-checks: 25 % → 100 % in its environ
 
 def save(on: Running, **changed: Any) -> PromptPatch:
     patch = replace(FIXING, cycle_id="c-0003", capability="policy-checks", at=AT, **changed)
-    with session(on.control.store) as store:
+    with write_session(on.control.store) as store:
         save_patch(store, patch)
     return patch
 
@@ -69,7 +69,7 @@ def test_what_was_found_last_counts_and_without_an_offer_there_is_no_line_and_no
         async with opened() as on:
             save(on)
             later = replace(FIXING, text="Other.", figures={"enough": "neither"}, cycle_id="c-0003")
-            with session(on.control.store) as store:
+            with write_session(on.control.store) as store:
                 save_patch(store, replace(later, capability="policy-checks", at=AT + timedelta(hours=1)))
             await there(on)
             assert "a prompt is enough" not in shown(on)

@@ -6,16 +6,16 @@ from datetime import timedelta
 
 import pytest
 
-from store.database import session
+from store.database import write_session
 from store.records import Cycle, CycleState, Event, StageEvent, StageState
-from store.repositories.attempts import InputKey, ParkedInput, park
+from store.repositories.attempts import InputKey, QuarantinedInput, quarantine
 from store.repositories.cycles import save_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.llm_replies import save_reply
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import REPLY
-from traced.client.models import DEVICES, DOING, HEALTH, PROGRESS, WAITS
+from traced.client.models import ACTIVITY, DEVICES, HEALTH, PROGRESS, WAITS
 
 FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
 
@@ -23,7 +23,7 @@ FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
 def running(on: Running) -> None:
     """The newest cycle trains."""
     on.control.loop.running, on.control.loop.doing = "c-0003", ["train payment-methods"]
-    with session(on.control.store) as opened:
+    with write_session(on.control.store) as opened:
         set_cycle_state(opened, "c-0003", CycleState.RUNNING, at=AT)
         save_stage_event(opened, StageEvent("c-0003", "train", StageState.STARTED, AT, "payment-methods"))
         save_event(opened, Event(AT, "stage started", "train", "c-0003", {"capability": "payment-methods"}))
@@ -63,7 +63,7 @@ def test_a_stage_at_work_says_how_far_it_is_and_how_long_it_takes(opened: Opened
             await same_picture(on.app, "overview-running")
             if size[0] > 80:
                 assert "≈12 min left" in text_of(on.app)
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 set_cycle_state(opened_store, "c-0003", CycleState.INTERRUPTED, at=AT)
                 save_event(opened_store, Event(AT, "cycle interrupted", "c-0003", "c-0003"))
             await until(on.pilot, lambda: "‖ train" in text_of(on.app))
@@ -82,7 +82,7 @@ def test_what_language_models_took_has_a_line_and_a_prompt_that_is_enough_is_no_
     async def look() -> None:
         async with opened(size) as on:
             await filled(on)
-            with session(on.control.store) as store:
+            with write_session(on.control.store) as store:
                 for number, stage in enumerate(asked):
                     save_reply(store, replace(made, key=f"{number:064}", stage=stage, estimated=number == 1))
                 for state, detail in ((StageState.FINISHED, {}), (StageState.FAILED, enough)):
@@ -109,11 +109,11 @@ def test_what_a_stage_waits_for_is_said_until_it_goes_on(opened: Opened) -> None
             await until(on.pilot, lambda: "date-reasoning waits for cpu: ␛[31mutilisation 61%" in text_of(on.app))
             assert "it is over" not in text_of(on.app)
             on.control.loop.doing = ["train payment-methods", "train date-reasoning"]
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 at = AT + timedelta(seconds=1)
                 begun = StageEvent("c-0003", "train", StageState.STARTED, at, "date-reasoning")
                 save_stage_event(opened_store, begun)
-            on.control.present.tell(DOING, DOING, AT, {"stages": on.control.loop.doing}, "c-0003")
+            on.control.present.tell(ACTIVITY, ACTIVITY, AT, {"stages": on.control.loop.doing}, "c-0003")
             await until(on.pilot, lambda: "waits for cpu" not in text_of(on.app))
             both = "train payment-methods, train date-reasoning"
             await until(on.pilot, lambda: both in text_of(on.app).splitlines()[0])
@@ -132,7 +132,7 @@ def test_a_store_with_nothing_in_it(empty: Opened, size: tuple[int, int]) -> Non
 
 
 def next_cycles(on: Running, *names: str) -> None:
-    with session(on.control.store) as opened_store:
+    with write_session(on.control.store) as opened_store:
         for number, name in enumerate(names, 1):
             at = AT + timedelta(hours=number)
             save_cycle(opened_store, Cycle(name, "desk", "bundled", 7, {}, CycleState.RUNNING, at, None, {}))
@@ -168,7 +168,7 @@ def test_an_older_cycle_stays_open_whatever_happens(opened: Opened) -> None:
             next_cycles(on, *(f"c-{number:04}" for number in range(4, 18)))
             await until(on.pilot, lambda: "Older cycle c-0002" in text_of(on.app) and on.app.status is not None)
             await until(on.pilot, lambda: on.app.status is not None and on.app.status.cycles[0].id == "c-0017")
-            with session(on.control.store) as opened_store:  # of a cycle that no status lists any more
+            with write_session(on.control.store) as opened_store:  # of a cycle that no status lists any more
                 began = StageEvent(
                     "c-0002", "route", StageState.FAILED, AT + timedelta(days=1), None, {"reason": "late"}
                 )
@@ -214,7 +214,7 @@ def test_devices_and_the_router_come_by_themselves(opened: Opened) -> None:
     async def look() -> None:
         async with opened() as on:
             await filled(on)
-            for task in on.control.watch._at_work:  # so that what is told here is the newest
+            for task in on.control.watch._tasks:  # so that what is told here is the newest
                 task.cancel()
             devices = on.control.devices().model_dump(mode="json")
             devices["devices"][0] |= {"utilisation": 0.02, "idle": True, "why_not": []}
@@ -242,8 +242,8 @@ def test_what_waits_opens_where_it_is_dealt_with(opened: Opened) -> None:
 
 def park_one(on: Running) -> None:
     key = InputKey("train", "policy-checks", "abc")
-    with session(on.control.store) as opened_store:
-        park(opened_store, ParkedInput("p1", "c-0003", key, "failed [bold]thrice\u202e", {}, AT))
+    with write_session(on.control.store) as opened_store:
+        quarantine(opened_store, QuarantinedInput("p1", "c-0003", key, "failed [bold]thrice\u202e", {}, AT))
         save_event(opened_store, Event(AT, "parked", "train", "c-0003"))
 
 

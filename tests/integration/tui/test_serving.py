@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from textual.widgets import Input, Static
 
 from benchmarks.seeded.canary import STEPS
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import ConversationRoute, Event, Exchange, Feedback, PromotionState
 from store.repositories import promotions, serving
 from store.repositories.events import list_audit, save_event
@@ -76,7 +76,7 @@ def said(on: Running) -> str:
 def told_of(on: Running) -> Iterator[None]:
     """Write into the store, and tell of it as the process that stores exchanges does."""
     yield
-    with session(on.control.store) as opened:
+    with write_session(on.control.store) as opened:
         save_event(opened, Event(AT, "traffic", detail={"exchanges": {"base": 1}}))
 
 
@@ -154,7 +154,7 @@ def test_a_rollback_asks_why_and_is_done_by_the_button_that_names_the_adapter(op
             assert f"Roll back {on.seeded.live}" in text_of(on.app)
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "↶ rolled back" in text_of(on.app))
-            with reading(on.control.store) as opened_store:
+            with read_session(on.control.store) as opened_store:
                 assert on.seeded.live not in [one.adapter for one in promotions.live_adapters(opened_store)]
                 newest = promotions.list_promotions(opened_store, on.seeded.live)[-1]
                 assert (newest.state, newest.reason) == (PromotionState.ROLLED_BACK, "it lies")
@@ -175,7 +175,7 @@ def test_a_rollback_that_was_left_changes_nothing(opened: Opened) -> None:
                 assert "its share of the conversations goes to the base model" in asked(on)
                 await on.pilot.press(*keys)
                 await until(on.pilot, lambda: not isinstance(on.app.screen, ActQuestion))
-            with reading(on.control.store) as opened_store:
+            with read_session(on.control.store) as opened_store:
                 assert promotions.list_promotions(opened_store, on.seeded.canary)[-1].state is PromotionState.CANARY
 
     asyncio.run(act())
@@ -186,8 +186,8 @@ def test_a_refused_rollback_is_told(opened: Opened) -> None:
         async with opened() as on:
             await on_serving(on)
             await choose(on, on.seeded.live)
-            with session(on.control.store) as opened_store:  # by somebody else, just now
-                promotions.roll_back(opened_store, on.seeded.live, who="bob", at=AT)
+            with write_session(on.control.store) as opened_store:  # by somebody else, just now
+                promotions.roll_back(opened_store, on.seeded.live, actor="bob", at=AT)
             await on.pilot.press("r")
             await until(on.pilot, lambda: isinstance(on.app.screen, ActQuestion))
             await on.pilot.press("enter", "enter")
@@ -241,7 +241,7 @@ def test_older_decisions_come_behind_the_last_one(opened: Opened) -> None:
                 await on.pilot.press("ctrl+end")
                 await until(on.pilot, lambda pages=pages: decisions(on).row_count == pages * PAGE)
             assert decisions(on).cursor_row == 2 * PAGE - 1  # where it was
-            with told_of(on), session(on.control.store) as opened_store:
+            with told_of(on), write_session(on.control.store) as opened_store:
                 serving.save_routes(opened_store, [ConversationRoute("new", "base", {"base": 0.0}, 0.01, "", AT)])
             await until(on.pilot, lambda: decisions(on).row_count == 3 * PAGE + 1)
             assert decisions(on).get_row_at(0)[-1].plain == "new"
@@ -254,7 +254,7 @@ def test_more_than_a_page_of_new_decisions_leaves_no_gap(opened: Opened) -> None
         async with opened() as on:
             await on_serving(on)
             many = [ConversationRoute(f"n-{number}", "base", {}, 0.01, "", AT) for number in range(2 * PAGE)]
-            with told_of(on), session(on.control.store) as opened_store:
+            with told_of(on), write_session(on.control.store) as opened_store:
                 serving.save_routes(opened_store, many)
             await until(on.pilot, lambda: decisions(on).get_row_at(0)[-1].plain == f"n-{2 * PAGE - 1}")
             assert decisions(on).row_count == PAGE
@@ -277,7 +277,7 @@ def test_an_open_conversation_follows(opened: Opened) -> None:
                 on.pilot, lambda: isinstance(on.app.screen, ServedConversation) and "Feedback (1)" in text_of(on.app)
             )
             assert key in text_of(on.app)
-            with told_of(on), session(on.control.store) as opened_store:
+            with told_of(on), write_session(on.control.store) as opened_store:
                 serving.save_feedback(opened_store, Feedback(key, AT, label="late", comment=HOSTILE, who="Ada"))
             await until(on.pilot, lambda: "Feedback (2)" in text_of(on.app))
             assert "label late" in text_of(on.app)
@@ -303,7 +303,7 @@ def test_hostile_text_does_no_harm(opened: Opened) -> None:
         async with opened((200, 60)) as on:
             route = ConversationRoute("a/../b ?#[bold]", HOSTILE[:20], {HOSTILE[:20]: -0.1}, 0.01, "", AT)
             because = ConversationRoute("why", "base", {}, 3.0, HOSTILE, AT)
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 serving.save_routes(opened_store, [because, route])
                 told = Exchange("hostile", route.id, AT, HOSTILE[:20], 500, 0.1, detail=HOSTILE)
                 serving.save_exchanges(opened_store, [told])
@@ -326,7 +326,7 @@ def test_news_of_traffic_are_seen_without_asking(opened: Opened, store: Engine) 
         async with opened() as on:
             await on_serving(on)
             assert "×503" not in text_of(on.app)
-            with told_of(on), session(store) as opened_store:
+            with told_of(on), write_session(store) as opened_store:
                 late = Exchange("late", "late", AT - timedelta(seconds=1), "base", 503, 0.1)
                 serving.save_exchanges(opened_store, [late])
             await until(on.pilot, lambda: "1×503" in text_of(on.app))

@@ -81,7 +81,7 @@ def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: Contro
 def test_where_the_token_is_none(control: Control) -> None:
     async def look() -> None:
         async with on_tcp(control, OPERATOR) as client:
-            app = TracedApp(Where(None, client._daemon.where, "x" * 30))
+            app = TracedApp(Where(None, client._daemon.address, "x" * 30))
             async with app.run_test(size=SIZE) as pilot:
                 await each_screen(app, pilot, "refused", "✗ refused")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import RunState
 from store.repositories.adapters import get_training_run, save_training_run
 from tests.integration.service.conftest import WrittenDown
@@ -272,7 +272,7 @@ def test_hostile_text_does_no_harm(opened: Opened) -> None:
     async def act() -> None:
         async with opened((120, 40)) as on:
             at_work = begin(on)
-            with session(on.control.store) as opened_store:
+            with write_session(on.control.store) as opened_store:
                 base = get_training_run(opened_store, RUN)
                 hostile = replace(base, id=f"z{HOSTILE}".encode("utf-8", "replace").decode(), detail=HOSTILE)
                 hostile = replace(hostile, capability="[red]\x1b[2J", started_at=AT + timedelta(days=1))

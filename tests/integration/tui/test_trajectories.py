@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 from textual.widgets import Input, Select
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Event
 from store.repositories.events import save_event
 from store.repositories.trajectories import get_trajectory, iterate_ids, save_trajectories
@@ -79,14 +79,14 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
 
 def test_further_pages_come_as_the_cursor_nears_the_end_and_far_ones_are_let_go(opened: Opened, store: Engine) -> None:
     async def scroll() -> None:
-        with session(store) as writing:
+        with write_session(store) as writing:
             save_trajectories(
                 writing, [trajectory(f"t{number:04d}", source="a", cycle_id=None) for number in range(1000)]
             )
         async with opened() as on:
             await look(on)
             table, seen = screen(on)._table, set[str]()
-            with session(store) as reading:
+            with write_session(store) as reading:
                 everything = set(iterate_ids(reading))
             while "more below" in text_of(on.app):
                 await on.pilot.press("ctrl+end")
@@ -151,10 +151,10 @@ def test_what_fits_nothing_says_so_and_how_to_go_back(opened: Opened) -> None:
 def test_where_the_daemon_gave_up_a_person_looks_further(
     opened: Opened, store: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.repositories.trajectory_pages.LOOKED_AT", 250)
+    monkeypatch.setattr("store.repositories.trajectory_pages.MAX_SCANNED", 250)
 
     async def search() -> None:
-        with session(store) as writing:
+        with write_session(store) as writing:
             save_trajectories(
                 writing, [trajectory(f"t{number:04d}", source="a", cycle_id=None) for number in range(1000)]
             )
@@ -203,7 +203,7 @@ def test_what_is_chosen_is_written_in_full_and_nothing_is_overwritten_unasked(
             await until(on.pilot, lambda: not isinstance(on.app.screen, Export))
             path = tmp_path / "trajectories.jsonl"
             written = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            with session(on.control.store) as reading:
+            with write_session(on.control.store) as reading:
                 kept = [get_trajectory(reading, key, tokens=False) for key in ("router-000000", "router-000002")]
             assert [(one["id"], one["messages"], one["tools"]) for one in written] == [
                 (one.id, one.messages, one.tools) for one in kept
@@ -271,7 +271,7 @@ def test_a_page_that_does_not_come_is_not_asked_for_without_end(
 def test_hostile_text_is_shown_as_harmless_text(opened: Opened, store: Engine) -> None:
     async def read() -> None:
         said = [{"role": "user", "content": HOSTILE}, {"role": HOSTILE[:40], "content": [1, None, {"text": HOSTILE}]}]
-        with session(store) as writing:
+        with write_session(store) as writing:
             told = {
                 "id": "[red]\x1b[0m\u202e",
                 "task_id": "[b]",
@@ -309,7 +309,7 @@ def test_what_is_new_comes_by_itself_and_the_cursor_stays(opened: Opened, store:
         async with opened() as on:
             await look(on)
             await on.pilot.press("down", "down")
-            with session(store) as writing:
+            with write_session(store) as writing:
                 one = get_trajectory(writing, "router-000000", tokens=False)
                 save_trajectories(writing, [replace(one, id="router-00000-0", task_id="conv-000000")])
                 save_event(writing, told)

@@ -139,7 +139,7 @@ def test_nobody_else_gets_in(tmp_path: Path) -> None:
 def test_a_token_is_in_no_command_line_and_writing_is_asked_for(control: Control) -> None:
     async def visit() -> None:
         async with on_tcp(control, OPERATOR) as client:
-            where = client._daemon.where
+            where = client._daemon.address
             async with site("--url", where, "--write", TRACED_TOKEN=OPERATOR) as here:
                 async with here.visitor.get(here.entrance) as page:
                     assert OPERATOR not in await page.text()

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from store.database import session
+from store.database import write_session
 from store.records import Cycle, CycleState, IterationMetrics, RunState, TrainingRun
 from store.repositories.adapters import save_iterations, save_training_run, set_training_state
 from store.repositories.cycles import save_cycle
@@ -46,7 +46,7 @@ class AtWork:
         loop: Any = self.on.control.loop
         loop.doing = []
         told = read_metrics(self.folder / METRICS)
-        with session(self.on.control.store) as opened:
+        with write_session(self.on.control.store) as opened:
             save_iterations(opened, [IterationMetrics(RUN, int(one["iteration"]), one) for one in told])
             set_training_state(opened, RUN, state, at=AT + timedelta(hours=1))
 
@@ -54,7 +54,7 @@ class AtWork:
 def begin(on: Running) -> AtWork:
     """Before its first iteration is over."""
     environment = on.seeded.environments[CAPABILITY]
-    with session(on.control.store) as opened:
+    with write_session(on.control.store) as opened:
         save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 4, {}, CycleState.RUNNING, AT))
         run = TrainingRun(
             RUN, CYCLE, CAPABILITY, environment, "bundled", 4, {"iterations": 40}, RunState.RUNNING, AT

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import event
 from sqlmodel import Session
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Decision
 from store.repositories.adapters import save_adapter
-from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park, release
+from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, quarantine, release_quarantined
 from store.repositories.cycles import save_cycle
 from store.repositories.promotions import gate_pairs, latest_approval, latest_gate, save_approval, save_gate
 from store.repositories.trajectories import TrajectoryFilter, iterate_trajectories, save_trajectories
@@ -24,7 +24,7 @@ from traced.api.queries import adapters, parked, waiting
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Session]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         yield opened
     store.dispose()
 
@@ -89,8 +89,8 @@ def test_the_attempts_at_what_is_parked_are_counted_by_one_walk_through_an_index
         assert parked(db) == []
     assert none_parked == []
     for number, key in enumerate(keys):
-        park(db, ParkedInput(f"p{number}", "c1", key, "failed", {}, T0))
-    release(db, "p2", who="Ada", at=T0)
+        quarantine(db, QuarantinedInput(f"p{number}", "c1", key, "failed", {}, T0))
+    release_quarantined(db, "p2", actor="Ada", at=T0)
     with plans(db, "attempts") as asked:
         assert [(one.id, one.tried) for one in parked(db)] == [("p3", 0), ("p1", 1), ("p0", 3)]
     [plan] = asked

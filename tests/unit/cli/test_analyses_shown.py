@@ -2,7 +2,7 @@
 
 import pytest
 
-from traced.cli.analysis import Said, show_analysis
+from traced.cli.analysis import AnalysisRecord, show_analysis
 
 WRONG = {
     "faults nobody said": 2,
@@ -16,7 +16,7 @@ WRONG = {
 
 
 def test_it_says_what_went_wrong_and_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    show_analysis("c1", "llm", [], Said({}, [], [], WRONG))
+    show_analysis("c1", "llm", [], AnalysisRecord({}, [], [], WRONG))
     assert capsys.readouterr().out.splitlines() == [
         "Capabilities of cycle c1, by the llm analyst: none",
         "Lacking: nothing that the contrast keeps",
@@ -31,5 +31,5 @@ def test_it_says_what_went_wrong_and_steers_no_terminal(capsys: pytest.CaptureFi
 
 
 def test_it_says_nothing_of_what_went_as_it_should(capsys: pytest.CaptureFixture[str]) -> None:
-    show_analysis("c1", "llm", [], Said({}, [], [], {"mined": 9, "parts": 2, "named": 3, "with evidence": 3}))
+    show_analysis("c1", "llm", [], AnalysisRecord({}, [], [], {"mined": 9, "parts": 2, "named": 3, "with evidence": 3}))
     assert len(capsys.readouterr().out.splitlines()) == 2

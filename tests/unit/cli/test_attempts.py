@@ -17,7 +17,7 @@ from store.repositories.environments import save_admission, save_environment
 from store.types import AdmissionReport, Check
 from tests.unit.store.chain import CAPABILITY, T0
 from traced.cli.current_cycle import next_attempt, to_judge, written_by
-from traced.config.settings import Settings, configuration, filled, load_settings
+from traced.config.settings import Settings, configuration, load_settings, with_defaults
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
@@ -105,9 +105,9 @@ def test_another_synthesizer_for_one_verb_changes_nothing_else_of_the_settings(c
 
 def test_attempts_are_counted_by_starts_candidates_and_repairs() -> None:
     section = Settings.model_construct().synthesis
-    assert section.most == section.attempts == 5
-    assert section.model_copy(update={"synthesizer": "llm"}).most == 18
-    assert section.model_copy(update={"synthesizer": "llm", "candidates": 4}).most == 27
+    assert section.max_environments == section.attempts == 5
+    assert section.model_copy(update={"synthesizer": "llm"}).max_environments == 18
+    assert section.model_copy(update={"synthesizer": "llm", "candidates": 4}).max_environments == 27
 
 
 def test_bounds_on_what_is_spent_make_no_other_cycle(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_an_unfinished_cycle_of_a_version_that_knew_fewer_settings_is_carried_on
     older = configuration(settings)
     older["synthesis"] = {"attempts": 5}
     del older["routing"]
-    assert filled(older) == configuration(settings)
-    assert filled({**older, "synthesis": {"attempts": 6}}) != configuration(settings)
+    assert with_defaults(older) == configuration(settings)
+    assert with_defaults({**older, "synthesis": {"attempts": 6}}) != configuration(settings)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     with write_session(store) as opened:
         save_cycle(opened, Cycle("c1", "desk", "tiny", 0, older, CycleState.INTERRUPTED, T0))

@@ -15,7 +15,7 @@ from agents.errors import OutOfForm, SynthesisError
 from sandbox.errors import EngineDown, EnvironmentFault
 from store.errors import NotFound
 from traced.cli.options import parse_pair
-from traced.cli.output import Verbs, plain
+from traced.cli.output import Verbs, jsonable
 from traced.core.errors import ConfigError, TracedError
 from traced.evaluation.intervals import Pair
 
@@ -110,7 +110,7 @@ def test_set_takes_toml_values_and_bare_words() -> None:
 
 
 def test_plain_values_are_json() -> None:
-    told = plain(
+    told = jsonable(
         {"pair": Pair("1", 0, True, False), "at": datetime(2026, 1, 2, tzinfo=UTC), "p": Path("/x"), "n": float("nan")}
     )
     assert json.loads(json.dumps(told, allow_nan=False)) == {

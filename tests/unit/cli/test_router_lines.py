@@ -9,7 +9,7 @@ import pytest
 
 from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories.traffic import Conversation
-from store.status import AdapterStanding, RouterStanding, Standing
+from store.status import AdapterStatus, RouterStatus, StoreStatus
 from tests.unit.store.chain import T0, trajectory
 from traced.cli.show import conversation_lines
 from traced.cli.status import router_lines, router_report
@@ -18,16 +18,16 @@ from traced.gateway.spool_status import DAMAGED_FILE, SPOOL_GLOB
 from traced.ingest import spool
 from traced.routing.router_files import classifier_file
 
-LIVE = [AdapterStanding(name, "pass", "approved", True, 0) for name in ("dates@v1", "tools@v1")]
-STANDS = Standing([], LIVE, [], [], fitting=["c2", "c1"])
+LIVE = [AdapterStatus(name, "pass", "approved", True, 0) for name in ("dates@v1", "tools@v1")]
+STANDS = StoreStatus([], LIVE, [], [], fitting=["c2", "c1"])
 
 
 def test_the_names_are_those_of_the_spool() -> None:
-    assert (SPOOL_GLOB, DAMAGED_FILE) == (spool.FILE_PATTERN, recorder.DAMAGED)
+    assert (SPOOL_GLOB, DAMAGED_FILE) == (spool.FILE_PATTERN, recorder.DAMAGED_FILE)
 
 
 def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:
-    assert list(router_lines(router_report(Standing([], [], [], []), tmp_path, None))) == []
+    assert list(router_lines(router_report(StoreStatus([], [], [], []), tmp_path, None))) == []
 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_person_reads(tmp_path: Path) -> None:
-    router = RouterStanding(
+    router = RouterStatus(
         hour={"base": 2},
         day={"base": 9, "dates@v1": 4},
         failures={429: 3, 502: 1},

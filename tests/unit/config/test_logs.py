@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 from sqlalchemy import create_engine, text
 
 from tests.unit.core.test_redaction import buried
-from traced.config.logs import CHATTY, configure, bind_ids
+from traced.config.logs import CHATTY, bind_ids, configure
 from traced.config.service_sections import LogSection
 from traced.core.errors import DataDirectoryUnusable
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.core.time_windows import DAY_MIN, Window, find_window, parse_windows, parse_zone, closed_reason
+from traced.core.time_windows import DAY_MIN, Window, closed_reason, find_window, parse_windows, parse_zone
 
 ZONES = [
     ZoneInfo(name) for name in ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe")
@@ -68,7 +68,9 @@ def open_minutes(text: str, day: datetime) -> int:
     first = day.replace(hour=12, tzinfo=BERLIN).astimezone(UTC)
     last = (day + timedelta(days=1)).replace(hour=12, tzinfo=BERLIN).astimezone(UTC)
     minutes = range(int((last - first).total_seconds()) // 60)
-    return sum(find_window(parse_windows(text), first + timedelta(minutes=minute), BERLIN) is not None for minute in minutes)
+    return sum(
+        find_window(parse_windows(text), first + timedelta(minutes=minute), BERLIN) is not None for minute in minutes
+    )
 
 
 def test_windows_on_the_nights_on_which_the_clock_changes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.core.signals import EX_SOFTWARE, Lifecycle, Phase, background_tasks, signals, run_until_forced
+from traced.core.signals import EX_SOFTWARE, Lifecycle, Phase, background_tasks, run_until_forced, signals
 
 DAEMON = """
 import asyncio, sys, time

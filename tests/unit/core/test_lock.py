@@ -15,7 +15,7 @@ import pytest
 
 from traced.core import ownership
 from traced.core.errors import AlreadyRunning, DataDirectoryUnusable
-from traced.core.ownership import SERVICE_LOCK, Holder, hold_directory, current_holder
+from traced.core.ownership import SERVICE_LOCK, Holder, current_holder, hold_directory
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOLDING = """

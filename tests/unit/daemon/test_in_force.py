@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.errors import StoreUnavailable
 from store.repositories.events import list_audit
 from tests.unit.store.chain import T0
@@ -28,7 +28,7 @@ def test_what_a_restart_changes_is_audited_once(store: Engine, tmp_path: Path) -
     url = ["", "postgresql://ann:[redacted]@db/traced"]
     assert note_restart(other, store, at=T0) == {"training.lr": [0.002, 0.5], "store.url": url}
     assert note_restart(other, store, at=T0) == {}
-    with reading(store) as opened:
+    with read_session(store) as opened:
         [entry] = list_audit(opened)
     assert (entry.action, entry.subject, entry.who, entry.role) == ("restart", "settings", this_user(), "local")
     assert entry.detail["changed"]["training.lr"] == [0.002, 0.5]
@@ -61,9 +61,9 @@ def test_a_change_that_could_not_be_audited_is_audited_the_next_time(
         raise StoreUnavailable("the database is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("traced.daemon.settings_changes.session", gone)
+        patch.setattr("traced.daemon.settings_changes.write_session", gone)
         with pytest.raises(StoreUnavailable):
             note_restart(other, store, at=T0)
     assert note_restart(other, store, at=T0) == {"seed": [0, 7]}
-    with session(store) as opened:
+    with write_session(store) as opened:
         assert len(list_audit(opened)) == 1

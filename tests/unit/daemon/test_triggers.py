@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from store.database import open_store, session, sqlite_url
-from store.repositories.cycles import note_start, pause_target, resume_target
+from store.database import open_store, sqlite_url, write_session
+from store.repositories.cycles import pause_target, record_start, resume_target
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, save_chain, trajectory
@@ -26,7 +26,7 @@ NIGHTLY = {"triggers.cron": "0 3 * * *", "triggers.time_zone": "UTC"}
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     yield engine
     engine.dispose()
@@ -48,13 +48,13 @@ class Place:
         self.triggers = Triggers(
             load_settings(self.folder, settings), self.store, self.asked.append, self.now, look_s=0.01
         )
-        look = self.triggers._look
+        look = self.triggers._check
 
         async def counted(kept: Engine) -> None:
             await look(kept)
             seen.append(1)
 
-        self.triggers._look = counted  # type: ignore[method-assign]
+        self.triggers._check = counted  # type: ignore[method-assign]
 
         async def run() -> None:
             assert self.triggers is not None
@@ -71,15 +71,15 @@ class Place:
 
     def report(self, count: int, failed: bool = False, cycle: str | None = None) -> None:
         outcome = Outcome.FAILURE if failed else Outcome.SUCCESS
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             there = opened.execute(text("SELECT count(*) FROM trajectories")).scalar_one()
             like = replace(trajectory("x"), source="desk", outcome=outcome, cycle_id=cycle)
             made = [replace(like, id=f"n{there + n}", task_id=f"n{there + n}") for n in range(count)]
             save_trajectories(opened, made)
 
     def begin(self) -> None:
-        with session(self.store) as opened:
-            note_start(opened, "desk", cause="a test", at=self.now())
+        with write_session(self.store) as opened:
+            record_start(opened, "desk", cause="a test", at=self.now())
 
     def jobs(self) -> dict[str, datetime]:
         with closing(sqlite3.connect(self.folder / FILE)) as raw:
@@ -200,14 +200,14 @@ def test_a_failure_rate_over_the_newest(place: Place) -> None:
 def test_a_paused_target_forgets_clocks_and_keeps_counts(place: Place) -> None:
     settings = NIGHTLY | {"triggers.trajectories": 5}
     place.live(settings)
-    with session(place.store) as opened:
-        pause_target(opened, "desk", who="me", at=place.now())
+    with write_session(place.store) as opened:
+        pause_target(opened, "desk", actor="me", at=place.now())
     place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
     place.live(settings, lambda: place.jobs()["cron"] > datetime.now(UTC), looks=10)
     place.report(5)
     place.live(settings)
     assert place.asked == []
-    with session(place.store) as opened:
+    with write_session(place.store) as opened:
         resume_target(opened, "desk")
     place.live(settings, lambda: bool(place.asked))
     assert place.asked == ["5 new trajectories"]
@@ -221,7 +221,7 @@ def test_a_store_that_is_gone_for_a_while_delays_and_loses_nothing(
     turns = []
 
     def gone(name: str, other: str) -> None:
-        with session(place.store) as opened:
+        with write_session(place.store) as opened:
             opened.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
 
     def until() -> bool:

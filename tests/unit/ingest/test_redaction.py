@@ -17,14 +17,16 @@ CARD = r"\b(?:\d[ -]?){13,16}\b"
 NUMBER = "4111 1111 1111 1111"
 
 
-def kept(redactor: Redactor, request: dict[str, Any], answer: str, *, streamed: bool, status: int = 200) -> str:
+def stored_exchange(
+    redactor: Redactor, request: dict[str, Any], answer: str, *, streamed: bool, status: int = 200
+) -> str:
     exchange, raw = Exchange("e", "c", T0, "base", status, 0.1), json.dumps(request).encode()
     redacted = redactor.line(line_of(exchange, raw, request, answer.encode(), streamed=streamed))
     exchange_of(json.loads(redacted))
     return redacted.decode()
 
 
-def test_a_pattern_is_found_wherever_it_stands() -> None:
+def test_a_pattern_is_found_in_any_text() -> None:
     arguments = json.dumps({"card": NUMBER, "deep": [{"email": "a@b.c"}]})
     call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": arguments}}
     request = {
@@ -36,27 +38,27 @@ def test_a_pattern_is_found_wherever_it_stands() -> None:
         ],
     }
     answer = json.dumps({"id": "x", "choices": [{"message": {"role": "assistant", "content": f"Paid by {NUMBER}"}}]})
-    text = kept(Redactor([CARD], ["email", "user"]), request, answer, streamed=False)
+    text = stored_exchange(Redactor([CARD], ["email", "user"]), request, answer, streamed=False)
     assert "1111" not in text
     assert "a@b.c" not in text
     assert text.count("[redacted]") == 5
 
 
-def test_a_pattern_that_falls_into_two_pieces_of_a_stream_is_found() -> None:
+def test_a_match_across_two_chunks_of_a_stream_is_found() -> None:
     pieces = ["It is 4111 11", "11 1111 1", "111, thanks"]
     chunks = [json.dumps({"id": "x", "choices": [{"index": 0, "delta": {"content": piece}}]}) for piece in pieces]
     answer = "".join(f"data: {chunk}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    text = kept(Redactor([CARD], []), {"messages": []}, answer, streamed=True)
+    text = stored_exchange(Redactor([CARD], []), {"messages": []}, answer, streamed=True)
     assert "It is [redacted], thanks" in text
 
 
 @pytest.mark.parametrize("answer", [f"no JSON: {NUMBER}", json.dumps({"error": {"message": NUMBER}})])
 def test_errors_are_redacted_too(answer: str) -> None:
-    text = kept(Redactor([CARD], []), {"messages": []}, answer, streamed=False, status=500)
+    text = stored_exchange(Redactor([CARD], []), {"messages": []}, answer, streamed=False, status=500)
     assert "1111" not in text
 
 
-def test_what_no_rule_speaks_of_stays() -> None:
+def test_other_text_is_unchanged() -> None:
     redactor = Redactor([CARD], ["email"])
     for value in ("{not json", "[1", 'a "quoted" {word}', None, True, 3.5, ["x"], {"a": "é"}):
         assert redactor.value(value) == value
@@ -73,34 +75,34 @@ TOOL = {"type": "function", "function": {"name": "pay", "parameters": {"properti
 PROTOCOL = ["answer", "messages", "tools", "role", "content", "type", "function", "name", "email", "user", "arguments"]
 
 
-def test_a_field_that_is_called_like_the_protocols_keys_breaks_nothing() -> None:
+def test_a_field_named_like_a_protocol_key_is_harmless() -> None:
     arguments = json.dumps({"name": "Ann", "amount": 3})
     call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": arguments}}
-    asked = {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "Hi"}]}
+    question = {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "Hi"}]}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "name": "pay", "tool_call_id": "1", "content": '{"email": "a@b.c", "ok": true}'}
     redactor = Redactor([CARD], PROTOCOL)
-    gone = json.dumps({"name": "[redacted]", "amount": 3})
-    said = [
+    redacted_arguments = json.dumps({"name": "[redacted]", "amount": 3})
+    redacted_messages = [
         {"role": "user", "name": "[redacted]", "content": [{"type": "text", "text": "Hi"}]},
-        {**answer, "tool_calls": [{**call, "function": {"name": "pay", "arguments": gone}}]},
+        {**answer, "tool_calls": [{**call, "function": {"name": "pay", "arguments": redacted_arguments}}]},
         {**result, "content": '{"email": "[redacted]", "ok": true}'},
     ]
-    request = {"messages": [asked, answer, result], "tools": [TOOL], "user": "Ann", "metadata": {"email": "a@b.c"}}
+    request = {"messages": [question, answer, result], "tools": [TOOL], "user": "Ann", "metadata": {"email": "a@b.c"}}
     exchange, raw = Exchange("e", "c", T0, "base", 200, 0.1), json.dumps(request).encode()
-    told = json.dumps({"id": "x", "choices": [{"message": answer}]}).encode()
-    line = json.loads(redactor.line(line_of(exchange, raw, request, told, streamed=False)))
-    body = {"messages": said, "tools": [TOOL], "answer": said[1]}
+    answer_bytes = json.dumps({"id": "x", "choices": [{"message": answer}]}).encode()
+    line = json.loads(redactor.line(line_of(exchange, raw, request, answer_bytes, streamed=False)))
+    body = {"messages": redacted_messages, "tools": [TOOL], "answer": redacted_messages[1]}
     assert exchange_of(line).body == body
     assert (line["request"]["user"], line["request"]["metadata"]) == ("[redacted]", {"email": "[redacted]"})
-    whole = Exchange("e", "c", T0, "base", 200, 0.1, body={**request, "tools": [TOOL], "answer": answer})
-    kept_body = redactor.exchange(whole).body or {}
+    complete = Exchange("e", "c", T0, "base", 200, 0.1, body={**request, "tools": [TOOL], "answer": answer})
+    kept_body = redactor.exchange(complete).body or {}
     assert {name: kept_body[name] for name in body} == body
     failed = redactor.exchange(Exchange("e", "c", T0, "base", 500, 0.1, body={**body, "answer": None})).body or {}
     assert failed["answer"] is None
 
 
-def test_patterns_are_looked_for_in_definitions_too() -> None:
+def test_patterns_apply_to_tool_definitions() -> None:
     tool = {"type": "function", "function": {"name": "pay", "description": f"like {NUMBER}"}}
     assert Redactor([CARD], ["name"]).definitions([tool])[0]["function"] == {
         "name": "pay",
@@ -113,7 +115,7 @@ def test_functions_of_the_responses_form_keep_their_names() -> None:
     assert Redactor([], ["name"]).messages([call]) == [{**call, "arguments": '{"name": "[redacted]"}'}]
 
 
-def test_names_that_differ_only_in_what_is_taken_out_stay_apart() -> None:
+def test_redacted_names_stay_distinct() -> None:
     redactor = Redactor([r"\w+@\w+\.\w+"], [])
     ann, bob = redactor.name("ann@example.com/1"), redactor.name("bob@example.com/1")
     assert "ann" not in ann
@@ -124,11 +126,11 @@ def test_names_that_differ_only_in_what_is_taken_out_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("redactor", [Redactor([CARD], []), Redactor([], ["card"])])
-def test_what_lies_too_deep_to_look_into_is_taken_out(redactor: Redactor) -> None:
+def test_values_that_are_nested_too_deeply_are_redacted(redactor: Redactor) -> None:
     deep: Any = {"card": NUMBER}
     for _ in range(600):
         deep = [deep]
-    looked: Any = redactor.value({"deep": deep, "beside": "here", "inside": json.dumps(deep)})
-    assert "1111" not in json.dumps(looked)
-    assert REDACTED in json.dumps(looked["deep"])
-    assert looked["beside"] == "here"
+    depth: Any = redactor.value({"deep": deep, "beside": "here", "inside": json.dumps(deep)})
+    assert "1111" not in json.dumps(depth)
+    assert REDACTED in json.dumps(depth["deep"])
+    assert depth["beside"] == "here"

@@ -34,22 +34,22 @@ from traced.scoring.rules import Decision, Rules
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_store(sqlite_url(tmp_path / "traced.db"))
-    yield opened
-    opened.dispose()
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield engine
+    engine.dispose()
 
 
 def line(name: str) -> bytes:
     answer = {"id": name, "choices": [{"message": {"role": "assistant", "content": "é \ud800"}}]}
-    asked = {"model": "base", "messages": [{"role": "user", "content": name}]}
+    request = {"model": "base", "messages": [{"role": "user", "content": name}]}
     exchange = Exchange(name, "c-1", T0, "base", 200, 0.5)
-    raw = json.dumps(asked, indent=1).encode()
-    return line_of(exchange, raw, asked, json.dumps(answer).encode(), streamed=False)
+    raw = json.dumps(request, indent=1).encode()
+    return line_of(exchange, raw, request, json.dumps(answer).encode(), streamed=False)
 
 
-def stored(store: Engine) -> list[str]:
-    with read_session(store) as opened:
-        return sorted(one.id for one in list_exchanges(opened, "c-1"))
+def stored_ids(store: Engine) -> list[str]:
+    with read_session(store) as session:
+        return sorted(exchange.id for exchange in list_exchanges(session, "c-1"))
 
 
 KILLED = """
@@ -66,38 +66,38 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_router_was_told_reaches_the_store_once(tmp_path: Path, store: Engine) -> None:
+def test_exchanges_of_a_killed_gateway_are_stored_once(tmp_path: Path, store: Engine) -> None:
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, check=False, timeout=120
     )
     assert killed.returncode == -9, killed.stderr
     folder = tmp_path / "spool"
     (left,) = folder.glob("exchanges-*")
-    again = left.read_bytes()
+    content = left.read_bytes()
     for _ in range(2):  # the second time as after a crash between the commit and the deletion
-        left.write_bytes(again)
+        left.write_bytes(content)
         Recorder(load_settings(tmp_path), store).run_once()
-        assert stored(store) == [f"e-{number:03}" for number in range(100)]
+        assert stored_ids(store) == [f"e-{number:03}" for number in range(100)]
         assert not left.exists()
     assert (folder / "damaged.jsonl").read_bytes() == b'{"id": "half\n' * 2
 
 
-def test_a_file_that_a_router_writes_is_left_alone_until_it_is_handed_over(tmp_path: Path, store: Engine) -> None:
+def test_a_locked_file_is_not_stored_before_its_handover(tmp_path: Path, store: Engine) -> None:
     spool, storer = Spool(tmp_path / "spool"), Recorder(load_settings(tmp_path), store)
     spool.try_write(line("e-1"))
     storer.run_once()
-    assert stored(store) == []
+    assert stored_ids(store) == []
     asyncio.run(spool.flush())
     spool.try_write(line("e-2"))
     storer.run_once()
-    assert stored(store) == ["e-1"]
+    assert stored_ids(store) == ["e-1"]
     asyncio.run(spool.flush())
     storer.run_once()
-    assert stored(store) == ["e-1", "e-2"]
+    assert stored_ids(store) == ["e-1", "e-2"]
     assert list(spool.folder.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_to_loses_lines_loudly(tmp_path: Path) -> None:
+def test_lines_lost_to_an_unwritable_folder_are_counted_and_logged(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spool = Spool(tmp_path / "file")
     spool.try_write(line("e-1"))
@@ -105,30 +105,30 @@ def test_a_folder_that_cannot_be_written_to_loses_lines_loudly(tmp_path: Path) -
     assert "1 conversations were not recorded" in spool.problem
 
 
-def test_the_process_ends_with_its_router_and_stores_the_rest_first(tmp_path: Path, store: Engine) -> None:
+def test_the_recorder_stores_the_rest_and_ends_with_its_gateway(tmp_path: Path, store: Engine) -> None:
     spool = Spool(tmp_path / "spool")
-    beside = (
+    script = (
         "import sys, time\nfrom pathlib import Path\nfrom traced.processes.child_process import start\n"
         "command = ['-m', 'traced.gateway.recorder', '--data-dir', sys.argv[1]]\n"
         "print(start(command, log=Path(sys.argv[1], 'log')).pid, flush=True)\ntime.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", beside, str(tmp_path)], stdout=subprocess.PIPE, text=True) as router:
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as router:
         assert router.stdout is not None
         pid = int(router.stdout.readline())
         spool.try_write(line("e-1"))
         asyncio.run(spool.flush())
-        _until(lambda: stored(store) == ["e-1"])
+        _wait_until(lambda: stored_ids(store) == ["e-1"])
         spool.try_write(line("e-2"))
         router.kill()
         asyncio.run(spool.flush())
-    _until(lambda: not Path(f"/proc/{pid}").exists())
+    _wait_until(lambda: not Path(f"/proc/{pid}").exists())
     asyncio.run(spool.flush())
     Recorder(load_settings(tmp_path), store).run_once()
-    assert stored(store) == ["e-1", "e-2"]
+    assert stored_ids(store) == ["e-1", "e-2"]
     assert os.path.exists(tmp_path / "log")
 
 
-def _until(holds: Any) -> None:
+def _wait_until(holds: Any) -> None:
     deadline = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < deadline
@@ -137,61 +137,61 @@ def _until(holds: Any) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-le"])
 def test_a_request_in_any_of_jsons_encodings_is_one_line(encoding: str) -> None:
-    asked = {"model": "base", "messages": [{"role": "user", "content": "é\n\u2028"}]}
-    raw = json.dumps(asked, indent=1, ensure_ascii=False).replace("\n", "\r\n").encode(encoding)
-    assert json.loads(raw) == asked
-    made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
-    assert made.count(b"\n") == 1
-    assert json.loads(made)["request"] == asked
+    request = {"model": "base", "messages": [{"role": "user", "content": "é\n\u2028"}]}
+    raw = json.dumps(request, indent=1, ensure_ascii=False).replace("\n", "\r\n").encode(encoding)
+    assert json.loads(raw) == request
+    spool_line = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, request, b"{}", streamed=False)
+    assert spool_line.count(b"\n") == 1
+    assert json.loads(spool_line)["request"] == request
 
 
-def test_what_a_dead_storer_left_is_stored_when_the_router_ends(tmp_path: Path, store: Engine) -> None:
+def test_files_of_a_dead_recorder_are_stored_when_the_gateway_ends(tmp_path: Path, store: Engine) -> None:
     spool = Spool(tmp_path / "spool")
     spool.try_write(line("e-1"))
     asyncio.run(spool.flush())
     drain_spool(load_settings(tmp_path))
-    assert stored(store) == ["e-1"]
+    assert stored_ids(store) == ["e-1"]
     assert list(spool.folder.glob("exchanges-*")) == []
 
 
-def test_a_second_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
+def test_a_reused_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
     for name in ("e-1", "e-2"):
         life = Spool(tmp_path / "spool")
         life.try_write(line(name))
         asyncio.run(life.flush())
     Recorder(load_settings(tmp_path), store).run_once()
-    assert stored(store) == ["e-1", "e-2"]
+    assert stored_ids(store) == ["e-1", "e-2"]
 
 
-def test_what_one_client_said_holds_up_no_other(tmp_path: Path, store: Engine) -> None:
+def test_one_bad_conversation_blocks_no_other(tmp_path: Path, store: Engine) -> None:
     settings = load_settings(tmp_path, {"serving.silence_s": 0.0})
     raw = b'{"model":"base","messages":[{"role":"user","content":"x"}],"tools":%b%b}' % (b"[" * 990, b"]" * 990)
     bad = Exchange("e-bad", "c-0", T0, "base", 200, 0.5)
     answer = b'{"id": "r", "choices": [{"message": {"role": "assistant", "content": "x"}}]}'
     unreadable = b'{"id": "half'
     spool = Spool(tmp_path / "spool")
-    for one in (unreadable + b"\n", line_of(bad, raw, {}, answer, streamed=False), line("e-1")):
-        spool.try_write(one)
+    for exchange in (unreadable + b"\n", line_of(bad, raw, {}, answer, streamed=False), line("e-1")):
+        spool.try_write(exchange)
     asyncio.run(spool.flush())
     storer = Recorder(settings, store)
     for _ in range(3):
         storer.run_once()
-    assert stored(store) == ["e-1"]
+    assert stored_ids(store) == ["e-1"]
     assert list((tmp_path / "spool").glob("exchanges-*")) == []
-    aside = (tmp_path / "spool" / DAMAGED_FILE).read_bytes().splitlines()
-    assert aside[0] == unreadable  # once, however often it was looked at
-    with read_session(store) as opened:
-        assert silent_conversations(opened, silent_since=T0 + timedelta(days=9999), limit=10) == []
-        kept = [one for one in list_exchanges(opened, "c-0") if one.body]
-    assert len(aside) + len(kept) == 2  # it is in one of the two places
+    bad_lines = (tmp_path / "spool" / DAMAGED_FILE).read_bytes().splitlines()
+    assert bad_lines[0] == unreadable  # once, however often it was looked at
+    with read_session(store) as session:
+        assert silent_conversations(session, silent_since=T0 + timedelta(days=9999), limit=10) == []
+        exchanges = [exchange for exchange in list_exchanges(session, "c-0") if exchange.body]
+    assert len(bad_lines) + len(exchanges) == 2  # it is in one of the two places
 
 
-def test_lines_that_cannot_be_stored_are_kept_aside_once_while_the_store_is_away(
+def test_unusable_lines_are_set_aside_once_while_the_store_is_away(
     tmp_path: Path, store: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path / "spool")
-    for one in (b"no JSON\n", line("e-1")):
-        spool.try_write(one)
+    for raw_line in (b"no JSON\n", line("e-1")):
+        spool.try_write(raw_line)
     asyncio.run(spool.flush())
     storer = Recorder(load_settings(tmp_path), store)
     with monkeypatch.context() as away:
@@ -200,7 +200,7 @@ def test_lines_that_cannot_be_stored_are_kept_aside_once_while_the_store_is_away
             storer.run_once()
         assert not (tmp_path / "spool" / DAMAGED_FILE).exists()
     storer.run_once()
-    assert stored(store) == ["e-1"]
+    assert stored_ids(store) == ["e-1"]
     assert (tmp_path / "spool" / DAMAGED_FILE).read_bytes() == b"no JSON\n"
 
 
@@ -208,15 +208,15 @@ def _away(*_: object) -> None:
     raise StoreError("the store is away")
 
 
-def test_a_byte_order_mark_is_left_out() -> None:
-    asked = {"model": "base", "messages": [{"role": "user", "content": "x"}]}
-    raw = json.dumps(asked).encode("utf-8-sig")
-    made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
-    assert json.loads(made)["request"] == asked
+def test_a_byte_order_mark_is_removed() -> None:
+    request = {"model": "base", "messages": [{"role": "user", "content": "x"}]}
+    raw = json.dumps(request).encode("utf-8-sig")
+    spool_line = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, request, b"{}", streamed=False)
+    assert json.loads(spool_line)["request"] == request
 
 
-def test_rules_that_fail_leave_a_conversation_unjudged_and_stored(tmp_path: Path, store: Engine) -> None:
-    class Broken:
+def test_failing_rules_leave_a_conversation_unknown_but_stored(tmp_path: Path, store: Engine) -> None:
+    class BrokenRules:
         hash = "0" * 64
 
         def decide(self, trajectory: Trajectory) -> Decision:
@@ -226,8 +226,8 @@ def test_rules_that_fail_leave_a_conversation_unjudged_and_stored(tmp_path: Path
     spool.try_write(line("e-1"))
     asyncio.run(spool.flush())
     Recorder(load_settings(tmp_path), store).store_files()
-    judging = Scorers(Labels((), ()), cast(Rules, Broken()))
-    assert settle_silent(store, target="desk", scorers=judging, now=T0 + timedelta(days=1), silence_s=1.0) == 1
-    with read_session(store) as opened:
-        (made,) = list_trajectories(opened, TrajectoryFilter(source="desk"))
-    assert made.outcome is Outcome.UNKNOWN
+    scorers = Scorers(Labels((), ()), cast(Rules, BrokenRules()))
+    assert settle_silent(store, target="desk", scorers=scorers, now=T0 + timedelta(days=1), silence_s=1.0) == 1
+    with read_session(store) as session:
+        (settled,) = list_trajectories(session, TrajectoryFilter(source="desk"))
+    assert settled.outcome is Outcome.UNKNOWN

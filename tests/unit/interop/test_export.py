@@ -16,23 +16,23 @@ from traced.interop.export import KINDS, RECORD_FILE, export, imported_modules, 
 from traced.interop.origin import Origin
 
 LAMP_SHOP = (Path(__file__).parents[2] / "data" / "environments" / "lamp_shop.py").read_text()
-WHOLE = "class Environment:\n    pass\n"
+MINIMAL_SOURCE = "class Environment:\n    pass\n"
 THEIRS = {"verifiers": {"verifiers", "openai"}, "openenv": {"openenv", "pydantic", "uvicorn"}}
 
 
-def lamp_shop(**known: object) -> Origin:
-    return Origin(LAMP_SHOP, "lamp_shop", **known)  # type: ignore[arg-type]
+def lamp_shop(**fields: object) -> Origin:
+    return Origin(LAMP_SHOP, "lamp_shop", **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def synthesized() -> Origin:
     trajectories, labels = demonstrations()
-    wanted = capability("error-recovery")
+    target = capability("error-recovery")
     return Origin(
-        synthesize(wanted, trajectories, labels, seed=0),
-        wanted.name,
-        wanted.name,
-        wanted.description,
+        synthesize(target, trajectories, labels, seed=0),
+        target.name,
+        target.name,
+        target.description,
         "builtin",
         "c1",
         True,
@@ -43,13 +43,13 @@ def synthesized() -> Origin:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_package_holds_the_environment_byte_for_byte_and_python_that_compiles(kind: str, tmp_path: Path) -> None:
-    written = export(lamp_shop(), kind, tmp_path / "out")
-    source = json.loads((written.folder / RECORD_FILE).read_bytes())["source"]
-    assert (written.folder / source).read_text() == LAMP_SHOP
-    assert (written.folder / source).with_name("contract.py").is_file()
-    for path in written.folder.rglob("*.py"):
+    exported = export(lamp_shop(), kind, tmp_path / "out")
+    source = json.loads((exported.folder / RECORD_FILE).read_bytes())["source"]
+    assert (exported.folder / source).read_text() == LAMP_SHOP
+    assert (exported.folder / source).with_name("contract.py").is_file()
+    for path in exported.folder.rglob("*.py"):
         compile(path.read_text(), str(path), "exec")
-    assert tomllib.loads((written.folder / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert tomllib.loads((exported.folder / "pyproject.toml").read_text())["project"]["dependencies"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -59,10 +59,10 @@ def test_nothing_in_the_package_imports_traced(kind: str, synthesized: Origin) -
         if not name.endswith(".py"):
             continue
         tops = {module.partition(".")[0] for node in ast.walk(ast.parse(content)) for module in imported_modules(node)}
-        own = {"", "models"}  # relative ones, and the models where the server runs from its own folder
+        own_modules = {"", "models"}  # relative ones, and the models where the server runs from its own folder
         if name.endswith("/environment.py"):
-            own.add("sandbox")  # which episode.py lends
-        assert tops - own - sys.stdlib_module_names <= THEIRS[kind], name
+            own_modules.add("sandbox")  # which episode.py lends
+        assert tops - own_modules - sys.stdlib_module_names <= THEIRS[kind], name
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -77,29 +77,29 @@ def test_the_same_origin_gives_the_same_bytes_and_the_record_names_every_file(ki
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_the_readme_tells_the_origin_and_warns_only_of_what_was_not_admitted(kind: str, synthesized: Origin) -> None:
+def test_the_readme_names_the_origin_and_warns_unless_admitted(kind: str, synthesized: Origin) -> None:
     proved = package_files(synthesized, kind)["README.md"].decode()
     assert synthesized.hash in proved
     assert "admitted 2026-01-02" in proved
     assert "Warning" not in proved
-    refused = lamp_shop(is_admitted=False, failed=["oracle", "leak"], judged_at="2026-01-02")
-    told = package_files(refused, kind)["README.md"].decode()
-    assert "**Warning: traced refused this environment (oracle, leak).**" in told
-    assert "refused 2026-01-02 by oracle, leak" in told
+    refused_origin = lamp_shop(is_admitted=False, failed=["oracle", "leak"], judged_at="2026-01-02")
+    readme = package_files(refused_origin, kind)["README.md"].decode()
+    assert "**Warning: traced refused this environment (oracle, leak).**" in readme
+    assert "refused 2026-01-02 by oracle, leak" in readme
     assert "has not judged" in package_files(lamp_shop(), kind)["README.md"].decode()
 
 
 @settings(max_examples=20)
 @given(st.text(min_size=1, max_size=80), st.text(max_size=80))
 @example('"""\nimport os\n"""', '"""\nimport os\n"""\\')
-def test_whatever_a_capability_is_called_the_package_has_a_name_and_valid_toml(name: str, description: str) -> None:
-    origin = Origin(WHOLE, name, name, description)
+def test_any_capability_name_gives_a_package_name_and_valid_toml(name: str, description: str) -> None:
+    origin = Origin(MINIMAL_SOURCE, name, name, description)
     assert package_name(origin).isidentifier()
-    plain = Origin(WHOLE, "plain")
+    plain_origin = Origin(MINIMAL_SOURCE, "plain")
     for kind in KINDS:
         files = package_files(origin, kind)
         tomllib.loads(files["pyproject.toml"].decode())
-        assert shapes(files) == shapes(package_files(plain, kind))
+        assert shapes(files) == shapes(package_files(plain_origin, kind))
 
 
 def shapes(files: dict[str, bytes]) -> list[str]:
@@ -110,30 +110,30 @@ def shapes(files: dict[str, bytes]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "cause"),
     [
         ("def (", "line 1 is not valid Python"),
         ("x = 1\n", "no class Environment"),
-        ("import numpy\n" + WHOLE, "line 1 imports numpy"),
-        ("from . import other\n" + WHOLE, "line 1 imports ."),
-        ("from sandbox.policy import USER\n" + WHOLE, "line 1 imports sandbox.policy"),
-        (WHOLE + "def f():\n    from sandbox.contract import Task\n", "inside a function"),
+        ("import numpy\n" + MINIMAL_SOURCE, "line 1 imports numpy"),
+        ("from . import other\n" + MINIMAL_SOURCE, "line 1 imports ."),
+        ("from sandbox.policy import USER\n" + MINIMAL_SOURCE, "line 1 imports sandbox.policy"),
+        (MINIMAL_SOURCE + "def f():\n    from sandbox.contract import Task\n", "inside a function"),
     ],
 )
-def test_what_could_not_run_there_is_refused(source: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(NotExportable, match=said) as caught:
+def test_sources_that_could_not_run_are_refused(source: str, cause: str, tmp_path: Path) -> None:
+    with pytest.raises(NotExportable, match=cause) as error_info:
         export(Origin(source, "x"), "verifiers", tmp_path / "out")
-    assert caught.value.hint
+    assert error_info.value.hint
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     export(lamp_shop(), "openenv", tmp_path / "empty")
-    before = sorted((tmp_path / "empty").rglob("*"))
+    files_before = sorted((tmp_path / "empty").rglob("*"))
     with pytest.raises(TargetUnavailable, match="exists already"):
         export(lamp_shop(), "verifiers", tmp_path / "empty")
-    assert sorted((tmp_path / "empty").rglob("*")) == before
+    assert sorted((tmp_path / "empty").rglob("*")) == files_before
     (tmp_path / "file").touch()
     with pytest.raises(TargetUnavailable):
         export(lamp_shop(), "verifiers", tmp_path / "file")

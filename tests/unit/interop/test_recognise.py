@@ -84,9 +84,9 @@ def folder(tmp_path: Path, **files: str) -> Path:
     return tmp_path
 
 
-def judged(found: RecognisedEnvironment | ForeignPackage) -> dict[str, Check]:
-    assert isinstance(found, ForeignPackage)
-    report = unplayable_report(found)
+def checks_of(recognised: RecognisedEnvironment | ForeignPackage) -> dict[str, Check]:
+    assert isinstance(recognised, ForeignPackage)
+    report = unplayable_report(recognised)
     assert verdict(report) == "not judged"
     assert not any(map(was_made, report.checks))
     json.dumps([check.evidence for check in report.checks])
@@ -94,39 +94,39 @@ def judged(found: RecognisedEnvironment | ForeignPackage) -> dict[str, Check]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_traced_exported_comes_down_to_its_environment(kind: str, tmp_path: Path) -> None:
+def test_an_exported_package_is_recognised_by_its_environment(kind: str, tmp_path: Path) -> None:
     trajectories, labels = demonstrations()
     source = synthesize(capability("error-recovery"), trajectories, labels, seed=0)
-    written = export(Origin(source, "error-recovery"), kind, tmp_path / "out")
-    found = recognise(written.folder)
-    assert isinstance(found, RecognisedEnvironment)
-    assert (found.source_code, found.kind, found.exported_hash, found.changed) == (
+    exported = export(Origin(source, "error-recovery"), kind, tmp_path / "out")
+    recognised = recognise(exported.folder)
+    assert isinstance(recognised, RecognisedEnvironment)
+    assert (recognised.source_code, recognised.kind, recognised.exported_hash, recognised.changed) == (
         source,
         kind,
         environment_hash(source),
         [],
     )
-    (written.folder / RECORD_FILE).unlink()
-    found = recognise(written.folder)
-    assert isinstance(found, RecognisedEnvironment)
-    assert (found.source_code, found.kind, found.exported_hash) == (source, kind, "")
+    (exported.folder / RECORD_FILE).unlink()
+    recognised = recognise(exported.folder)
+    assert isinstance(recognised, RecognisedEnvironment)
+    assert (recognised.source_code, recognised.kind, recognised.exported_hash) == (source, kind, "")
 
 
-def test_what_was_changed_around_it_is_named(tmp_path: Path) -> None:
-    written = export(Origin(LAMP_SHOP, "lamp_shop"), "openenv", tmp_path / "out")
-    (written.folder / "server" / "adapter.py").write_text("reward = 1.0")
-    (written.folder / "client.py").unlink()
-    (written.folder / "server" / "environment.py").write_text(LAMP_SHOP + "\n# mended\n")
-    found = recognise(written.folder)
-    assert isinstance(found, RecognisedEnvironment)
-    assert found.changed == ["client.py", "server/adapter.py"]
-    assert environment_hash(found.source_code) != found.exported_hash
-    (written.folder / "server" / "environment.py").unlink()
+def test_changed_files_of_an_export_are_named(tmp_path: Path) -> None:
+    exported = export(Origin(LAMP_SHOP, "lamp_shop"), "openenv", tmp_path / "out")
+    (exported.folder / "server" / "adapter.py").write_text("reward = 1.0")
+    (exported.folder / "client.py").unlink()
+    (exported.folder / "server" / "environment.py").write_text(LAMP_SHOP + "\n# mended\n")
+    recognised = recognise(exported.folder)
+    assert isinstance(recognised, RecognisedEnvironment)
+    assert recognised.changed == ["client.py", "server/adapter.py"]
+    assert environment_hash(recognised.source_code) != recognised.exported_hash
+    (exported.folder / "server" / "environment.py").unlink()
     with pytest.raises(NotRecognised, match="is missing"):
-        recognise(written.folder)
+        recognise(exported.folder)
 
 
-def test_a_record_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+def test_a_record_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     outside = tmp_path / "secret.py"
     outside.write_text(LAMP_SHOP)
     inside = tmp_path / "package"
@@ -139,47 +139,47 @@ def test_a_record_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
             recognise(inside)
 
 
-def test_a_file_is_judged_as_it_is_and_whatever_else_a_folder_holds_beside_one_environment(tmp_path: Path) -> None:
-    found = recognise(FILE)
-    assert isinstance(found, RecognisedEnvironment)
-    assert (found.kind, found.source_code) == ("file", LAMP_SHOP)
-    here = folder(tmp_path, shop=LAMP_SHOP, other="import numpy\n")
-    found = recognise(here)
-    assert isinstance(found, RecognisedEnvironment)
-    assert found.path == here / "shop.py"
+def test_a_file_and_a_folder_with_one_environment_are_recognised(tmp_path: Path) -> None:
+    recognised = recognise(FILE)
+    assert isinstance(recognised, RecognisedEnvironment)
+    assert (recognised.kind, recognised.source_code) == ("file", LAMP_SHOP)
+    package = folder(tmp_path, shop=LAMP_SHOP, other="import numpy\n")
+    recognised = recognise(package)
+    assert isinstance(recognised, RecognisedEnvironment)
+    assert recognised.path == package / "shop.py"
     folder(tmp_path, second=LAMP_SHOP)
-    with pytest.raises(NotRecognised, match="holds 2 environments") as caught:
-        recognise(here)
-    assert caught.value.hint
+    with pytest.raises(NotRecognised, match="holds 2 environments") as error_info:
+        recognise(package)
+    assert error_info.value.hint
 
 
-def test_a_taskset_of_verifiers_says_what_it_declares_and_what_left_out(tmp_path: Path) -> None:
-    found = judged(recognise(folder(tmp_path, sums__taskset=TASKSET, sums__grading="import math\n")))
-    told = found["source"].evidence
-    assert told["kind"] == "verifiers"
-    assert (told["environments"], told["rewards"], told["tools"]) == (["SumTaskset"], ["right"], ["search"])
-    assert told["imports"] == ["datasets", "numpy", "verifiers"]
-    assert told["noted"] == []  # its imports are its project's own affair
-    assert set(found) == {"source", "runs", *CHECK_NAMES, "spread"}
-    assert not any(check.passed for check in found.values())
-    assert "read, not run" in found["source"].evidence["left_out"]
-    assert "standard library" in found["runs"].evidence["left_out"]
-    assert "it has no solution" in found["oracle"].evidence["left_out"]
-    assert "seed" in found["determinism"].evidence["left_out"]
+def test_a_verifiers_taskset_reports_declarations_and_skipped_checks(tmp_path: Path) -> None:
+    checks = checks_of(recognise(folder(tmp_path, sums__taskset=TASKSET, sums__grading="import math\n")))
+    evidence = checks["source"].evidence
+    assert evidence["kind"] == "verifiers"
+    assert (evidence["environments"], evidence["rewards"], evidence["tools"]) == (["SumTaskset"], ["right"], ["search"])
+    assert evidence["imports"] == ["datasets", "numpy", "verifiers"]
+    assert evidence["noted"] == []  # its imports are its project's own affair
+    assert set(checks) == {"source", "runs", *CHECK_NAMES, "spread"}
+    assert not any(check.passed for check in checks.values())
+    assert "read, not run" in checks["source"].evidence["left_out"]
+    assert "standard library" in checks["runs"].evidence["left_out"]
+    assert "it has no solution" in checks["oracle"].evidence["left_out"]
+    assert "seed" in checks["determinism"].evidence["left_out"]
 
 
-def test_a_reference_solution_of_verifiers_is_named(tmp_path: Path) -> None:
-    checked = TASKSET.replace("    @vf.reward", "    async def validate(self, runtime): ...\n\n    @vf.reward", 1)
-    found = judged(recognise(folder(tmp_path, taskset=checked)))
-    assert "Task.validate" in found["oracle"].evidence["left_out"]
+def test_a_verifiers_reference_solution_is_reported(tmp_path: Path) -> None:
+    source = TASKSET.replace("    @vf.reward", "    async def validate(self, runtime): ...\n\n    @vf.reward", 1)
+    checks = checks_of(recognise(folder(tmp_path, taskset=source)))
+    assert "Task.validate" in checks["oracle"].evidence["left_out"]
 
 
-def test_load_environment_of_old_is_read_too(tmp_path: Path) -> None:
-    here = folder(tmp_path, old=LEGACY)
-    for path in (here, here / "old.py"):
-        told = judged(recognise(path))["source"].evidence
-        assert "0.1" in told["interface"]
-        assert (told["environments"], told["rewards"], told["tools"]) == (
+def test_legacy_load_environment_is_recognised(tmp_path: Path) -> None:
+    package = folder(tmp_path, old=LEGACY)
+    for path in (package, package / "old.py"):
+        evidence = checks_of(recognise(path))["source"].evidence
+        assert "0.1" in evidence["interface"]
+        assert (evidence["environments"], evidence["rewards"], evidence["tools"]) == (
             ["load_environment"],
             ["right", "short"],
             ["look_up"],
@@ -187,37 +187,37 @@ def test_load_environment_of_old_is_read_too(tmp_path: Path) -> None:
 
 
 def test_an_environment_of_openenv_lacks_messages_but_may_have_a_seed(tmp_path: Path) -> None:
-    found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=OPENENV)))
-    assert found["source"].evidence["environments"] == ["MazeEnvironment"]
-    assert "direction" in found["floor"].evidence["left_out"]
-    assert "takes no seed" not in found["determinism"].evidence["left_out"]
+    checks = checks_of(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=OPENENV)))
+    assert checks["source"].evidence["environments"] == ["MazeEnvironment"]
+    assert "direction" in checks["floor"].evidence["left_out"]
+    assert "takes no seed" not in checks["determinism"].evidence["left_out"]
     unseeded = OPENENV.replace("seed=None, ", "")
-    found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=unseeded)))
-    assert "takes no seed" in found["determinism"].evidence["left_out"]
+    checks = checks_of(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=unseeded)))
+    assert "takes no seed" in checks["determinism"].evidence["left_out"]
 
 
-def test_what_a_foreign_source_reaches_for_is_noted_and_its_imports_are_not(tmp_path: Path) -> None:
+def test_findings_in_foreign_sources_are_noted_except_imports(tmp_path: Path) -> None:
     reaching = TASKSET + "\nfrom . import other\nimport datetime\nstamp = datetime.datetime.now()\n"
-    noted = judged(recognise(folder(tmp_path, sums__taskset=reaching)))["source"].evidence["noted"]
-    assert [one.partition(": ")[2] for one in noted] == ["reads the clock: now()"]
+    notes = checks_of(recognise(folder(tmp_path, sums__taskset=reaching)))["source"].evidence["noted"]
+    assert [note.partition(": ")[2] for note in notes] == ["reads the clock: now()"]
 
 
-def test_not_judged_is_told_on_every_page(tmp_path: Path) -> None:
-    found = recognise(folder(tmp_path, sums__taskset=TASKSET))
-    assert isinstance(found, ForeignPackage)
-    report = unplayable_report(found)
+def test_every_report_says_not_judged(tmp_path: Path) -> None:
+    recognised = recognise(folder(tmp_path, sums__taskset=TASKSET))
+    assert isinstance(recognised, ForeignPackage)
+    report = unplayable_report(recognised)
     console = Console(file=io.StringIO(), width=120)
     console.print(on_terminal(report, "sums"))
-    shown = console.file.getvalue()
-    assert f"sums: Not judged: none of {len(CHECK_NAMES)} checks could be made" in shown
-    assert "efused" not in shown + page(report, "sums", datetime(2026, 1, 1, tzinfo=UTC))
-    assert "characters)" not in shown  # every reason is told in full
-    told = as_data(report)
-    assert (told["verdict"], [check for check in told["checks"] if check["advice"]]) == ("not judged", [])
+    text = console.file.getvalue()
+    assert f"sums: Not judged: none of {len(CHECK_NAMES)} checks could be made" in text
+    assert "efused" not in text + page(report, "sums", datetime(2026, 1, 1, tzinfo=UTC))
+    assert "characters)" not in text  # every reason is told in full
+    data = as_data(report)
+    assert (data["verdict"], [check for check in data["checks"] if check["advice"]]) == ("not judged", [])
 
 
 @pytest.mark.parametrize("text", ["", "import os\n", "def (", "class Environment:\n    pass\n"])
 def test_a_folder_without_an_environment_is_refused(text: str, tmp_path: Path) -> None:
-    with pytest.raises(NotRecognised) as caught:
+    with pytest.raises(NotRecognised) as error_info:
         recognise(folder(tmp_path, module=text))
-    assert caught.value.hint
+    assert error_info.value.hint

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 
 from store.database import open_store, sqlite_url, write_session
 from store.errors import StoreUnavailable
-from store.repositories.leases import Lease, acquire, request_return, get_lease, heartbeat, list_leases, release
+from store.repositories.leases import Lease, acquire, get_lease, heartbeat, list_leases, release, request_return
 from tests.unit.jobs.clock import ManualClock
 from traced.core.time_windows import parse_windows
 from traced.jobs.devices import DeviceReading, Readings, ScriptedProbe

@@ -108,7 +108,7 @@ def test_hours_come_before_rest() -> None:
     watch = IdleWatch(idle_since=0, observed_at=60, busy_reasons=())
     assert blocking_reason(watch, LIMITS, 60, NOON) == ""
     closed = replace(LIMITS, hours=parse_windows("22:00-06:00"), zone=UTC)
-    assert blocking_reason(watch, closed, 60, NOON) == "it is 12:00 UTC, training begins only in 22:00-06:00"
+    assert blocking_reason(watch, closed, 60, NOON) == "it is 12:00 UTC, training starts only in 22:00-06:00"
 
 
 def test_which_devices_a_setting_means() -> None:
@@ -136,9 +136,9 @@ def test_the_settings_become_rules() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("quiet_hours", "25:00-26:00", "'25:00-26:00' is no window of the day; hours go from 00:00 to 24:00"),
-        ("train_hours", "nights", "'nights' is no window of the day; write HH:MM-HH:MM, e.g. 22:00-06:00"),
-        ("time_zone", "Mars/Olympus", "'Mars/Olympus' is no time zone that this machine knows; .* Europe/Berlin"),
+        ("quiet_hours", "25:00-26:00", "'25:00-26:00' is not a window of the day; hours are from 00:00 to 24:00"),
+        ("train_hours", "nights", "'nights' is not a window of the day; write HH:MM-HH:MM, e.g. 22:00-06:00"),
+        ("time_zone", "Mars/Olympus", "'Mars/Olympus' is not a time zone of this machine; .* Europe/Berlin"),
         ("idle_s", -1, "greater than or equal to 0"),
         ("cpu_memory", 1.5, "less than or equal to 1"),
     ],

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.attempts import AttemptState
-from store.repositories.leases import acquire, request_return, list_leases, release
+from store.repositories.leases import acquire, list_leases, release, request_return
 from tests.unit.jobs.clock import ManualClock
 from traced.core.time_windows import parse_windows
 from traced.jobs.devices import DeviceReading, ForeignProcess, Readings, ScriptedProbe

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from tests.unit.store.chain import HASH, SOURCE, save_chain
 from traced.config.settings import Settings, load_settings
 
@@ -28,7 +28,7 @@ def fill(data_dir: Path) -> Settings:
     (data_dir / "traced.toml").write_text("seed = 5\n")
     settings = load_settings(data_dir)
     store = open_store(settings.store_url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
         moved = f"UPDATE adapters SET path = '{data_dir / 'adapters' / ADAPTER}'"
         opened.execute(text(moved))

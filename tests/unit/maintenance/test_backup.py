@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from store.database import open_store, reading, session
+from store.database import open_store, read_session, write_session
 from store.repositories.adapters import get_adapter
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import save_trajectories
@@ -23,7 +23,7 @@ from store.schema_version import HEAD
 from tests.unit.maintenance.place import ADAPTER, NOW, WEIGHTS, fill, rows, settings_at, tree, write
 from tests.unit.store.chain import HASH, trajectory
 from traced.core.errors import AlreadyRunning
-from traced.core.ownership import CYCLES, FILE_NAME, hold
+from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, hold_directory
 from traced.maintenance import archive
 from traced.maintenance.archive import MANIFEST
 from traced.maintenance.backup import back_up
@@ -68,7 +68,7 @@ def test_a_restored_directory_is_the_one_that_was_backed_up(place: Path, made: P
     assert rows(there / "checkpoints.db") == rows(place / "checkpoints.db")
     assert settings_at(there).seed == 5
     store = open_store(settings_at(there).store_url)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         assert evidence_chain(opened, ADAPTER).missing == []
         assert get_adapter(opened, ADAPTER).path == str(there / "adapters" / ADAPTER)
     store.dispose()
@@ -80,7 +80,7 @@ def test_in_place_nothing_is_lost_the_old_is_aside_and_backups_stay(place: Path)
     assert before.parent == place / "backups"
     old = rows(place / "traced.db")
     store = open_store(settings_at(place).store_url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory("later")])
     store.dispose()
     newer = tree(place, lambda path: path.suffix == ".safetensors" or path.suffix == ".pt")
@@ -99,13 +99,13 @@ def test_a_directory_that_holds_data_is_left_alone_without_force(place: Path, ma
     before = tree(place)
     with pytest.raises(RestoreRefused, match=r"holds data already \(adapters, checkpoints.db"):
         restore(made, place, settings_at, now=NOW)
-    locks = {FILE_NAME, CYCLES}
+    locks = {SERVICE_LOCK, CYCLE_LOCK}
     assert {name: content for name, content in tree(place).items() if name not in locks} == before
 
 
-@pytest.mark.parametrize("file", [FILE_NAME, CYCLES], ids=["by a service", "by a verb"])
+@pytest.mark.parametrize("file", [SERVICE_LOCK, CYCLE_LOCK], ids=["by a service", "by a verb"])
 def test_a_directory_in_use_is_left_alone(place: Path, made: Path, file: str) -> None:
-    in_use = hold(place, now=lambda: NOW, version="1", file_name=file)
+    in_use = hold_directory(place, now=lambda: NOW, version="1", file_name=file)
     with in_use, pytest.raises(AlreadyRunning, match="in use by process"):
         restore(made, place, settings_at, now=NOW, force=True)
     assert restore(made, place, settings_at, now=NOW, force=True).aside is not None
@@ -215,7 +215,7 @@ def test_a_newer_schema_is_refused_before_anything_changes(made: Path, place: Pa
     before = tree(place)
     with pytest.raises(RestoreRefused, match=r"schema '9999'.*\(try: upgrade traced\)"):
         restore(made, place, settings_at, now=NOW, force=True)
-    locks = {FILE_NAME, CYCLES}
+    locks = {SERVICE_LOCK, CYCLE_LOCK}
     assert {name: content for name, content in tree(place).items() if name not in locks} == before
     assert sorted(path.name for path in place.parent.iterdir()) == ["b", "data"]
 
@@ -237,7 +237,7 @@ def test_a_backup_is_whole_while_others_write(place: Path, tmp_path: Path) -> No
         store = open_store(settings.store_url)
         while not stop.is_set():
             number = len(written)
-            with session(store) as opened:  # two rows in one transaction: a torn copy would hold one
+            with write_session(store) as opened:  # two rows in one transaction: a torn copy would hold one
                 save_trajectories(opened, [trajectory(f"a{number}"), trajectory(f"b{number}")])
             written.append(number)
         store.dispose()
@@ -328,7 +328,7 @@ def test_a_restore_that_is_killed_leaves_the_old_or_the_new_directory_whole(plac
     """Killed at every fifth call of our own functions, then once more to the end."""
     was, point, ends = rows(place / "traced.db"), 1, set()
     store = open_store(settings_at(place).store_url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory("later")])
     store.dispose()
     now = rows(place / "traced.db")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import select
 
-from store.database import open_store, reading, session
+from store.database import open_store, read_session, write_session
 from store.service_tables import LeaseRow
 from tests.unit.maintenance.place import NOW, fill, tree, write
 from tests.unit.store.chain import later
@@ -25,7 +25,7 @@ def alive(holder: str) -> bool | None:
 
 def swept(data_dir: Path, now: datetime = FUTURE, settled: timedelta = timedelta(0)) -> list[Orphan]:
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
-    found = sweep(data_dir, store, alive, now=now, settled=settled, owner=OWNER)
+    found = sweep(data_dir, store, alive, now=now, min_age=settled, owner=OWNER)
     store.dispose()
     return [one for one in found if one.kind != "container"]
 
@@ -101,7 +101,7 @@ def lease(device: str, holder: str, seconds: float) -> LeaseRow:
 
 def test_leases_of_dead_holders_are_dropped_and_reported(place: Path) -> None:
     store = open_store(f"sqlite:///{place / 'traced.db'}")
-    with session(store) as opened:
+    with write_session(store) as opened:
         opened.add_all(
             [
                 lease("cpu", "dead", 60),
@@ -115,7 +115,7 @@ def test_leases_of_dead_holders_are_dropped_and_reported(place: Path) -> None:
         ("lease", "cpu of dead"),
         ("lease", "gpu1 of elsewhere"),
     ]
-    with reading(store) as opened:
+    with read_session(store) as opened:
         assert sorted(row.device for row in opened.exec(select(LeaseRow))) == ["gpu0", "gpu2"]
     store.dispose()
     assert swept(place, NOW) == []

@@ -16,21 +16,21 @@ from sqlalchemy import Engine, text
 from sqlmodel import Session
 from typing_extensions import TypedDict
 
-from store.database import open_store, reading, session
+from store.database import open_store, read_session, write_session
 from store.records import CycleState
 from store.repositories.attempts import (
     AttemptState,
     InputKey,
-    ParkedInput,
+    QuarantinedInput,
     begin_attempt,
     end_attempt,
     list_attempts,
-    park,
-    release,
+    quarantine,
+    release_quarantined,
 )
 from store.repositories.capabilities import save_labels
-from store.repositories.cycles import ENDED, save_cycle, set_cycle_state
-from store.repositories.events import add_notice, begin_try
+from store.repositories.cycles import ENDED_STATES, save_cycle, set_cycle_state
+from store.repositories.events import add_notice, begin_delivery
 from store.repositories.evidence import evidence_chain
 from store.repositories.llm_replies import list_replies, save_citations, save_faults
 from store.repositories.promotions import roll_back
@@ -64,7 +64,7 @@ def keeping(settings: Settings, **days: int) -> Settings:
 
 
 def end(store: Engine, cycle: str = "c1", state: CycleState = CycleState.FINISHED) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         set_cycle_state(opened, cycle, state, at=later(10))
 
 
@@ -74,12 +74,12 @@ def pruned(settings: Settings, store: Engine, *, dry_run: bool = False) -> dict[
 
 
 def ids(store: Engine) -> list[str]:
-    with reading(store) as opened:
+    with read_session(store) as opened:
         return sorted(one.id for one in list_trajectories(opened))
 
 
 def test_nothing_of_a_cycle_that_goes_on_is_touched(settings: Settings, store: Engine) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory("spare", split="test")])
         set_cycle_state(opened, "c1", CycleState.INTERRUPTED, at=later(10))
     before = tree(settings.data_dir / "runs")
@@ -90,7 +90,7 @@ def test_nothing_of_a_cycle_that_goes_on_is_touched(settings: Settings, store: E
 
 
 def test_what_labels_routing_and_gates_refer_to_stays_whole(settings: Settings, store: Engine) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         made = [
             trajectory("spare", split="test"),
             trajectory("lost", outcome=Outcome.INFRASTRUCTURE),
@@ -100,12 +100,12 @@ def test_what_labels_routing_and_gates_refer_to_stays_whole(settings: Settings, 
         ]
         save_trajectories(opened, made)
     end(store)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         before = replace(evidence_chain(opened, ADAPTER), iterations=[])
     gone = pruned(settings, store)
     assert (gone["trajectories"].count, gone["trajectories"].names) == (2, ["c1"])
     assert ids(store) == ["gate-base", "gate-env", "no-cycle", "t1", "t2", "t3"]
-    with reading(store) as opened:
+    with read_session(store) as opened:
         after = evidence_chain(opened, ADAPTER)
         assert after.served.conversations == 0  # the router's conversations have an age of their own
         assert replace(after, iterations=[], served=before.served) == before
@@ -116,7 +116,7 @@ def test_what_labels_routing_and_gates_refer_to_stays_whole(settings: Settings, 
 
 
 def test_replies_go_with_their_cycle_and_what_was_cited_or_blamed_stays(settings: Settings, store: Engine) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory(name, split="test") for name in ("blamed", "cited", "spare")])
         save_faults(opened, [replace(FAULT, trajectory_id="blamed")])
         save_citations(opened, [replace(CITATION, position=1, trajectory_id="cited")])
@@ -126,14 +126,14 @@ def test_replies_go_with_their_cycle_and_what_was_cited_or_blamed_stays(settings
     assert (told.count, told.names) == (1, ["c1"])
     assert told.size > len(REPLY.text)
     assert pruned(settings, store)["model replies"] == told
-    with reading(store) as opened:
+    with read_session(store) as opened:
         assert list_replies(opened, "c1") == []
     assert {"blamed", "cited"} <= set(ids(store))
     assert "spare" not in ids(store)
 
 
 def test_a_dry_run_changes_nothing_and_tells_what_then_goes(settings: Settings, store: Engine) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory(f"spare{n}", split="test") for n in range(450)])
         opened.add_all(EventRow(at=later(n), kind="k", subject="s", detail={"n": n}) for n in range(450))
     end(store)
@@ -172,10 +172,10 @@ def attempted(opened: Session, input_hash: str) -> None:
 
 def test_what_somebody_still_has_to_see_of_failures_stays(settings: Settings, store: Engine) -> None:
     left_aside = InputKey("train", "dates", "parked")
-    with session(store) as opened:
+    with write_session(store) as opened:
         for input_hash in ("parked", "other"):
             attempted(opened, input_hash)
-        park(opened, ParkedInput("p1", "c1", left_aside, "why", {}, later(10)))
+        quarantine(opened, QuarantinedInput("p1", "c1", left_aside, "why", {}, later(10)))
         add_notice(opened, "not delivered yet", ["tell"], {}, at=later(10))
     kept = keeping(settings, events_days=5)
     assert "attempts" not in pruned(kept, store)  # its cycle goes on
@@ -183,9 +183,9 @@ def test_what_somebody_still_has_to_see_of_failures_stays(settings: Settings, st
     gone = pruned(kept, store)
     assert gone["attempts"].count == 1
     assert "notices" not in gone
-    with session(store) as opened:
+    with write_session(store) as opened:
         assert len(list_attempts(opened, left_aside)) == 1
-        release(opened, "p1", who="Ada", at=later(20))
+        release_quarantined(opened, "p1", actor="Ada", at=later(20))
     assert pruned(kept, store)["attempts"].count == 1
 
 
@@ -202,12 +202,12 @@ def test_what_somebody_still_has_to_see_of_failures_stays(settings: Settings, st
     ],
 )
 def test_each_period_has_its_edge_and_0_keeps_for_ever(settings: Settings, store: Engine, days: str, kind: str) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [trajectory("spare", split="test")])
         opened.add(EventRow(at=later(10), kind="k", subject="s", detail={}))
         attempted(opened, "ab")
         add_notice(opened, "k", ["tell"], {}, at=later(10))
-        begin_try(opened, 1, next_at=None)
+        begin_delivery(opened, 1, next_at=None)
     end(store)
     for log in (settings.data_dir / "logs").iterdir():
         os.utime(log, (later(10).timestamp(), later(10).timestamp()))
@@ -224,7 +224,7 @@ def test_each_period_has_its_edge_and_0_keeps_for_ever(settings: Settings, store
 
 
 def test_the_newest_ended_cycles_of_a_target_stay_whole(settings: Settings, store: Engine) -> None:
-    with session(store) as opened:
+    with write_session(store) as opened:
         for number, target in enumerate(["desk", "desk", "other"], start=2):
             cycle = replace(CYCLE, id=f"c{number}", target=target)
             save_cycle(opened, cycle)
@@ -242,8 +242,8 @@ def test_folders_of_ended_cycles_go_unless_an_adapter_of_theirs_is_live(settings
     assert gone["training checkpoints"].names == ["runs/c1/training/x/checkpoints"]
     assert gone["training checkpoints"].size == 1000
     assert "run folders" not in gone
-    with session(store) as opened:
-        roll_back(opened, ADAPTER, who="Ada", at=later(20))
+    with write_session(store) as opened:
+        roll_back(opened, ADAPTER, actor="Ada", at=later(20))
     assert pruned(settings, store)["run folders"].names == ["runs/c1"]
     assert sorted(tree(settings.data_dir / "runs")) == ["unknown/x"]
 
@@ -295,7 +295,7 @@ def test_evidence_survives_whatever_the_mixture(
     labelled: set[int], splits: list[str], states: list[CycleState]
 ) -> None:
     store = open_store("sqlite://")
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
         for number in range(1, 3):
             save_cycle(opened, replace(CYCLE, id=f"c{number + 1}"))
@@ -306,7 +306,7 @@ def test_evidence_survives_whatever_the_mixture(
             set_cycle_state(opened, f"c{number}", state, at=later(number))
     settings = keeping(Settings(data_dir=Path("/nowhere at all")))
     pruned(settings, store)
-    ended = {f"c{n}" for n, state in enumerate(states, 1) if state in ENDED}
+    ended = {f"c{n}" for n, state in enumerate(states, 1) if state in ENDED_STATES}
     gone = {f"x{n}" for n, split in enumerate(splits) if n not in labelled and f"c{n % 3 + 1}" in ended}
     gone -= {f"x{n}" for n, split in enumerate(splits) if split == "gate" and n % 3 == 0}  # c1 has a gate result
     assert set(ids(store)) == {*(f"x{n}" for n in range(12)), "t1", "t2", "t3"} - gone

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from store.database import connect, known_revisions, open_store, reading, session, sqlite_url
+from store.database import connect, known_revisions, open_store, read_session, sqlite_url, write_session
 from store.errors import StoreUnavailable, StoreVersionError
 from store.repositories.evidence import evidence_chain
 from store.schema_version import HEAD
@@ -15,11 +15,11 @@ from tests.unit.store.test_migrations import broken_migrations
 from tests.unit.store.test_migrations import restore as restore_golden
 from traced.cli.main import app
 from traced.core.errors import AlreadyRunning
-from traced.core.ownership import CYCLES, FILE_NAME, hold
+from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, hold_directory
 from traced.maintenance.archive import verify
 from traced.maintenance.errors import BackupFailed
 from traced.maintenance.restore import restore
-from traced.maintenance.upgrade import schema_standing, upgrade
+from traced.maintenance.upgrade import schema_state, upgrade
 
 OLDER = known_revisions()[:-1]
 
@@ -39,12 +39,12 @@ def golden(tmp_path: Path, version: str) -> Path:
 def test_every_released_schema_is_backed_up_and_upgraded(version: str, tmp_path: Path) -> None:
     place = golden(tmp_path, version)
     old = rows(place / "traced.db")
-    assert schema_standing(settings_at(place)).state == "older"
+    assert schema_state(settings_at(place)).state == "older"
     done = upgrade(settings_at(place), now=NOW)
     assert (done.before, done.after) == (version, HEAD)
     assert done.backup is not None
     assert verify(done.backup).schema == version
-    with reading(open_store(sqlite_url(place / "traced.db"))) as opened:
+    with read_session(open_store(sqlite_url(place / "traced.db"))) as opened:
         assert evidence_chain(opened, ADAPTER).missing == []
     restore(done.backup, tmp_path / "back", settings_at, now=NOW)
     assert rows(tmp_path / "back" / "traced.db") == [line.replace(str(place), str(tmp_path / "back")) for line in old]
@@ -52,7 +52,7 @@ def test_every_released_schema_is_backed_up_and_upgraded(version: str, tmp_path:
 
 def test_the_newest_schema_is_left_alone(tmp_path: Path) -> None:
     settings = fill(tmp_path / "data")
-    assert schema_standing(settings).state == "current"
+    assert schema_state(settings).state == "current"
     done = upgrade(settings, now=NOW)
     assert (done.before, done.after, done.backup) == (HEAD, HEAD, None)
     assert not (tmp_path / "data" / "backups").exists()
@@ -72,27 +72,27 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was_and_a_backup(tmp_p
 def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
     settings = fill(tmp_path / "data")
     engine = connect(settings.store_url)
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         opened.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
     before = rows(tmp_path / "data" / "traced.db")
-    assert schema_standing(settings).state == "newer"
+    assert schema_state(settings).state == "newer"
     with pytest.raises(StoreVersionError, match=r"'9999'.*upgrade traced"):
         upgrade(settings, now=NOW)
     assert rows(tmp_path / "data" / "traced.db") == before
     assert not (tmp_path / "data" / "backups").exists()
 
 
-@pytest.mark.parametrize("file", [FILE_NAME, CYCLES], ids=["a service", "a verb"])
+@pytest.mark.parametrize("file", [SERVICE_LOCK, CYCLE_LOCK], ids=["a service", "a verb"])
 def test_nobody_else_may_work_there_meanwhile(tmp_path: Path, file: str) -> None:
     settings = fill(tmp_path / "data")
-    with hold(tmp_path / "data", now=lambda: NOW, version="1", file_name=file), pytest.raises(AlreadyRunning):
+    with hold_directory(tmp_path / "data", now=lambda: NOW, version="1", file_name=file), pytest.raises(AlreadyRunning):
         upgrade(settings, now=NOW)
 
 
 def test_where_there_is_no_store_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(BackupFailed, match="there is no store"):
-        schema_standing(settings_at(tmp_path / "nothing"))
+        schema_state(settings_at(tmp_path / "nothing"))
 
 
 def test_the_verbs_say_what_to_do_next(tmp_path: Path) -> None:

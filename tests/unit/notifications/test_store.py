@@ -26,40 +26,40 @@ HOOKS = ["ops", "mail"]
 @pytest.fixture
 def db() -> Iterator[Session]:
     engine = open_store("sqlite://")
-    with write_session(engine) as opened:
-        yield opened
+    with write_session(engine) as session:
+        yield session
     engine.dispose()
 
 
-def due(db: Session, at: datetime = NOON, hooks: list[str] = HOOKS) -> list[tuple[str, str]]:
+def due_keys(db: Session, at: datetime = NOON, hooks: list[str] = HOOKS) -> list[tuple[str, str]]:
     return [(notice.key, notice.hook) for notice in due_notices(db, hooks, at=at, longest_wait=HOUR)]
 
 
-def test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_things(db: Session) -> None:
+def test_each_hook_gets_a_key_once_and_new_hooks_only_later_notices(db: Session) -> None:
     add_notice(db, "k1", ["ops"], {"n": 1}, at=NOON)
     add_notice(db, "k1", HOOKS, {"n": 2}, at=NOON + HOUR)
     add_notice(db, "k2", [], {}, at=NOON)
-    assert due(db, NOON + HOUR) == [("k1", "ops"), ("k1", "mail")]
+    assert due_keys(db, NOON + HOUR) == [("k1", "ops"), ("k1", "mail")]
     assert [notice.body for notice in due_notices(db, HOOKS, at=NOON + HOUR, longest_wait=HOUR)] == [{"n": 1}, {"n": 2}]
-    assert due(db, NOON + HOUR, ["mail"]) == [("k1", "mail")]
-    assert due(db, NOON - timedelta(seconds=1), ["ops"]) == []
+    assert due_keys(db, NOON + HOUR, ["mail"]) == [("k1", "mail")]
+    assert due_keys(db, NOON - timedelta(seconds=1), ["ops"]) == []
 
 
-def test_tries_are_counted_before_they_are_made_and_an_end_is_kept(db: Session) -> None:
+def test_tries_are_counted_before_delivery_and_the_result_is_stored(db: Session) -> None:
     add_notice(db, "k1", HOOKS, {}, at=NOON)
     first, second = due_notices(db, HOOKS, at=NOON, longest_wait=HOUR)
     begin_delivery(db, first.seq, next_at=NOON + HOUR / 2)
-    assert due(db) == [("k1", "mail")]
+    assert due_keys(db) == [("k1", "mail")]
     assert next_delivery_at(db, HOOKS) == NOON
     end_delivery(db, first.seq, delivered_at=None, error="refused")
     begin_delivery(db, second.seq, next_at=NOON + HOUR)
     end_delivery(db, second.seq, delivered_at=NOON)
     (left,) = undelivered_notices(db)
     assert (left.hook, left.tries, left.last_error, left.next_at) == ("ops", 1, "refused", NOON + HOUR / 2)
-    assert due(db, NOON + HOUR) == [("k1", "ops")]
+    assert due_keys(db, NOON + HOUR) == [("k1", "ops")]
     begin_delivery(db, first.seq, next_at=None)
     end_delivery(db, first.seq, delivered_at=None, error="refused again")
-    assert due(db, NOON + 100 * HOUR) == []
+    assert due_keys(db, NOON + 100 * HOUR) == []
     assert next_delivery_at(db, HOOKS) is None
     assert [(notice.tries, notice.last_error) for notice in undelivered_notices(db)] == [(2, "refused again")]
     with pytest.raises(NotFound):
@@ -69,11 +69,11 @@ def test_tries_are_counted_before_they_are_made_and_an_end_is_kept(db: Session) 
 def test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting(db: Session) -> None:
     add_notice(db, "k1", ["ops"], {}, at=NOON)
     begin_delivery(db, 1, next_at=NOON + HOUR)
-    assert due(db, NOON) == []
-    assert due(db, NOON - timedelta(days=30)) == [("k1", "ops")]
+    assert due_keys(db, NOON) == []
+    assert due_keys(db, NOON - timedelta(days=30)) == [("k1", "ops")]
 
 
-def test_messages_name_the_thing_and_the_next_command(db: Session) -> None:
+def test_messages_name_the_subject_and_the_next_command(db: Session) -> None:
     message = approval_needed("precision@v2", "gate-1")
     announce(db, message, HOOKS, at=NOON)
     announce(db, message, HOOKS, at=NOON + HOUR)

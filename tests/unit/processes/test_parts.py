@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traced.config.settings import load_settings
-from traced.core.ownership import is_alive, process_of, this_holder
+from traced.core.ownership import is_alive, own_identity, process_of
 from traced.core.resources import memory_bytes
 from traced.jobs import attempts
 from traced.jobs.retry import Backoff
@@ -56,7 +56,7 @@ def test_a_disk_that_refuses_holds_nobody_up() -> None:
 
 
 def test_a_holder_lives_as_long_as_its_process() -> None:
-    code = "from traced.core.ownership import this_holder; print(this_holder()); input()"
+    code = "from traced.core.ownership import own_identity; print(own_identity()); input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -71,16 +71,16 @@ def test_a_holder_lives_as_long_as_its_process() -> None:
 
 
 def test_another_process_of_the_same_number_is_not_the_holder() -> None:
-    host, boot, pid, ticks = this_holder().split("/")
-    assert is_alive(this_holder()) is True
+    host, boot, pid, ticks = own_identity().split("/")
+    assert is_alive(own_identity()) is True
     assert is_alive(f"{host}/{boot}/{pid}/{int(ticks) + 1}") is False
     assert is_alive(f"{host}/another-boot/{pid}/{ticks}") is False
     assert is_alive(f"another-host/{boot}/{pid}/{ticks}") is None
     assert is_alive("somebody") is None
     assert process_of("somebody") is None
-    mine = this_holder("cpu")
+    mine = own_identity("cpu")
     assert (is_alive(mine), process_of(mine)) == (True, os.getpid())
-    assert mine != this_holder("gpu")
+    assert mine != own_identity("gpu")
 
 
 def test_a_job_survives_the_disk(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlmodel import Session
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.errors import NotFound
 from store.records import CycleState, StageEvent, StageState
-from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, list_parked, park
+from store.repositories.attempts import InputKey, QuarantinedInput, begin_attempt, list_quarantined, quarantine
 from store.repositories.cycles import get_cycle, list_cycles, save_stage_event, set_cycle_state
 from store.repositories.events import list_audit, list_events
 from store.repositories.llm_replies import save_patch
@@ -41,7 +41,7 @@ ANN = Act("ann", "local", hour(30), "looked at it")
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Session]:
     engine = open_store("sqlite://")
-    with session(engine) as made:
+    with write_session(engine) as made:
         seed_cycle(made)
         seed_adapter(made, tmp_path, 1)
         seed_adapter(made, tmp_path, 2)
@@ -236,7 +236,7 @@ def test_a_gate_without_a_look_left_and_what_does_not_wait_are_refused(opened: S
 def parked(opened: Session, stage: str, capability: str) -> str:
     key = InputKey(stage, capability, "ab")
     attempt = begin_attempt(opened, "c1", key, holder="h", at=hour(20))
-    park(opened, ParkedInput(f"p{attempt.seq}", "c1", key, "3 attempts failed", {}, hour(21)))
+    quarantine(opened, QuarantinedInput(f"p{attempt.seq}", "c1", key, "3 attempts failed", {}, hour(21)))
     return f"p{attempt.seq}"
 
 
@@ -248,7 +248,7 @@ def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(ope
     assert done.said == f"p1 (train of error-recovery) is released; {gone_on}"
     again = release(opened, Act("bob", "local", hour(40)), name)
     assert again.said == "p1 (train of error-recovery) was released before, by ann"
-    assert list_parked(opened) == []
+    assert list_quarantined(opened) == []
     assert audited(opened) == [("release", "p1", "ann", "looked at it")]
     assert get_cycle(opened, "c1").state is CycleState.FINISHED
 

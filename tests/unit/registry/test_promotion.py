@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import Session
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.errors import NotApproved, NotFound
 from store.records import Decision
 from store.repositories.promotions import list_approvals
@@ -17,7 +17,7 @@ from traced.registry.promotion import approve, begin_new, live, promote, reject,
 @pytest.fixture
 def opened() -> Iterator[Session]:
     engine = open_store("sqlite://")
-    with session(engine) as now:
+    with write_session(engine) as now:
         seed_cycle(now)
         yield now
     engine.dispose()

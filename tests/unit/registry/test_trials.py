@@ -57,5 +57,5 @@ def test_why_names_the_figures() -> None:
 
 @pytest.mark.parametrize("steps", [[], [0.5, 0.25], [0.0, 0.5], [0.5, 1.0], [0.5, 0.5]])
 def test_steps_rise_between_nothing_and_everything(steps: list[float]) -> None:
-    with pytest.raises(ValueError, match="shares rise"):
+    with pytest.raises(ValueError, match="shares must be increasing"):
         PromotionSection(steps=steps)

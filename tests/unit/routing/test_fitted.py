@@ -3,7 +3,13 @@
 import json
 from pathlib import Path
 
-from traced.routing.router_files import CLASSIFIER, capability_of, find_router_file, modification_times, uncovered_versions
+from traced.routing.router_files import (
+    CLASSIFIER,
+    capability_of,
+    find_router_file,
+    modification_times,
+    uncovered_versions,
+)
 
 CYCLES = ["c10", "c9", "c1"]
 

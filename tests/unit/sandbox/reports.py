@@ -1,4 +1,4 @@
-"""Reports of admission for tests of how they read."""
+"""Builders and renderers of admission reports for tests."""
 
 from datetime import UTC, datetime
 from io import StringIO

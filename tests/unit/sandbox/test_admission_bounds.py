@@ -28,7 +28,7 @@ FAULT = EnvironmentFault("step", "KeyError: 'x'")
 
 
 def check_context(plays: list[OraclePlay] | None = None, **thresholds: Any) -> CheckContext:
-    """A bench whose oracle has played these episodes already."""
+    """A context whose oracle has played these episodes already."""
     source = SandboxSource("never run")
     context = CheckContext(source, source, Thresholds(**thresholds), [], [])
     context.plays.update(zip(context.panel(len(plays or [])), plays or [], strict=True))
@@ -222,7 +222,7 @@ def test_the_quickest_of_each_call_counts_and_one_slow_call_in_twenty_does_not()
 
 @dataclass
 class RecordedSource:
-    """A process that record something; only what it tells of it is asked for."""
+    """A sandbox that only reports a recorded set of side effects."""
 
     record: dict[str, Any]
 

@@ -9,16 +9,16 @@ from store.types import EndCause, Outcome, Trajectory
 def call(name: str, arguments: dict[str, Any], result: Any = None, call_id: str = "c1") -> list[dict[str, Any]]:
     """The messages of a call and, where there is one, of its result."""
     function = {"name": name, "arguments": json.dumps(arguments)}
-    asked = {
+    message = {
         "role": "assistant",
         "content": None,
         "tool_calls": [{"id": call_id, "type": "function", "function": function}],
     }
     text = result if isinstance(result, str) else json.dumps(result)
-    return [asked] + ([{"role": "tool", "tool_call_id": call_id, "content": text}] if result is not None else [])
+    return [message] + ([{"role": "tool", "tool_call_id": call_id, "content": text}] if result is not None else [])
 
 
-def said(role: str, text: str) -> dict[str, Any]:
+def text_message(role: str, text: str) -> dict[str, Any]:
     """A message."""
     return {"role": role, "content": text}
 
@@ -35,7 +35,7 @@ def conversation(
         trial=0,
         model="base",
         temperature=0.0,
-        messages=[said("system", "Be brief."), *messages],
+        messages=[text_message("system", "Be brief."), *messages],
         tools=[],
         turns=[],
         reward=float(outcome is Outcome.SUCCESS),
@@ -47,10 +47,10 @@ def conversation(
 
 
 CANCELLED = conversation(
-    said("user", "Cancel order 7, please."),
+    text_message("user", "Cancel order 7, please."),
     *call("get_order", {"id": 7}, {"id": 7, "status": "open", "items": [{"sku": "a", "n": 1}, {"sku": "b", "n": 2}]}),
     *call("cancel_order", {"id": 7}, "Error: try again", "c2"),
     *call("cancel_order", {"id": 7}, {"status": "cancelled"}, "c3"),
-    said("assistant", "Order 7 is cancelled."),
-    said("user", "Thanks!"),
+    text_message("assistant", "Order 7 is cancelled."),
+    text_message("user", "Thanks!"),
 )

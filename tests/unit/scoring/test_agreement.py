@@ -34,7 +34,7 @@ from traced.scoring.rules import Decision
 
 COUNTS = st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(any)
 SETTINGS = JudgeSection(model="m")
-NONE = Labels([], [])
+NO_LABELS = Labels([], [])
 S, F, U = Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN
 
 
@@ -44,12 +44,12 @@ def test_kappa_is_scikit_learns(counts: list[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it divides by zero where kappa is not defined
         theirs = float(cohen_kappa_score([a for a, _ in pairs], [b for _, b in pairs], labels=[0, 1]))
-    ours = cohen_kappa(counts)
+    kappa = cohen_kappa(counts)
     # where only one class was ever given it is not defined; some versions of theirs say 1 or 0 then
-    if ours is None:
+    if kappa is None:
         assert counts[0] == sum(counts) or counts[3] == sum(counts)
     else:
-        assert math.isclose(ours, theirs, abs_tol=1e-12)
+        assert math.isclose(kappa, theirs, abs_tol=1e-12)
 
 
 @settings(max_examples=30)
@@ -83,28 +83,28 @@ def of(right: int, wrong: int, label: Outcome) -> list[tuple[Outcome, Decision]]
     return [(label, Decision(label))] * right + [(label, Decision(other))] * wrong
 
 
-def test_what_is_unclear_or_failed_is_counted_apart() -> None:
+def test_unclear_and_failed_judgements_are_counted_separately() -> None:
     pairs = [
         *of(3, 1, S),
         *of(4, 0, F),
         (S, Decision(U, reason="who knows")),
         (F, Decision(U, reason="away", failed=True)),
     ]
-    found = summarize("judge:m@1", "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
-    assert (found.labelled, found.decided, found.unclear, found.failed) == (10, 8, 1, 1)
-    assert found.table == {
+    agreement = summarize("judge:m@1", "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
+    assert (agreement.labelled, agreement.decided, agreement.unclear, agreement.failed) == (10, 8, 1, 1)
+    assert agreement.table == {
         "success judged success": 3,
         "success judged failure": 1,
         "failure judged success": 0,
         "failure judged failure": 4,
     }
-    assert (found.accuracy, found.kappa) == (0.875, 0.75)
-    assert (found.prompt_tokens, found.completion_tokens, found.disagreeing) == (100, 20, ["t3"])
-    assert found.reasons == {"who knows": 1, "away": 1}
+    assert (agreement.accuracy, agreement.kappa) == (0.875, 0.75)
+    assert (agreement.prompt_tokens, agreement.completion_tokens, agreement.disagreeing) == (100, 20, ["t3"])
+    assert agreement.reasons == {"who knows": 1, "away": 1}
 
 
 @pytest.mark.parametrize(
-    ("pairs", "why"),
+    ("pairs", "reason"),
     [
         (of(20, 0, S) + of(20, 0, F), ""),
         (of(15, 0, S) + of(14, 0, F), "measured on 29 labels"),
@@ -113,35 +113,37 @@ def test_what_is_unclear_or_failed_is_counted_apart() -> None:
         ([(S, Decision(U, reason="?"))] * 40, "measured on 0 labels"),
     ],
 )
-def test_a_judge_counts_when_it_agrees_on_enough_of_both_kinds(pairs: list[tuple[Outcome, Decision]], why: str) -> None:
-    found = summarize("judge:m@1", "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
-    said = distrust_reason(asdict(found), SETTINGS)
-    assert why in said
-    assert bool(said) == bool(why)
+def test_a_judge_is_trusted_after_enough_agreement_on_both_outcomes(
+    pairs: list[tuple[Outcome, Decision]], reason: str
+) -> None:
+    agreement = summarize("judge:m@1", "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
+    reason_given = distrust_reason(asdict(agreement), SETTINGS)
+    assert reason in reason_given
+    assert bool(reason_given) == bool(reason)
 
 
-def test_only_the_newest_agreement_of_this_very_judge_with_labels_that_count_lets_it_count() -> None:
+def test_only_the_newest_agreement_of_the_same_judge_counts() -> None:
     judge, other = Judge(SETTINGS, "be strict"), Judge(SETTINGS, "be kind")
     good, bad = (
         summarize(judge.name, "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
         for pairs in (of(20, 0, S) + of(20, 0, F), of(10, 10, S) + of(10, 10, F))
     )
     rules = summarize(judge.name, "shop", OutcomeSource.RULES, judgements(*of(20, 0, S), *of(20, 0, F)), 0)
-    with write_session(open_store("sqlite://")) as opened:
+    with write_session(open_store("sqlite://")) as session:
         with pytest.raises(JudgeNotTrusted, match="never measured"):
-            require_trusted(opened, judge)
-        save_agreement(opened, rules, SETTINGS, T0)
+            require_trusted(session, judge)
+        save_agreement(session, rules, SETTINGS, T0)
         with pytest.raises(JudgeNotTrusted, match="never measured"):
-            require_trusted(opened, judge)
-        save_agreement(opened, good, SETTINGS, later(1))
-        assert require_trusted(opened, judge)["kappa"] == 1
+            require_trusted(session, judge)
+        save_agreement(session, good, SETTINGS, later(1))
+        assert require_trusted(session, judge)["kappa"] == 1
         with pytest.raises(JudgeNotTrusted, match=f"{other.name}.*never measured"):
-            require_trusted(opened, other)
-        save_agreement(opened, bad, SETTINGS, later(2))
+            require_trusted(session, other)
+        save_agreement(session, bad, SETTINGS, later(2))
         with pytest.raises(JudgeNotTrusted, match=r"agreement is 0\.00"):
-            require_trusted(opened, judge)
-        save_agreement(opened, rules, SETTINGS, later(3))
-        assert (latest_agreement(opened, judge.name) or {})["kappa"] == 0
+            require_trusted(session, judge)
+        save_agreement(session, rules, SETTINGS, later(3))
+        assert (latest_agreement(session, judge.name) or {})["kappa"] == 0
 
 
 def test_another_prompt_or_model_is_another_judge() -> None:
@@ -150,14 +152,16 @@ def test_another_prompt_or_model_is_another_judge() -> None:
     assert Judge(JudgeSection(model="a", timeout_s=1), "x").name in names
 
 
-def test_what_people_say_counts_also_where_evidence_keeps_the_stored_outcome() -> None:
+def test_labels_count_even_if_evidence_fixes_the_stored_outcome() -> None:
     store = open_store("sqlite://")
-    with write_session(store) as opened:
-        save_trajectories(opened, [conversation(trajectory_id=name, outcome=F) for name in ("a", "b")])
-        save_feedback(opened, Feedback("a", T0, score=1.0, who="alice"))
-    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.PEOPLE, 10)] == [
-        ("a", S)
-    ]
-    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.SOURCE, 10)] == [
-        ("b", F)
-    ]
+    with write_session(store) as session:
+        save_trajectories(session, [conversation(trajectory_id=name, outcome=F) for name in ("a", "b")])
+        save_feedback(session, Feedback("a", T0, score=1.0, who="alice"))
+    assert [
+        (labelled_conversation.id, labelled_conversation.outcome)
+        for labelled_conversation in labelled_conversations(store, "shop", NO_LABELS, OutcomeSource.PEOPLE, 10)
+    ] == [("a", S)]
+    assert [
+        (labelled_conversation.id, labelled_conversation.outcome)
+        for labelled_conversation in labelled_conversations(store, "shop", NO_LABELS, OutcomeSource.SOURCE, 10)
+    ] == [("b", F)]

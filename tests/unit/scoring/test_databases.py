@@ -44,12 +44,12 @@ expect = {ne = "cancelled"}
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    opened = sqlite3.connect(tmp_path / "shop.db")
-    opened.execute("create table orders (id integer, status text)")
-    opened.execute("insert into orders values (7, 'cancelled'), (8, 'open'), (9, null)")
-    opened.commit()
-    yield opened
-    opened.close()
+    connection = sqlite3.connect(tmp_path / "shop.db")
+    connection.execute("create table orders (id integer, status text)")
+    connection.execute("insert into orders values (7, 'cancelled'), (8, 'open'), (9, null)")
+    connection.commit()
+    yield connection
+    connection.close()
 
 
 @pytest.fixture
@@ -85,9 +85,7 @@ def test_the_first_value_of_the_first_row(databases: Databases, query: str, answ
         "",
     ],
 )
-def test_nothing_but_reading_is_possible(
-    databases: Databases, shop: sqlite3.Connection, tmp_path: Path, query: str
-) -> None:
+def test_databases_are_read_only(databases: Databases, shop: sqlite3.Connection, tmp_path: Path, query: str) -> None:
     with pytest.raises(QueryFailed, match="shop"):
         databases.ask("shop", query, {})
     assert shop.execute("select count(*) from orders").fetchone() == (3,)
@@ -96,10 +94,10 @@ def test_nothing_but_reading_is_possible(
     assert databases.ask("shop", "select 1", {}) == 1  # a bad query is no reason to leave the database alone
 
 
-def test_a_slow_database_is_left_alone_for_a_while(tmp_path: Path, shop: sqlite3.Connection) -> None:
+def test_a_slow_database_is_not_queried_for_a_while(tmp_path: Path, shop: sqlite3.Connection) -> None:
     clock = [0.0]
-    known = {"shop": Database(url="sqlite:///shop.db", timeout_s=0.1)}
-    databases = Databases(known, tmp_path, lambda: clock[0])
+    by_name = {"shop": Database(url="sqlite:///shop.db", timeout_s=0.1)}
+    databases = Databases(by_name, tmp_path, lambda: clock[0])
     with pytest.raises(QueryFailed, match="interrupted"):
         databases.ask("shop", SLOW, {})
     with pytest.raises(QueryFailed, match="interrupted"):
@@ -108,13 +106,13 @@ def test_a_slow_database_is_left_alone_for_a_while(tmp_path: Path, shop: sqlite3
     assert databases.ask("shop", "select 1", {}) == 1
 
 
-def test_a_locked_or_missing_database_is_no_answer(tmp_path: Path, shop: sqlite3.Connection) -> None:
-    known = {
+def test_queries_of_locked_and_missing_databases_fail(tmp_path: Path, shop: sqlite3.Connection) -> None:
+    by_name = {
         "locked": Database(url="sqlite:///shop.db", timeout_s=0.1),
         "missing": Database(url="sqlite:///none.db"),
         "unset": Database(url_env="SHOP_URL_THAT_IS_NOT_SET"),
     }
-    databases = Databases(known, tmp_path)
+    databases = Databases(by_name, tmp_path)
     shop.execute("begin exclusive")
     with pytest.raises(QueryFailed, match="locked"):
         databases.ask("locked", "select * from orders", {})
@@ -127,17 +125,17 @@ def test_a_locked_or_missing_database_is_no_answer(tmp_path: Path, shop: sqlite3
 
 
 @pytest.mark.parametrize("url", ["postgresql://ada:s3cr3t@127.0.0.1:9/shop", "nonsense s3cr3t", "mysql://a:s3cr3t@h/x"])
-def test_a_password_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_no_error_shows_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("SHOP_URL", url)
     databases = Databases({"shop": Database(url_env="SHOP_URL")}, tmp_path)
-    with pytest.raises(QueryFailed) as caught:
+    with pytest.raises(QueryFailed) as error_info:
         databases.ask("shop", "select 1", {})
-    assert "s3cr3t" not in str(caught.value)
-    assert caught.value.__cause__ is None
+    assert "s3cr3t" not in str(error_info.value)
+    assert error_info.value.__cause__ is None
     assert "s3cr3t" not in repr(databases.by_name)
 
 
-def test_rules_ask_what_the_conversation_names(tmp_path: Path, shop: sqlite3.Connection) -> None:
+def test_query_parameters_come_from_the_conversation(tmp_path: Path, shop: sqlite3.Connection) -> None:
     file = tmp_path / "rules.toml"
     file.write_text(RULES)
     rules = read_rules(file)
@@ -148,9 +146,9 @@ def test_rules_ask_what_the_conversation_names(tmp_path: Path, shop: sqlite3.Con
     assert rules.decide(conversation(*call("cancel_order", {"id": [7]}, {"status": "cancelled"}))).rule == ""
 
 
-def test_what_could_not_be_checked_is_unknown_and_no_later_rule_decides(tmp_path: Path) -> None:
+def test_a_failed_check_means_unknown_and_stops_the_rules(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
     file.write_text(RULES + '[[rule]]\nname = "else"\noutcome = "failure"\nwhen = {turns = {ge = 0}}\n')
-    found = read_rules(file).decide(CANCELLED)
-    assert (found.outcome, found.failed, found.rule) == (Outcome.UNKNOWN, True, "gone from the shop's books")
-    assert "could not be checked: shop" in found.reason
+    decision = read_rules(file).decide(CANCELLED)
+    assert (decision.outcome, decision.failed, decision.rule) == (Outcome.UNKNOWN, True, "gone from the shop's books")
+    assert "could not be checked: shop" in decision.reason

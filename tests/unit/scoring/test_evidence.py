@@ -38,8 +38,8 @@ S, F, U = Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN
 RULES, JUDGE = "rules:0123", "judge:m@1"
 
 
-def by(who: str, outcome: Outcome, at: datetime = T0, trajectory_id: str = "t1") -> Feedback:
-    return verdict(trajectory_id, who, Decision(outcome, float(outcome is S), "a rule", "so it was"), at)
+def verdict_by(author: str, outcome: Outcome, at: datetime = T0, trajectory_id: str = "t1") -> Feedback:
+    return verdict(trajectory_id, author, Decision(outcome, float(outcome is S), "a rule", "so it was"), at)
 
 
 def person(label: str = "", score: float | None = None, comment: str = "") -> Feedback:
@@ -47,115 +47,113 @@ def person(label: str = "", score: float | None = None, comment: str = "") -> Fe
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome", "whose"),
+    ("feedback", "outcome", "source"),
     [
         ([], U, OutcomeSource.NOBODY),
-        ([by(JUDGE, S)], S, OutcomeSource.JUDGE),
-        ([by(RULES, F), by(JUDGE, S)], F, OutcomeSource.RULES),
-        ([person("good"), by(RULES, F), by(JUDGE, F)], S, OutcomeSource.PEOPLE),
-        ([by(RULES, S), by(JUDGE, S), person(score=0.2)], F, OutcomeSource.PEOPLE),
+        ([verdict_by(JUDGE, S)], S, OutcomeSource.JUDGE),
+        ([verdict_by(RULES, F), verdict_by(JUDGE, S)], F, OutcomeSource.RULES),
+        ([person("good"), verdict_by(RULES, F), verdict_by(JUDGE, F)], S, OutcomeSource.PEOPLE),
+        ([verdict_by(RULES, S), verdict_by(JUDGE, S), person(score=0.2)], F, OutcomeSource.PEOPLE),
         ([person("good"), person("bad"), person(comment="hm")], F, OutcomeSource.PEOPLE),
-        ([person("meh"), by(RULES, S)], S, OutcomeSource.RULES),
-        ([by(RULES, S), by(RULES, U)], U, OutcomeSource.NOBODY),
-        ([by(RULES, U), by(JUDGE, F)], F, OutcomeSource.JUDGE),
-        ([by(JUDGE, F), by(JUDGE, S)], S, OutcomeSource.JUDGE),
+        ([person("meh"), verdict_by(RULES, S)], S, OutcomeSource.RULES),
+        ([verdict_by(RULES, S), verdict_by(RULES, U)], U, OutcomeSource.NOBODY),
+        ([verdict_by(RULES, U), verdict_by(JUDGE, F)], F, OutcomeSource.JUDGE),
+        ([verdict_by(JUDGE, F), verdict_by(JUDGE, S)], S, OutcomeSource.JUDGE),
     ],
 )
-def test_precedence(said: list[Feedback], outcome: Outcome, whose: OutcomeSource) -> None:
-    found = LABELS.effective_outcome(said)
-    assert (found.outcome, found.source) == (outcome, whose)
+def test_precedence(feedback: list[Feedback], outcome: Outcome, source: OutcomeSource) -> None:
+    effective = LABELS.effective_outcome(feedback)
+    assert (effective.outcome, effective.source) == (outcome, source)
 
 
 WORDS = st.lists(
     st.sampled_from(
-        [person("good"), person("bad"), person("?"), *(by(w, o) for w in (RULES, JUDGE) for o in (S, F, U))]
+        [person("good"), person("bad"), person("?"), *(verdict_by(w, o) for w in (RULES, JUDGE) for o in (S, F, U))]
     )
 )
 
 
 @given(WORDS, WORDS)
-def test_what_rules_and_judges_say_changes_nothing_where_a_person_spoke(
-    before: list[Feedback], after: list[Feedback]
-) -> None:
-    machines = [one for one in after if is_reserved_author(one.who)]
-    told = LABELS.effective_outcome(before)
-    if told.source is OutcomeSource.PEOPLE:
-        assert LABELS.effective_outcome([*before, *machines]) == told
+def test_feedback_of_people_overrides_rules_and_judge(earlier: list[Feedback], later: list[Feedback]) -> None:
+    machines = [row for row in later if is_reserved_author(row.who)]
+    effective = LABELS.effective_outcome(earlier)
+    if effective.source is OutcomeSource.PEOPLE:
+        assert LABELS.effective_outcome([*earlier, *machines]) == effective
 
 
-@pytest.mark.parametrize("who", ["rules:x", "judge:", " Rules:x", "JUDGE:gpt"])
-def test_reserved_names(who: str) -> None:
-    assert is_reserved_author(who)
-    assert not is_reserved_author(f"the {who}")
+@pytest.mark.parametrize("author", ["rules:x", "judge:", " Rules:x", "JUDGE:gpt"])
+def test_reserved_names(author: str) -> None:
+    assert is_reserved_author(author)
+    assert not is_reserved_author(f"the {author}")
 
 
 @pytest.fixture
-def opened() -> Session:
-    with write_session(open_store("sqlite://")) as made:
-        save_trajectories(made, [CANCELLED])
-        return made
+def session() -> Session:
+    with write_session(open_store("sqlite://")) as session:
+        save_trajectories(session, [CANCELLED])
+        return session
 
 
-def outcome_of(opened: Session) -> tuple[Outcome, OutcomeSource]:
-    stored = get_trajectory(opened, "t1")
-    return stored.outcome, effective_outcome(opened, stored, LABELS).source
+def outcome_of(session: Session) -> tuple[Outcome, OutcomeSource]:
+    trajectory = get_trajectory(session, "t1")
+    return trajectory.outcome, effective_outcome(session, trajectory, LABELS).source
 
 
-def test_a_verdict_judges_until_a_person_says_otherwise(opened: Session) -> None:
-    assert store_verdict(opened, by(JUDGE, F), LABELS)
-    assert outcome_of(opened) == (F, OutcomeSource.JUDGE)
-    assert store_verdict(opened, by(RULES, S), LABELS)
-    assert outcome_of(opened) == (S, OutcomeSource.RULES)
-    assert store_verdict(opened, by(JUDGE, U), LABELS)
-    assert outcome_of(opened) == (S, OutcomeSource.RULES)
-    assert not store_verdict(opened, by(RULES, S, later(9)), LABELS)  # it said so before
-    assert label_trajectory(opened, person("bad", 0.0), LABELS).outcome is F
-    assert outcome_of(opened) == (F, OutcomeSource.PEOPLE)
-    assert not store_verdict(opened, by("rules:other", S), LABELS)
-    assert not store_verdict(opened, by(JUDGE, S), LABELS)
-    assert outcome_of(opened) == (F, OutcomeSource.PEOPLE)
-    assert [one.who for one in feedback_on(opened, "t1")] == [JUDGE, RULES, JUDGE, "Ada"]
-    assert feedback_on(opened, "t1")[1].comment == "a rule: so it was"
+def test_a_verdict_counts_until_a_person_disagrees(session: Session) -> None:
+    assert store_verdict(session, verdict_by(JUDGE, F), LABELS)
+    assert outcome_of(session) == (F, OutcomeSource.JUDGE)
+    assert store_verdict(session, verdict_by(RULES, S), LABELS)
+    assert outcome_of(session) == (S, OutcomeSource.RULES)
+    assert store_verdict(session, verdict_by(JUDGE, U), LABELS)
+    assert outcome_of(session) == (S, OutcomeSource.RULES)
+    assert not store_verdict(session, verdict_by(RULES, S, later(9)), LABELS)  # it said so before
+    assert label_trajectory(session, person("bad", 0.0), LABELS).outcome is F
+    assert outcome_of(session) == (F, OutcomeSource.PEOPLE)
+    assert not store_verdict(session, verdict_by("rules:other", S), LABELS)
+    assert not store_verdict(session, verdict_by(JUDGE, S), LABELS)
+    assert outcome_of(session) == (F, OutcomeSource.PEOPLE)
+    assert [row.who for row in feedback_on(session, "t1")] == [JUDGE, RULES, JUDGE, "Ada"]
+    assert feedback_on(session, "t1")[1].comment == "a rule: so it was"
 
 
-def test_rules_that_take_their_word_back_leave_it_unknown(opened: Session) -> None:
-    store_verdict(opened, by(RULES, F), LABELS)
-    store_verdict(opened, by(RULES, U, later(1)), LABELS)
-    assert outcome_of(opened) == (U, OutcomeSource.NOBODY)
+def test_a_revoked_verdict_leaves_the_outcome_unknown(session: Session) -> None:
+    store_verdict(session, verdict_by(RULES, F), LABELS)
+    store_verdict(session, verdict_by(RULES, U, later(1)), LABELS)
+    assert outcome_of(session) == (U, OutcomeSource.NOBODY)
 
 
-def test_late_feedback_on_an_answer_judges_the_conversations_trajectory(opened: Session) -> None:
+def test_late_feedback_on_an_answer_rescores_its_trajectory(session: Session) -> None:
     exchange = Exchange("e1", "conv", T0, "base", 200, 0.1, response_id="r1", trajectory_id="t1")
-    serving.save_exchanges(opened, [exchange])
-    store_verdict(opened, by(RULES, F), LABELS)
-    for one in (Feedback("conv", T0, "other", 1.0, who="Bo"), Feedback("conv", T0, "r1", comment="hm")):
-        serving.save_feedback(opened, one)
-        assert rescore(opened, ["t1"], LABELS) == 0
-    serving.save_feedback(opened, Feedback("conv", later(1), "r1", 0.9, who="Bo"))
-    assert rescore(opened, ["t1"], LABELS) == 1
-    assert outcome_of(opened) == (S, OutcomeSource.PEOPLE)
-    assert count_outcome_sources(opened, ["t1"], LABELS) == {"people": 1}
+    serving.save_exchanges(session, [exchange])
+    store_verdict(session, verdict_by(RULES, F), LABELS)
+    for row in (Feedback("conv", T0, "other", 1.0, who="Bo"), Feedback("conv", T0, "r1", comment="hm")):
+        serving.save_feedback(session, row)
+        assert rescore(session, ["t1"], LABELS) == 0
+    serving.save_feedback(session, Feedback("conv", later(1), "r1", 0.9, who="Bo"))
+    assert rescore(session, ["t1"], LABELS) == 1
+    assert outcome_of(session) == (S, OutcomeSource.PEOPLE)
+    assert count_outcome_sources(session, ["t1"], LABELS) == {"people": 1}
 
 
-def test_an_outcome_that_came_with_its_trajectory_stays(opened: Session) -> None:
-    save_trajectories(opened, [conversation(trajectory_id="t2", outcome=F, source="tau-bench")])
-    assert not store_verdict(opened, by(RULES, S, trajectory_id="t2"), LABELS)
+def test_the_outcome_of_the_source_cannot_be_changed(session: Session) -> None:
+    save_trajectories(session, [conversation(trajectory_id="t2", outcome=F, source="tau-bench")])
+    assert not store_verdict(session, verdict_by(RULES, S, trajectory_id="t2"), LABELS)
     with pytest.raises(OutcomesError, match="came with its outcome"):
-        label_trajectory(opened, Feedback("t2", T0, "", 1.0, "success", who="Ada"), LABELS)
-    assert rescore(opened, ["t1", "t2"], LABELS) == 0
-    assert count_outcome_sources(opened, ["t1", "t2"], LABELS) == {"source": 1, "nobody": 1}
+        label_trajectory(session, Feedback("t2", T0, "", 1.0, "success", who="Ada"), LABELS)
+    assert rescore(session, ["t1", "t2"], LABELS) == 0
+    assert count_outcome_sources(session, ["t1", "t2"], LABELS) == {"source": 1, "nobody": 1}
 
 
-def test_what_a_cycles_evidence_refers_to_stays_and_no_verdict_is_kept(opened: Session) -> None:
-    save_cycle(opened, CYCLE)
-    save_capabilities(opened, "c1", [CAPABILITY])
-    save_labels(opened, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
-    assert not store_verdict(opened, by(RULES, S), LABELS)
-    assert feedback_on(opened, "t1") == []
-    assert outcome_of(opened) == (U, OutcomeSource.NOBODY)
+def test_trajectories_cited_as_evidence_get_no_verdict(session: Session) -> None:
+    save_cycle(session, CYCLE)
+    save_capabilities(session, "c1", [CAPABILITY])
+    save_labels(session, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
+    assert not store_verdict(session, verdict_by(RULES, S), LABELS)
+    assert feedback_on(session, "t1") == []
+    assert outcome_of(session) == (U, OutcomeSource.NOBODY)
 
 
-def test_analysis_counts_nothing_of_what_nobody_judged() -> None:
+def test_analysis_ignores_unknown_outcomes() -> None:
     """Two failures lack the capability, one success has it; any number of unknown ones beside them changes nothing."""
     outcomes = {"f1": F, "f2": F, "s1": S}
     cells = [
@@ -164,7 +162,7 @@ def test_analysis_counts_nothing_of_what_nobody_judged() -> None:
         Label("s1", "x", 0, Verdict.PRESENT, 1),
     ]
     unknown = {f"u{n}": U for n in range(20)}
-    more = [Label(one, "x", 0, Verdict.LACKING, 1) for one in unknown]
-    (alone,), (beside,) = contrast(cells, outcomes), contrast([*cells, *more], outcomes | unknown)
-    assert alone == beside
-    assert (beside.failure.needed, beside.failure.lacking, beside.delta) == (2, 2, Fraction(1))
+    labels = [Label(trajectory_id, "x", 0, Verdict.LACKING, 1) for trajectory_id in unknown]
+    (without_unknown,), (with_unknown,) = contrast(cells, outcomes), contrast([*cells, *labels], outcomes | unknown)
+    assert without_unknown == with_unknown
+    assert (with_unknown.failure.needed, with_unknown.failure.lacking, with_unknown.delta) == (2, 2, Fraction(1))

@@ -16,33 +16,33 @@ JSON = st.recursive(
 )
 
 
-def found(path: str, value: Any) -> list[Any]:
+def path_values(path: str, value: Any) -> list[Any]:
     return list(values_at(parse_path(path), value))
 
 
 def leaves(value: Any, path: str = "$") -> list[tuple[str, Any]]:
     """Every place in a value, with its path."""
-    here = [(path, value)]
+    pending = [(path, value)]
     if isinstance(value, dict):
         for key, item in value.items():
             quoted = key.replace("\\", "\\\\").replace('"', '\\"')
-            here += leaves(item, f'{path}["{quoted}"]')
+            pending += leaves(item, f'{path}["{quoted}"]')
     if isinstance(value, list):
         for index, item in enumerate(value):
-            here += leaves(item, f"{path}[{index if index % 2 else index - len(value)}]")
-    return here
+            pending += leaves(item, f"{path}[{index if index % 2 else index - len(value)}]")
+    return pending
 
 
 @given(JSON)
-def test_every_place_of_a_value_has_a_path_that_leads_there_and_nowhere_else(value: Any) -> None:
+def test_every_value_of_a_document_has_its_path(value: Any) -> None:
     for path, item in leaves(value):
-        assert [id(one) for one in found(path, value)] == [id(item)]
+        assert [id(path_value) for path_value in path_values(path, value)] == [id(item)]
 
 
 @given(JSON)
-def test_the_star_is_every_inner_value_in_order(value: Any) -> None:
+def test_the_wildcard_gives_all_children_in_order(value: Any) -> None:
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    assert found("$[*]", value) == found("$.*", value) == inner
+    assert path_values("$[*]", value) == path_values("$.*", value) == inner
 
 
 @given(st.text(max_size=12), JSON)
@@ -67,10 +67,10 @@ def test_any_text_is_a_path_or_is_refused(text: str, value: Any) -> None:
     ],
 )
 def test_paths(path: str, expected: list[Any]) -> None:
-    assert found(path, json.loads('{"a": [{"b": 1}, {"b": 2}, {}], "c.d": true}')) == expected
+    assert path_values(path, json.loads('{"a": [{"b": 1}, {"b": 2}, {}], "c.d": true}')) == expected
 
 
 @pytest.mark.parametrize("path", ["", "a.b", "$.", "$..a", "$[1:2]", "$[?(@.a)]", "$.a[", "$ .a"])
-def test_what_is_no_path_is_refused_with_the_place(path: str) -> None:
+def test_invalid_paths_are_refused_with_the_position(path: str) -> None:
     with pytest.raises(ValueError, match="is not a path"):
         parse_path(path)

@@ -11,7 +11,7 @@ from traced.scoring.rule_file import WatchedRules, read_rules
 GOOD = '[[rule]]\nname = "a"\noutcome = "success"\nwhen = {call = "x"}\n'
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_rules(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "rules.toml"
     path.write_text(text)
     return path
@@ -58,52 +58,52 @@ def written(tmp_path: Path, text: str) -> Path:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line_its_rule_and_what_is_allowed(
+def test_a_mistake_is_reported_with_line_rule_and_allowed_values(
     tmp_path: Path, text: str, line: int, words: list[str]
 ) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(RuleFileError) as caught:
+    path = write_rules(tmp_path, text)
+    with pytest.raises(RuleFileError) as error_info:
         read_rules(path)
-    assert f"{path}, line {line}" in caught.value.message
-    assert all(word in caught.value.message for word in words), caught.value.message
-    assert "pw" not in caught.value.message
-    assert caught.value.exit_code == 2
+    assert f"{path}, line {line}" in error_info.value.message
+    assert all(word in error_info.value.message for word in words), error_info.value.message
+    assert "pw" not in error_info.value.message
+    assert error_info.value.exit_code == 2
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
-    path = written(
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
+    path = write_rules(
         tmp_path, "\n".join(f'[[rule]]\nname = "{n}"\noutcome = "?"\nwhen = {{turns = 1}}' for n in range(30))
     )
-    with pytest.raises(RuleFileError) as caught:
+    with pytest.raises(RuleFileError) as error_info:
         read_rules(path)
-    told = caught.value.message.splitlines()
-    assert (len(told), told[-1]) == (21, "and 10 more")
-    assert "line 7, rule 2 '1'" in told[1]
+    lines = error_info.value.message.splitlines()
+    assert (len(lines), lines[-1]) == (21, "and 10 more")
+    assert "line 7, rule 2 '1'" in lines[1]
 
 
-def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
+def test_missing_files_and_invalid_toml(tmp_path: Path) -> None:
     with pytest.raises(RuleFileError, match=r"nowhere\.toml cannot be read"):
         read_rules(tmp_path / "nowhere.toml")
     with pytest.raises(RuleFileError, match=r"not valid TOML: .*line 1"):
-        read_rules(written(tmp_path, "a b"))
+        read_rules(write_rules(tmp_path, "a b"))
     (tmp_path / "rules.toml").write_bytes(b"\xff")
     with pytest.raises(RuleFileError, match="not valid TOML"):
         read_rules(tmp_path / "rules.toml")
 
 
-def test_a_file_that_changes_is_read_again_and_a_bad_one_leaves_the_last_good_one(tmp_path: Path) -> None:
-    path = written(tmp_path, "rule = 1\n")
-    followed = WatchedRules(path)
-    assert followed.current() is None
-    assert "line 1" in followed.problem
-    written(tmp_path, GOOD)
-    first = followed.current()
+def test_a_changed_file_is_read_again_and_an_invalid_one_ignored(tmp_path: Path) -> None:
+    path = write_rules(tmp_path, "rule = 1\n")
+    rules = WatchedRules(path)
+    assert rules.current() is None
+    assert "line 1" in rules.problem
+    write_rules(tmp_path, GOOD)
+    first = rules.current()
     assert first is not None
-    assert followed.problem == ""
-    assert followed.current() is first
-    written(tmp_path, GOOD + "x")
-    assert followed.current() is first
-    assert followed.problem
+    assert rules.problem == ""
+    assert rules.current() is first
+    write_rules(tmp_path, GOOD + "x")
+    assert rules.current() is first
+    assert rules.problem
     os.remove(path)
-    assert followed.current() is first
-    assert "cannot be read" in followed.problem
+    assert rules.current() is first
+    assert "cannot be read" in rules.problem

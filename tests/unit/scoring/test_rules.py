@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.types import Message, Outcome
-from tests.unit.scoring.conversations import CANCELLED, call, conversation, said
+from tests.unit.scoring.conversations import CANCELLED, call, conversation, text_message
 from traced.scoring.conditions import Condition, conversation_of, json_equal
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import UNDECIDED
@@ -55,24 +55,24 @@ def test_conditions_that_hold(condition: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("condition", FAILING, ids=str)
-def test_conditions_that_do_not(condition: dict[str, Any]) -> None:
+def test_conditions_that_do_not_hold(condition: dict[str, Any]) -> None:
     assert not Condition.model_validate(condition).holds(conversation_of(CANCELLED))
 
 
 def test_a_call_without_an_answer_and_a_conversation_without_texts() -> None:
-    seen = conversation_of(conversation(*call("cancel_order", {"id": 7})))
-    assert Condition.model_validate({"call": {"tool": "cancel_order", "result": {"exists": False}}}).holds(seen)
-    assert not Condition.model_validate({"call": {"tool": "cancel_order", "result": {"matches": ""}}}).holds(seen)
-    assert Condition.model_validate({"user": {"exists": False}, "answer": {"exists": False}}).holds(seen)
+    parsed = conversation_of(conversation(*call("cancel_order", {"id": 7})))
+    assert Condition.model_validate({"call": {"tool": "cancel_order", "result": {"exists": False}}}).holds(parsed)
+    assert not Condition.model_validate({"call": {"tool": "cancel_order", "result": {"matches": ""}}}).holds(parsed)
+    assert Condition.model_validate({"user": {"exists": False}, "answer": {"exists": False}}).holds(parsed)
 
 
-@pytest.mark.parametrize("one", [1, 1.0, True, "1", None, [1], {"a": 1}])
-@pytest.mark.parametrize("other", [1, 1.0, True, "1", None, [1], {"a": 1}])
-def test_values_of_different_kinds_are_not_equal(one: Any, other: Any) -> None:
+@pytest.mark.parametrize("left", [1, 1.0, True, "1", None, [1], {"a": 1}])
+@pytest.mark.parametrize("right", [1, 1.0, True, "1", None, [1], {"a": 1}])
+def test_values_of_different_types_are_not_equal(left: Any, right: Any) -> None:
     numbers = [1, 1.0]
-    alike = one is other or (one in numbers and other in numbers and not isinstance(one, bool | str))
-    alike = alike and isinstance(one, bool) == isinstance(other, bool)
-    assert json_equal(one, other) == (alike or (type(one) is type(other) and one == other))
+    expected = left is right or (left in numbers and right in numbers and not isinstance(left, bool | str))
+    expected = expected and isinstance(left, bool) == isinstance(right, bool)
+    assert json_equal(left, right) == (expected or (type(left) is type(right) and left == right))
 
 
 def test_the_first_rule_that_matches_decides(tmp_path: Any) -> None:
@@ -84,9 +84,14 @@ def test_the_first_rule_that_matches_decides(tmp_path: Any) -> None:
         '[[rule]]\nname = "anything"\noutcome = "failure"\nwhen = {turns = {ge = 0}}\n'
     )
     rules = read_rules(file)
-    found = rules.decide(CANCELLED)
-    assert (found.outcome, found.reward, found.rule, found.reason) == (Outcome.SUCCESS, 0.75, "cancelled", "asked")
-    other = rules.decide(conversation(said("user", "Hello")))
+    decision = rules.decide(CANCELLED)
+    assert (decision.outcome, decision.reward, decision.rule, decision.reason) == (
+        Outcome.SUCCESS,
+        0.75,
+        "cancelled",
+        "asked",
+    )
+    other = rules.decide(conversation(text_message("user", "Hello")))
     assert (other.outcome, other.reward, other.rule) == (Outcome.FAILURE, 0.0, "anything")
     assert rules.decide(conversation({"content": "of nobody"})).failed
 

@@ -54,22 +54,22 @@ VALUES = st.recursive(
 )
 
 
-def places(value: Any, where: TomlPath = ()) -> list[TomlPath]:
+def places(value: Any, path: TomlPath = ()) -> list[TomlPath]:
     """The path of every value in what ``tomllib`` gives."""
     inner: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):
         inner = list(value.items())
     if isinstance(value, list):
         inner = list(enumerate(value))
-    return [place for key, item in inner for place in ((*where, key), *places(item, (*where, key)))]
+    return [place for key, item in inner for place in ((*path, key), *places(item, (*path, key)))]
 
 
-def written(value: Any) -> str:
+def to_toml(value: Any) -> str:
     """A value in one line, arrays over several."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{quoted(key)} = {written(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{quoted(key)} = {to_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[\n" + "".join(f"  {written(item)},\n" for item in value) + "]"
+        return "[\n" + "".join(f"  {to_toml(item)},\n" for item in value) + "]"
     return quoted(value) if isinstance(value, str) else repr(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -78,9 +78,9 @@ def quoted(text: str) -> str:
 
 
 def test_lines_are_those_of_the_text() -> None:
-    found = lines_of(TEXT)
-    assert {where: found[where] for where in EXPECTED} == EXPECTED
-    assert set(found) == set(places(tomllib.loads(TEXT)))
+    lines = lines_of(TEXT)
+    assert {path: lines[path] for path in EXPECTED} == EXPECTED
+    assert set(lines) == set(places(tomllib.loads(TEXT)))
 
 
 @settings(max_examples=50)
@@ -89,7 +89,7 @@ def test_every_value_has_a_line_and_nothing_else_has(tables: list[dict[str, Any]
     text, headers = "", []
     for table in tables:
         headers.append(text.count("\n") + 1)
-        text += "[[t]]\n" + "".join(f"{quoted(key)} = {written(value)}\n" for key, value in table.items())
-    found = lines_of(text)
-    assert set(found) == set(places(tomllib.loads(text)))
-    assert [found["t", number] for number in range(len(tables))] == headers
+        text += "[[t]]\n" + "".join(f"{quoted(key)} = {to_toml(value)}\n" for key, value in table.items())
+    lines = lines_of(text)
+    assert set(lines) == set(places(tomllib.loads(text)))
+    assert [lines["t", number] for number in range(len(tables))] == headers

@@ -35,7 +35,9 @@ def test_the_newest_cycle_names_it(db: Session) -> None:
     assert [(one.cycle_id, one.finding) for one in over] == [("c0", None), ("c1", FINDING)]
     assert capabilities.list_capability_entries(db, NAME, limit=1) == newest
     assert capabilities.get_capability_entry(db, NAME, "c1") == over[1]
-    assert capabilities.outputs_of_cycles(db, ["c0", "c1"]) == {("c1", NAME): CapabilityOutputs(HASH, True, RunState.FINISHED)}
+    assert capabilities.outputs_of_cycles(db, ["c0", "c1"]) == {
+        ("c1", NAME): CapabilityOutputs(HASH, True, RunState.FINISHED)
+    }
     assert capabilities.outputs_of_cycles(db, ["c0"]) == {}
 
 

@@ -75,7 +75,9 @@ def test_writers_wait_for_each_other(on_disk: Engine) -> None:
 
     def count(_: int) -> None:
         for _ in range(5):
-            with write_session(on_disk) as opened:  # reads before it writes: without the lock taken at once this would fail
+            with write_session(
+                on_disk
+            ) as opened:  # reads before it writes: without the lock taken at once this would fail
                 done = get_cycle(opened, "c1").summary.get("n", 0)
                 set_cycle_state(opened, "c1", CycleState.RUNNING, at=T0, summary={"n": done + 1})
 
@@ -225,6 +227,10 @@ def test_what_cannot_be_made_beforehand_is_told_by_opening(tmp_path: Path) -> No
 
 def test_a_pool_without_a_free_connection_is_the_stores_failure(on_disk: Engine) -> None:
     small = create_engine(on_disk.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
-    with small.connect(), pytest.raises(StoreUnavailable, match="no connection became free"), read_session(small) as opened:
+    with (
+        small.connect(),
+        pytest.raises(StoreUnavailable, match="no connection became free"),
+        read_session(small) as opened,
+    ):
         list_cycles(opened)
     small.dispose()

@@ -13,7 +13,7 @@ from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import adapters, promotions, serving
 from store.repositories import traffic as module
 from store.repositories.cycles import save_cycle
-from store.repositories.traffic import list_routes, get_conversation, recent_traffic
+from store.repositories.traffic import get_conversation, list_routes, recent_traffic
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, T0, adapter, approval, later, save_chain, trajectory

@@ -15,11 +15,11 @@ from store.repositories.cycles import save_cycle
 from store.repositories.leases import (
     Lease,
     acquire,
-    request_return,
     get_lease,
     heartbeat,
     list_leases,
     release,
+    request_return,
 )
 from tests.unit.store.chain import CYCLE, later
 

@@ -5,6 +5,7 @@ from store.errors import NotApproved, NotFound, NotLive
 from store.records import Decision, Promotion, PromotionState
 from store.repositories.adapters import save_adapter
 from store.repositories.promotions import (
+    canary_shares,
     latest_approval,
     list_approvals,
     list_gates,
@@ -14,7 +15,6 @@ from store.repositories.promotions import (
     put_on_trial,
     roll_back,
     save_approval,
-    canary_shares,
     trials,
 )
 from tests.unit.store.chain import adapter, approval, later, save_chain

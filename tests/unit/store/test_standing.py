@@ -29,7 +29,7 @@ from store.repositories.cycles import (
 from store.repositories.events import save_audit
 from store.repositories.llm_replies import save_patch
 from store.repositories.trajectories import save_trajectories
-from store.status import MAX_CYCLES, StageCostStatus, BlockedStage, QuarantineStatus, StoreStatus, store_status
+from store.status import MAX_CYCLES, BlockedStage, QuarantineStatus, StageCostStatus, StoreStatus, store_status
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
@@ -169,7 +169,9 @@ def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
             attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
         attempts.begin_attempt(db, "c1", InputKey("train", "dates", "other"), holder="h", at=T0)
         attempts.quarantine(db, attempts.QuarantinedInput("p3", "c1", key, "3 attempts failed", {}, T0))
-    assert store_status(sqlite_url(file)).quarantined == [QuarantineStatus("p3", "c1", "train", "dates", "3 attempts failed", 3)]
+    assert store_status(sqlite_url(file)).quarantined == [
+        QuarantineStatus("p3", "c1", "train", "dates", "3 attempts failed", 3)
+    ]
     with write_session(store) as db:
         attempts.release_quarantined(db, "p3", actor="ann", at=T0)
     store.dispose()

@@ -125,5 +125,8 @@ def test_unknown_ids(db: Session) -> None:
 def test_an_unknown_cycle_is_a_broken_reference() -> None:
     from store.database import open_store, write_session
 
-    with pytest.raises(BrokenReference, match="save what it refers to"), write_session(open_store("sqlite://")) as opened:
+    with (
+        pytest.raises(BrokenReference, match="save what it refers to"),
+        write_session(open_store("sqlite://")) as opened,
+    ):
         save_trajectories(opened, [trajectory(cycle_id="c9")])

@@ -18,7 +18,7 @@ def walked(session: Session, wanted: PageFilter, limit: int = 7) -> list[str]:
     """All pages' ids, one page after the other."""
     found, after = list[str](), None
     while True:
-        page = trajectory_page(session, wanted, limit=limit, after=after)
+        page = trajectory_page(session, wanted, limit=limit, after_id=after)
         assert len(page.rows) <= limit
         found += [row.id for row in page.rows]
         if page.next is None:
@@ -46,7 +46,7 @@ def test_every_row_comes_once_in_the_listings_order(many: Session, source: str) 
 def test_what_is_saved_meanwhile_hides_nothing(many: Session) -> None:
     first = trajectory_page(many, PageFilter(), limit=10)
     save_trajectories(many, [trajectory("early", source="a")])
-    rest = trajectory_page(many, PageFilter(), limit=200, after=first.next)
+    rest = trajectory_page(many, PageFilter(), limit=200, after_id=first.next)
     assert len({row.id for row in [*first.rows, *rest.rows]}) == 63
 
 
@@ -64,7 +64,9 @@ def test_labels_are_a_cycles(many: Session) -> None:
     capabilities.save_labels(many, "c1", [Label("m001", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
     assert walked(many, PageFilter(cycle_id="c1")) == ["m001", "t1", "t2"]
     assert walked(many, PageFilter(cycle_id="c1", verdict=Verdict.LACKING)) == ["t1"]
-    found = trajectory_page(many, PageFilter(cycle_id="c1", capability=CAPABILITY.name, outcome=Outcome.FAILURE), limit=9)
+    found = trajectory_page(
+        many, PageFilter(cycle_id="c1", capability=CAPABILITY.name, outcome=Outcome.FAILURE), limit=9
+    )
     assert [(row.id, row.verdicts) for row in found.rows] == [
         ("m001", {Verdict.PRESENT: 1}),
         ("t1", {Verdict.LACKING: 2}),
@@ -112,7 +114,7 @@ def test_the_other_trials_of_a_task(many: Session) -> None:
     with pytest.raises(NotFound):
         trials_of(many, "none", limit=9)
     with pytest.raises(NotFound):
-        trajectory_page(many, PageFilter(), limit=9, after="none")
+        trajectory_page(many, PageFilter(), limit=9, after_id="none")
 
 
 def test_sources_and_cycles_to_filter_by(many: Session) -> None:

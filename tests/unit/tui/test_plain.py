@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from store.text import BLOCK, LINE, MARKS, block, line
+from store.text import BLOCK, LINE, MAX_MARKS, sanitize_block, sanitize_line
 from tui.text import cell
 
 ANY = some.text(some.characters(), max_size=400)  # halves of characters, too
@@ -21,7 +21,7 @@ def harmful(text: str, but: str = "") -> set[str]:
 
 @given(ANY)
 def test_a_line_holds_nothing_that_a_terminal_obeys(text: str) -> None:
-    shown = line(text)
+    shown = sanitize_line(text)
     assert harmful(shown) == set()
     assert len(shown) <= LONGEST * LINE + TAIL
     shown.encode("utf-8")
@@ -29,7 +29,7 @@ def test_a_line_holds_nothing_that_a_terminal_obeys(text: str) -> None:
 
 @given(ANY)
 def test_a_block_holds_lines_and_nothing_else_that_a_terminal_obeys(text: str) -> None:
-    shown = block(text, 100)
+    shown = sanitize_block(text, 100)
     assert harmful(shown, but="\n") == set()
     assert len(shown) <= LONGEST * 100 + TAIL
     shown.encode("utf-8")
@@ -38,13 +38,13 @@ def test_a_block_holds_lines_and_nothing_else_that_a_terminal_obeys(text: str) -
 @given(ANY)
 def test_a_cell_is_never_read_as_markup(text: str) -> None:
     made = cell(text)
-    assert made.plain == line(text)
+    assert made.plain == sanitize_line(text)
     assert made.spans == []
 
 
 @given(some.text(some.characters(min_codepoint=0x20, max_codepoint=0x7E)))
 def test_plain_text_stays_as_it_is(text: str) -> None:
-    assert line(text, 10_000) == text
+    assert sanitize_line(text, 10_000) == text
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
         ("two\nlines\tand\rmore", "two⏎lines    and␍more"),
         ("\x9b2J", "‹U+009B›2J"),
         ("[bold]no[/]", "[bold]no[/]"),
-        ("a" + "\u0301" * 50, "a" + "\u0301" * MARKS),
-        ("a" + "\u20dd\u0489\u0e49" * 20, "a" + ("\u20dd\u0489\u0e49" * 20)[:MARKS]),
+        ("a" + "\u0301" * 50, "a" + "\u0301" * MAX_MARKS),
+        ("a" + "\u20dd\u0489\u0e49" * 20, "a" + ("\u20dd\u0489\u0e49" * 20)[:MAX_MARKS]),
         ("\u0e17\u0e35\u0e48", "\u0e17\u0e35\u0e48"),
         ("\u3164\u2800", "‹U+3164›‹U+2800›"),
         ("\u0378\u0383\u03a2\u0530", "‹U+0378›‹U+0383›‹U+03A2›‹U+0530›"),
@@ -66,9 +66,9 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
     ],
 )
 def test_known_tricks_are_shown_by_their_names(text: str, shown: str) -> None:
-    assert line(text) == shown
+    assert sanitize_line(text) == shown
 
 
 def test_what_is_left_out_is_counted() -> None:
-    assert line("x" * 1_000_000).endswith("… (+999,800 characters)")
-    assert block("y\n" * BLOCK).endswith("… 20,000 more characters are not shown")
+    assert sanitize_line("x" * 1_000_000).endswith("… (+999,800 characters)")
+    assert sanitize_block("y\n" * BLOCK).endswith("… 20,000 more characters are not shown")

@@ -37,20 +37,20 @@ from traced.client.capabilities import (
     AdapterMark,
     CapabilityHistory,
     CapabilityInCycle,
+    CapabilityStatus,
     CapabilityView,
-    Cited,
     CitedMessage,
+    CitedMessages,
     FindingView,
     LabelledRow,
-    Standing,
 )
 from traced.client.models import AdapterView
 
-FIRST: tuple[Standing, ...] = ("canary", "shadow", "live")
-GATES: dict[str, Standing] = {"fail": "gate failed", "inconclusive": "inconclusive", "none": "to gate"}
+FIRST: tuple[CapabilityStatus, ...] = ("canary", "shadow", "live")
+GATES: dict[str, CapabilityStatus] = {"fail": "gate failed", "inconclusive": "inconclusive", "none": "to gate"}
 
 
-def mark(adapter: AdapterView, undone: Standing | None) -> AdapterMark:
+def mark(adapter: AdapterView, undone: CapabilityStatus | None) -> AdapterMark:
     """The state of an adapter version; ``undone`` is how an approved version's traffic ended."""
     return AdapterMark(
         name=adapter.name,
@@ -61,7 +61,7 @@ def mark(adapter: AdapterView, undone: Standing | None) -> AdapterMark:
     )
 
 
-def _adapter_standing(adapter: AdapterView, undone: Standing | None) -> Standing:
+def _adapter_standing(adapter: AdapterView, undone: CapabilityStatus | None) -> CapabilityStatus:
     if adapter.live:
         return "live"
     if adapter.trial:
@@ -73,7 +73,7 @@ def _adapter_standing(adapter: AdapterView, undone: Standing | None) -> Standing
     return GATES.get(adapter.gate, "waiting")
 
 
-def standing(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> Standing:
+def standing(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> CapabilityStatus:
     """The state of a capability over all its adapter versions."""
     # What needs a person or serves users comes first; otherwise the newest cycle's last stage counts.
     states = [adapter.standing for adapter in adapters]
@@ -87,7 +87,7 @@ def standing(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Seque
     return of_cycle(entry, outputs, [adapter for adapter in adapters if adapter.cycle_id == entry.cycle_id])
 
 
-def of_cycle(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> Standing:
+def of_cycle(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> CapabilityStatus:
     """The last stage that a cycle reached with a capability; ``adapters`` are the cycle's own, oldest first."""
     if adapters:
         return adapters[-1].standing
@@ -103,7 +103,7 @@ def of_cycle(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Seque
 TRAJECTORIES = 1000  # of a table of labels
 TEXT = 1000  # characters of a cited message
 ORDER = (Outcome.FAILURE, Outcome.SUCCESS, Outcome.INFRASTRUCTURE, Outcome.UNKNOWN)
-UNDONE: dict[PromotionState, Standing] = {
+UNDONE: dict[PromotionState, CapabilityStatus] = {
     PromotionState.ROLLED_BACK: "rolled back",
     PromotionState.SUPERSEDED: "superseded",
 }
@@ -156,7 +156,7 @@ def router(control: Control) -> APIRouter:
         limit: Limit = 30,
         offset: Annotated[int, Query(ge=0)] = 0,
         trajectory: str | None = None,
-    ) -> Cited:
+    ) -> CitedMessages:
         """The messages that its labels of a cycle cite, those first that most runs hold to lack it."""
         with read_session(control.store) as session:
             table = label_table(session, cycle, name, limit=TRAJECTORIES)
@@ -164,7 +164,9 @@ def router(control: Control) -> APIRouter:
             citations = _citations(
                 labels, trajectory_headers(session, sorted({label.trajectory_id for label in labels}))
             )
-            return Cited(messages=_with_texts(session, citations[offset : offset + limit]), total=len(citations))
+            return CitedMessages(
+                messages=_with_texts(session, citations[offset : offset + limit]), total=len(citations)
+            )
 
     return router
 
@@ -206,7 +208,7 @@ def _marks(session: Session) -> dict[str, list[AdapterMark]]:
     return marks
 
 
-def _end_of_traffic(session: Session, adapter: AdapterView) -> Standing | None:
+def _end_of_traffic(session: Session, adapter: AdapterView) -> CapabilityStatus | None:
     if adapter.decision != "approved" or adapter.live or adapter.trial:
         return None
     promotions = list_promotions(session, adapter.name)

@@ -11,20 +11,20 @@ from traced.api.control import Control
 from traced.api.errors import NoSuchThing
 from traced.api.queries import Limit
 from traced.client.environments import (
+    AdmissionStatus,
     AdmissionView,
     BoundView,
     CheckView,
     EnvironmentCase,
     EnvironmentView,
+    ExampleMessage,
     ExampleView,
     OriginView,
     PanelView,
     RateView,
-    SaidView,
-    Standing,
 )
 
-STANDINGS: dict[bool | None, Standing] = {True: "admitted", False: "refused", None: "unchecked"}
+STANDINGS: dict[bool | None, AdmissionStatus] = {True: "admitted", False: "refused", None: "unchecked"}
 
 
 def router(control: Control) -> APIRouter:
@@ -89,7 +89,7 @@ def _check(check: Check) -> CheckView:
             ExampleView(
                 seed=example.seed,
                 what=example.description,
-                transcript=[SaidView(role=role, text=text) for role, text in example.transcript],
+                transcript=[ExampleMessage(role=role, text=text) for role, text in example.transcript],
             )
             for example in examples(check.evidence)
         ],

@@ -16,7 +16,7 @@ from store.repositories.trajectories import judged_since
 from traced.api.auth import Caller, Door
 from traced.api.control import Control
 from traced.api.queries import Limit
-from traced.client.models import AdapterView, AuditView, CycleView, Devices, ParkedView, Status
+from traced.client.models import AdapterView, AuditView, CycleView, Devices, QuarantinedInputView, Status
 from traced.client.serving import CycleRate, DayRate, Health, Rates
 
 CYCLES, DAYS, MOST = 60, 30, 10_000
@@ -95,7 +95,7 @@ def status_router(control: Control, door: Door) -> APIRouter:
         return control.devices()
 
     @status_router.get("/parked")
-    def parked() -> list[ParkedView]:
+    def parked() -> list[QuarantinedInputView]:
         """Inputs that failed too often, newest first, with the evidence."""
         return control.parked()
 

@@ -31,7 +31,7 @@ from traced.client.serving import (
     Models,
     ModelView,
     RouterView,
-    SaidView,
+    ServedMessage,
     StepView,
 )
 from traced.config.cycle_sections import PromotionSection
@@ -95,7 +95,8 @@ def conversation_view(conversation: Conversation) -> ConversationView:
             for exchange in conversation.exchanges[-SHOWN:]
         ],
         feedback=[
-            SaidView(**{**vars(remark), "comment": remark.comment[:TEXT]}) for remark in conversation.feedback[-SHOWN:]
+            ServedMessage(**{**vars(remark), "comment": remark.comment[:TEXT]})
+            for remark in conversation.feedback[-SHOWN:]
         ],
         trajectories=became,
         left_out=sum(max(len(part) - SHOWN, 0) for part in parts),

@@ -19,8 +19,8 @@ from traced.client.trajectories import (
     CapabilityLabels,
     FullTrajectory,
     LabelledCycle,
+    OutcomeStatement,
     RunLabel,
-    Said,
     TrajectoryChoices,
     TrajectoryPage,
     TrajectoryQuery,
@@ -50,7 +50,7 @@ def router(control: Control) -> APIRouter:
                 capability=query.capability,
                 verdict=Verdict(query.label) if query.label else None,
             )
-            matches = pages.trajectory_page(session, page_filter, limit=query.limit, after=after)
+            matches = pages.trajectory_page(session, page_filter, limit=query.limit, after_id=after)
         return TrajectoryPage(
             rows=[_summary(row) for row in matches.rows],
             next=matches.next,
@@ -76,7 +76,7 @@ def router(control: Control) -> APIRouter:
             labels = _labels(session, id)
         values = {name: replace_surrogates(value) for name, value in vars(trajectory).items() if name != "turns"}
         feedback = effective.feedback
-        remark = Said(at=feedback.at, who=feedback.who, comment=feedback.comment) if feedback else None
+        remark = OutcomeStatement(at=feedback.at, who=feedback.who, comment=feedback.comment) if feedback else None
         return FullTrajectory(**values, by=effective.source.value, said=remark, labels=labels)
 
     @router.get("/trajectory/trials")

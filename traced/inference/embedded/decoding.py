@@ -6,13 +6,12 @@ the order of arrival changes a sample. A request ends at a stop token, at a stop
 
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from traced.inference.embedded.cache import Slot
-from traced.inference.embedded.generation import Generation, Request, Sampling
+from traced.inference.embedded.generation import Generation, Request, Sampling, Tokenizer
 from traced.inference.errors import ContextLengthError, RequestError
 
 # Keeps u * total below the total in float32.
@@ -97,13 +96,13 @@ class RunningRequest:
         if self.request.sampling.top_logprobs:
             self._top.append(top_logprobs(table, self.request.sampling.top_logprobs))
 
-    def finish_reason(self, stops: frozenset[int], tokenizer: Any) -> str | None:
+    def finish_reason(self, stops: frozenset[int], tokenizer: Tokenizer) -> str | None:
         """Return why the request has ended, or None while it continues."""
         if self._ids[-1] in stops or self._ends_with_stop_text(tokenizer):
             return "stop"
         return "length" if len(self._ids) >= self.limit else None
 
-    def _ends_with_stop_text(self, tokenizer: Any) -> bool:
+    def _ends_with_stop_text(self, tokenizer: Tokenizer) -> bool:
         stop_texts = self.request.sampling.stop
         if not stop_texts:
             return False

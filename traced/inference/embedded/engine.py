@@ -22,7 +22,7 @@ from traced.inference.embedded.adapters import AdapterSet
 from traced.inference.embedded.cache import Placement, SlotTable, common_prefix
 from traced.inference.embedded.decoding import RunningRequest, check_request, choose
 from traced.inference.embedded.forward import EmbeddingJob, Forward, Span
-from traced.inference.embedded.generation import Generation, Request, Sampling
+from traced.inference.embedded.generation import Generation, Request, Sampling, Tokenizer
 from traced.inference.errors import EngineError, ServingError, UnknownModelError
 
 __all__ = ["Engine", "Generation", "Request", "Sampling"]
@@ -37,7 +37,7 @@ DEFER_GAIN = 32
 class Engine:
     """Serves one model and its adapters to many requests."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_batch: int = 64, max_length: int = 2048) -> None:
+    def __init__(self, model: Any, tokenizer: Tokenizer, *, max_batch: int = 64, max_length: int = 2048) -> None:
         self.tokenizer = tokenizer
         self.max_batch = max_batch
         self._adapters = AdapterSet(model)
@@ -306,7 +306,7 @@ class Engine:
             self._slots.clear_idle()
 
 
-def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def stop_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
     """Return the token ids that end an answer: the generation config's, the tokenizer's, and ChatML's end of turn."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])

@@ -9,13 +9,37 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from sandbox.contract import Message, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
-def render(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+class Tokenizer(Protocol):
+    """What the embedded engine uses of a Hugging Face tokenizer."""
+
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any:
+        """Render a conversation; with ``tokenize`` to token ids."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Token ids of ``text``."""
+        ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of the token ids."""
+        ...
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token ids by token."""
+        ...
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
     """Return the token ids of the conversation with the generation prompt at the end."""
     ids: list[int] = tokenizer.apply_chat_template(
         [_for_template(message) for message in messages],
@@ -27,7 +51,7 @@ def render(tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[d
     return ids
 
 
-def parse(text: str, *, first_call: int = 0) -> dict[str, Any]:
+def parse(text: str, *, first_call: int = 0) -> Message:
     """Parse an answer into an assistant message, with call ids ``call_<n>`` from ``first_call`` on."""
     calls = [_call(body) for body in _CALL.findall(text)]
     content = _CALL.sub("", text)
@@ -39,7 +63,7 @@ def parse(text: str, *, first_call: int = 0) -> dict[str, Any]:
     return {"role": "assistant", "content": content.strip() or None, "tool_calls": tool_calls}
 
 
-def count_calls(messages: Sequence[dict[str, Any]]) -> int:
+def count_calls(messages: Sequence[Message]) -> int:
     """Return the number of tool calls in a conversation, which is the number of the next one."""
     return sum(len(message.get("tool_calls") or []) for message in messages)
 
@@ -57,7 +81,7 @@ def _call(body: str) -> dict[str, str] | None:
     return {"name": call["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+def _for_template(message: Message) -> Message:
     template_message = {**message, "content": _text(message.get("content"))}
     # Qwen's and Hermes' templates expect arguments as dicts.
     if message.get("tool_calls"):
@@ -75,7 +99,7 @@ def _with_dict_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _text(content: str | list[Any] | None) -> str:
+def _text(content: str | list[object] | None) -> str:
     """The text of a message's content; of a list of parts only the text parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))

@@ -5,15 +5,15 @@ influence (``user``, ``metadata``) are ignored.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from traced.inference.embedded.generation import Generation, Sampling
+from sandbox.contract import Message, Tool
+from traced.inference.embedded.generation import Generation, Sampling, Tokenizer
 from traced.inference.errors import RequestError
 
 # Fields that are not implemented, with the values that change nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "top_p": (1,),
     "top_k": (-1, 0),
@@ -69,7 +69,7 @@ class GenerationRequest(BaseModel):
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in texts if text)
 
-    def text(self, tokenizer: Any, generation: Generation) -> str:
+    def text(self, tokenizer: Tokenizer, generation: Generation) -> str:
         """Return the text of an answer, up to the text that ended it."""
         text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
         return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
@@ -91,15 +91,15 @@ class TokenizeRequest(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: object = None
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     stream_options: StreamOptions | None = None
 
-    def offered_tools(self) -> list[dict[str, Any]]:
+    def offered_tools(self) -> list[Tool]:
         """Return the tools for the model; none if ``tool_choice`` is "none"."""
         if self.tool_choice not in (None, "auto", "none"):
             raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
@@ -153,7 +153,7 @@ def usage(prompt_ids: list[int], generations: Sequence[Generation]) -> dict[str,
     return {"prompt_tokens": len(prompt_ids), "completion_tokens": sampled, "total_tokens": len(prompt_ids) + sampled}
 
 
-def embeddings(model: str, prompts: list[list[int]], vectors: list[list[float]]) -> dict[str, Any]:
+def embeddings(model: str, prompts: list[list[int]], vectors: list[list[float]]) -> dict[str, object]:
     """Build the response to an ``EmbeddingRequest``: one vector per text, in order."""
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
     tokens = sum(map(len, prompts))
@@ -165,7 +165,7 @@ def embeddings(model: str, prompts: list[list[int]], vectors: list[list[float]])
     }
 
 
-def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, generation: Generation) -> dict[str, object]:
     """Build ``choices[0].logprobs`` of a chat completion: one entry per sampled token."""
     tops = generation.top or [{} for _ in generation.ids]
     content = [
@@ -175,7 +175,7 @@ def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
+def text_logprobs(tokenizer: Tokenizer, generation: Generation) -> dict[str, object]:
     """Build ``choices[0].logprobs`` of a text completion."""
     tokens = [tokenizer.decode([i]) for i in generation.ids]
     offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
@@ -189,6 +189,6 @@ def text_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
     return {"tokens": tokens, "token_logprobs": generation.logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 
-def _token(tokenizer: Any, token_id: int, logprob: float) -> dict[str, Any]:
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
     text = tokenizer.decode([token_id])
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -22,8 +22,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
+from sandbox.contract import Message
 from traced.inference.embedded.engine import Engine, Generation, Sampling
-from traced.inference.embedded.generation import count_calls, parse, render
+from traced.inference.embedded.generation import Tokenizer, count_calls, parse, render
 from traced.inference.embedded.protocol import (
     ChatRequest,
     EmbeddingRequest,
@@ -85,7 +86,7 @@ def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
         return {"status": "ok"}
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> dict[str, object]:
         base = {"id": base_name, "object": "model", "created": started, "owned_by": "traced", "parent": None}
         adapters = [{**base, "id": name, "parent": base_name} for name in engine.adapters()]
         return {"object": "list", "data": [base, *adapters]}
@@ -138,7 +139,7 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> dict[str, object]:
         ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
         return {"count": len(ids), "max_model_len": engine.max_length, "tokens": ids}
 
@@ -181,14 +182,14 @@ async def _disconnected(http: Request) -> None:
         continue
 
 
-def _rendered(tokenizer: Any, body: ChatRequest) -> list[int]:
+def _rendered(tokenizer: Tokenizer, body: ChatRequest) -> list[int]:
     try:
         return render(tokenizer, body.messages, body.offered_tools())
     except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise RequestError(f"the chat template cannot render these messages: {error!r}") from error
 
 
-def _prompt_ids(tokenizer: Any, prompt: str | list[int] | list[str]) -> list[int]:
+def _prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[str]) -> list[int]:
     texts = [prompt] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, str)]
     if len(texts) > 1:
         raise RequestError(f"one prompt per request; got {len(texts)}")
@@ -214,7 +215,7 @@ def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
     return {**choice, "token_ids": generation.ids} if body.return_token_ids else choice
 
 
-def _chat_choice(tokenizer: Any, body: ChatRequest, generation: Generation) -> dict[str, Any]:
+def _chat_choice(tokenizer: Tokenizer, body: ChatRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
     text = body.text(tokenizer, generation)
     choice["message"] = {"role": "assistant", "content": text}
@@ -228,7 +229,7 @@ def _chat_choice(tokenizer: Any, body: ChatRequest, generation: Generation) -> d
     return choice
 
 
-def _text_choice(tokenizer: Any, body: TextRequest, generation: Generation) -> dict[str, Any]:
+def _text_choice(tokenizer: Tokenizer, body: TextRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
     choice["text"] = body.text(tokenizer, generation)
     if body.logprobs is not None:
@@ -254,7 +255,7 @@ def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingR
     return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
 
 
-def _delta(message: dict[str, Any]) -> dict[str, Any]:
+def _delta(message: Message) -> Message:
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
     return {**message, **({"tool_calls": calls} if calls else {})}
 

@@ -30,9 +30,9 @@ def conversation(order: str) -> list[dict[str, Any]]:
     ]
 
 
-def plain(found: Trajectory) -> list[dict[str, Any]]:
+def plain_messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Its messages, where no text is the same as an empty one."""
-    return [message | {"content": message["content"] or None} for message in found.messages]
+    return [message | {"content": message["content"] or None} for message in trajectory.messages]
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -40,55 +40,57 @@ def test_the_calls_of_a_trace_become_one_conversation(name: str) -> None:
     path = EXPORTS / name
     kind = format_of(path)
     assert kind == name.partition("-")[0]
-    found, bad = read(kind, path)
+    trajectories, bad = read(kind, path)
     assert bad == []
-    by_outcome = {one.outcome: one for one in found}
-    assert len(found) == len(by_outcome) == 3
-    assert plain(by_outcome[Outcome.SUCCESS]) == conversation("17")
-    assert plain(by_outcome[Outcome.FAILURE]) == conversation("18")
+    by_outcome = {trajectory.outcome: trajectory for trajectory in trajectories}
+    assert len(trajectories) == len(by_outcome) == 3
+    assert plain_messages(by_outcome[Outcome.SUCCESS]) == conversation("17")
+    assert plain_messages(by_outcome[Outcome.FAILURE]) == conversation("18")
     failed = by_outcome[Outcome.INFRASTRUCTURE]
-    assert plain(failed)[-1] == {"role": "user", "content": "Please fail."}
+    assert plain_messages(failed)[-1] == {"role": "user", "content": "Please fail."}
     assert "429" in failed.detail
-    assert all(one.tools == TOOLS for one in found)
-    assert len({one.task_id for one in found}) == 3
+    assert all(trajectory.tools == TOOLS for trajectory in trajectories)
+    assert len({trajectory.task_id for trajectory in trajectories}) == 3
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_the_order_of_records_does_not_matter(name: str, tmp_path: Path) -> None:
     kind = name.partition("-")[0]
-    turned = tmp_path / "turned.jsonl"
-    turned.write_text("\n".join(reversed((EXPORTS / name).read_text().splitlines())))
-    assert read(kind, turned) == read(kind, EXPORTS / name)
+    reversed_file = tmp_path / "turned.jsonl"
+    reversed_file.write_text("\n".join(reversed((EXPORTS / name).read_text().splitlines())))
+    assert read(kind, reversed_file) == read(kind, EXPORTS / name)
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_an_array_or_a_page_of_the_same_records_will_do(name: str, tmp_path: Path) -> None:
+def test_lines_an_array_and_an_api_page_give_the_same(name: str, tmp_path: Path) -> None:
     kind = name.partition("-")[0]
     loaded = [json.loads(line) for line in (EXPORTS / name).read_text().splitlines()]
-    wanted = read(kind, EXPORTS / name)
+    expected = read(kind, EXPORTS / name)
     path = tmp_path / "export.json"
     path.write_text(json.dumps(loaded, indent=1))
     assert format_of(path) == kind
-    assert read(kind, path) == wanted
+    assert read(kind, path) == expected
     if kind == "langfuse":
         path.write_text(json.dumps({"data": loaded, "meta": {"page": 1}}))
         assert format_of(path) == kind
-        assert read(kind, path) == wanted
+        assert read(kind, path) == expected
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_redaction_comes_before_anything_is_written(name: str, tmp_path: Path) -> None:
     redactor = Redactor(["order 1[0-9]", "too many requests"], ["state"])
-    found, _ = read(name.partition("-")[0], EXPORTS / name, redactor=redactor)
-    told = json.dumps([vars(one) for one in found])
-    assert "order 17" not in told
-    assert "on its way" not in json.dumps([one.messages[3:4] for one in found])
-    assert "too many requests" not in told
-    assert "Where is [redacted]?" in told
-    assert "[redacted]" in next(one.detail for one in found if one.outcome is Outcome.INFRASTRUCTURE)
+    trajectories, _ = read(name.partition("-")[0], EXPORTS / name, redactor=redactor)
+    text = json.dumps([vars(trajectory) for trajectory in trajectories])
+    assert "order 17" not in text
+    assert "on its way" not in json.dumps([trajectory.messages[3:4] for trajectory in trajectories])
+    assert "too many requests" not in text
+    assert "Where is [redacted]?" in text
+    assert "[redacted]" in next(
+        trajectory.detail for trajectory in trajectories if trajectory.outcome is Outcome.INFRASTRUCTURE
+    )
 
 
-def test_the_children_that_a_run_holds_are_looked_at(tmp_path: Path) -> None:
+def test_child_runs_are_read(tmp_path: Path) -> None:
     loaded = [json.loads(line) for line in (EXPORTS / TRACES[0]).read_text().splitlines()]
     roots = [run | {"child_runs": []} for run in loaded if not run["parent_run_id"]]
     for root in roots:
@@ -100,39 +102,39 @@ def test_the_children_that_a_run_holds_are_looked_at(tmp_path: Path) -> None:
 
 def test_a_trace_with_its_observations_and_scores(tmp_path: Path) -> None:
     loaded = [json.loads(line) for line in (EXPORTS / TRACES[2]).read_text().splitlines()]
-    whole = {}
-    for one in loaded:
-        trace = whole.setdefault(one["traceId"], {"id": one["traceId"], "observations": [], "scores": []})
-        trace["scores" if "dataType" in one else "observations"].append(one)
+    traces = {}
+    for record in loaded:
+        trace = traces.setdefault(record["traceId"], {"id": record["traceId"], "observations": [], "scores": []})
+        trace["scores" if "dataType" in record else "observations"].append(record)
     path = tmp_path / "traces.jsonl"
-    path.write_text("\n".join(map(json.dumps, whole.values())))
+    path.write_text("\n".join(map(json.dumps, traces.values())))
     assert format_of(path) == "langfuse"
     assert read("langfuse", path) == read("langfuse", EXPORTS / TRACES[2])
 
 
-def test_scores_that_do_not_agree_judge_nothing_unless_one_is_named(tmp_path: Path) -> None:
+def test_conflicting_scores_mean_unknown_unless_one_is_chosen(tmp_path: Path) -> None:
     lines = (EXPORTS / TRACES[2]).read_text().replace('"name":"helpful"', '"name":"polite"').replace("0.75", "0.25")
     path = tmp_path / "export.jsonl"
     path.write_text(lines)
-    assert Outcome.SUCCESS not in {one.outcome for one in read("langfuse", path)[0]}
-    assert Outcome.UNKNOWN in {one.outcome for one in read("langfuse", path)[0]}
-    assert Outcome.SUCCESS in {one.outcome for one in read("langfuse", path, score="solved")[0]}
+    assert Outcome.SUCCESS not in {trajectory.outcome for trajectory in read("langfuse", path)[0]}
+    assert Outcome.UNKNOWN in {trajectory.outcome for trajectory in read("langfuse", path)[0]}
+    assert Outcome.SUCCESS in {trajectory.outcome for trajectory in read("langfuse", path, score="solved")[0]}
 
 
 def test_a_later_export_with_feedback_is_the_same_trajectory(tmp_path: Path) -> None:
     path = tmp_path / "early.jsonl"
     path.write_text((EXPORTS / TRACES[0]).read_text().replace('"feedback_stats"', '"no_feedback"'))
-    early = {one.id: one.outcome for one in read("langsmith", path)[0]}
-    late = {one.id: one.outcome for one in read("langsmith", EXPORTS / TRACES[0])[0]}
-    assert early.keys() == late.keys()
-    assert set(early.values()) == {Outcome.UNKNOWN, Outcome.INFRASTRUCTURE}
+    outcomes = {trajectory.id: trajectory.outcome for trajectory in read("langsmith", path)[0]}
+    late = {trajectory.id: trajectory.outcome for trajectory in read("langsmith", EXPORTS / TRACES[0])[0]}
+    assert outcomes.keys() == late.keys()
+    assert set(outcomes.values()) == {Outcome.UNKNOWN, Outcome.INFRASTRUCTURE}
     assert set(late.values()) == {Outcome.SUCCESS, Outcome.FAILURE, Outcome.INFRASTRUCTURE}
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_reading_goes_on_behind_any_trace(name: str, tmp_path: Path) -> None:
+def test_reading_resumes_after_any_trace(name: str, tmp_path: Path) -> None:
     kind = name.partition("-")[0]
-    whole = [step for step in steps(kind, EXPORTS / name) if step.trajectories]
+    all_steps = [step for step in steps(kind, EXPORTS / name) if step.trajectories]
     scratch = tmp_path / "scratch"
     from tests.unit.ingest.importers.import_files import import_job
     from traced.ingest.importers.formats import FORMATS
@@ -142,8 +144,12 @@ def test_reading_goes_on_behind_any_trace(name: str, tmp_path: Path) -> None:
         if step.trajectories:
             break
     first.close()  # type: ignore[attr-defined]
-    rest = [one for one in FORMATS[kind](import_job(EXPORTS / name, scratch), step.resume_point) if one.trajectories]
-    assert [one.trajectories for one in [step, *rest]] == [one.trajectories for one in whole]
+    rest = [
+        all_step
+        for all_step in FORMATS[kind](import_job(EXPORTS / name, scratch), step.resume_point)
+        if all_step.trajectories
+    ]
+    assert [all_step.trajectories for all_step in [step, *rest]] == [all_step.trajectories for all_step in all_steps]
 
 
 class TestTau2:
@@ -151,20 +157,28 @@ class TestTau2:
 
     def test_real_results(self) -> None:
         assert format_of(self.PATH) == "tau2-bench"
-        found, bad = read("tau2-bench", self.PATH, agent="small")
+        trajectories, bad = read("tau2-bench", self.PATH, agent="small")
         assert bad == []
-        assert [(one.task_id, one.trial, str(one.outcome), one.reward) for one in found] == [
+        assert [(message.task_id, message.trial, str(message.outcome), message.reward) for message in trajectories] == [
             ("0", 0, "success", 1.0),
             ("1", 0, "failure", 0.0),
             ("0", 1, "infrastructure", 0.0),  # the user simulator failed
             ("1", 1, "infrastructure", 0.0),  # skipped
             ("0", 2, "unknown", 0.0),  # nobody graded it
         ]
-        first = found[0].messages
-        assert [one["role"] for one in first] == ["assistant", "user", "assistant", "tool", "tool", "assistant", "user"]
-        assert [one.get("tool_call_id") for one in first[3:5]] == ["call_1", "call_2"]
+        first = trajectories[0].messages
+        assert [message["role"] for message in first] == [
+            "assistant",
+            "user",
+            "assistant",
+            "tool",
+            "tool",
+            "assistant",
+            "user",
+        ]
+        assert [message.get("tool_call_id") for message in first[3:5]] == ["call_1", "call_2"]
         assert json.loads(first[2]["tool_calls"][0]["function"]["arguments"]) == {"user_id": "user_1"}
-        assert [tool["function"]["name"] for tool in found[0].tools] == ["get_user_details"]
+        assert [tool["function"]["name"] for tool in trajectories[0].tools] == ["get_user_details"]
 
     def test_nothing_privileged_leaves_the_reader(self, tmp_path: Path) -> None:
         """Every text outside the messages, and of the messages the user simulator's own, is planted."""
@@ -178,27 +192,29 @@ class TestTau2:
             return f"{value} {canary}" if isinstance(value, str) else value
 
         loaded = json.loads(self.PATH.read_text())
-        for one in loaded["simulations"]:
-            one["reward_info"] = one["reward_info"] and plant(one["reward_info"])
-            for said in one["messages"]:
-                said |= {"raw_data": {canary: canary}, canary: canary}
-                if said.get("requestor") == "user":
-                    said["content"] = canary
-                if said["role"] == "user" and said["tool_calls"]:
-                    said["tool_calls"][0] |= {"name": canary, "arguments": {canary: canary}}
-        damaged = {"task_id": "1", "messages": [{"role": canary}], "reward_info": {"reward": 1, "info": canary}}
+        for simulation in loaded["simulations"]:
+            simulation["reward_info"] = simulation["reward_info"] and plant(simulation["reward_info"])
+            for message in simulation["messages"]:
+                message |= {"raw_data": {canary: canary}, canary: canary}
+                if message.get("requestor") == "user":
+                    message["content"] = canary
+                if message["role"] == "user" and message["tool_calls"]:
+                    message["tool_calls"][0] |= {"name": canary, "arguments": {canary: canary}}
+        invalid = {"task_id": "1", "messages": [{"role": canary}], "reward_info": {"reward": 1, "info": canary}}
         loaded |= {"info": plant(loaded["info"]), "tasks": plant(loaded["tasks"])}
-        loaded["simulations"].insert(1, damaged)
+        loaded["simulations"].insert(1, invalid)
         path = tmp_path / "planted.json"
         path.write_text(json.dumps(loaded))
         assert path.read_text().count(canary) > 50
-        found, bad = read("tau2-bench", path)
-        assert len(found) == 5
-        assert canary not in repr(found)
+        trajectories, bad = read("tau2-bench", path)
+        assert len(trajectories) == 5
+        assert canary not in repr(trajectories)
         assert [(record.record, record.raw) for record in bad] == [(2, "")]
 
-    def test_reading_goes_on_behind_any_simulation(self) -> None:
-        whole = [step for step in steps("tau2-bench", self.PATH) if step.trajectories]
-        for at, step in enumerate(whole):
+    def test_reading_resumes_after_any_simulation(self) -> None:
+        all_steps = [step for step in steps("tau2-bench", self.PATH) if step.trajectories]
+        for at, step in enumerate(all_steps):
             rest = steps("tau2-bench", self.PATH, step.resume_point)
-            assert [one.trajectories for one in rest] == [one.trajectories for one in whole[at + 1 :]]
+            assert [all_step.trajectories for all_step in rest] == [
+                all_step.trajectories for all_step in all_steps[at + 1 :]
+            ]

@@ -23,7 +23,7 @@ from traced.scoring.rescoring import apply_rules
 from traced.scoring.rule_file import read_rules
 
 HELLO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-AT = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Stop(Exception):
@@ -44,20 +44,20 @@ def store(settings: Settings) -> Iterator[Engine]:
 
 @pytest.fixture
 def run(settings: Settings, store: Engine) -> Callable[..., ImportResult]:
-    def imported(path: Path, *, stop: bool = False, **wanted: Any) -> ImportResult:
+    def imported(path: Path, *, stop: bool = False, **options: Any) -> ImportResult:
         def after_a_batch(_: object) -> None:
             if stop:
                 raise Stop
 
-        return import_file(store, settings, ImportRequest(path, **wanted), at=AT, on_batch=after_a_batch)
+        return import_file(store, settings, ImportRequest(path, **options), at=NOW, on_batch=after_a_batch)
 
     return imported
 
 
 @pytest.fixture
-def many(tmp_path: Path) -> Path:
+def large_file(tmp_path: Path) -> Path:
     """Two batches and a half, a bad line in each."""
-    path = tmp_path / "many.jsonl"
+    path = tmp_path / "large_file.jsonl"
     lines = [json.dumps({"id": str(number), "messages": HELLO}) for number in range(BATCH * 5 // 2)]
     for at in (10, BATCH + 10, BATCH * 2 + 10):
         lines.insert(at, "{oops")
@@ -65,125 +65,131 @@ def many(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_import_that_was_stopped_goes_on(run: Any, many: Path) -> None:
+def test_a_stopped_import_is_resumed(run: Any, large_file: Path) -> None:
     with pytest.raises(Stop):
-        run(many, stop=True)
-    found = run(many)
-    assert found.resumed
-    assert (found.added, found.known, found.bad) == (BATCH * 5 // 2, 0, 3)
-    assert found.bad_file.read_text().count("\n") == 3
-    assert not run(many).resumed
+        run(large_file, stop=True)
+    result = run(large_file)
+    assert result.resumed
+    assert (result.added, result.known, result.bad) == (BATCH * 5 // 2, 0, 3)
+    assert result.bad_file.read_text().count("\n") == 3
+    assert not run(large_file).resumed
 
 
-def test_who_listens_hears_of_what_is_new(run: Any, many: Path, store: Engine) -> None:
-    first, _ = run(many), run(many)
-    with write_session(store) as opened:
-        [told] = list_events(opened)
-    assert (told.kind, told.subject, told.cycle_id) == ("import", "openai", first.cycle)
-    assert told.detail == {"trajectories": BATCH * 5 // 2, "judged anew": 0, "left out": 3}
+def test_an_import_with_new_trajectories_saves_an_event(run: Any, large_file: Path, store: Engine) -> None:
+    first, _ = run(large_file), run(large_file)
+    with write_session(store) as session:
+        [event] = list_events(session)
+    assert (event.kind, event.subject, event.cycle_id) == ("import", "openai", first.cycle)
+    assert event.detail == {"trajectories": BATCH * 5 // 2, "judged anew": 0, "left out": 3}
 
 
 @pytest.mark.parametrize("change", ["from_start", "agent", "content", "store"])
-def test_it_begins_anew_where_what_was_done_does_not_count(run: Any, many: Path, store: Engine, change: str) -> None:
+def test_an_import_with_other_options_starts_over(run: Any, large_file: Path, store: Engine, change: str) -> None:
     with pytest.raises(Stop):
-        run(many, stop=True)
+        run(large_file, stop=True)
     if change == "content":
-        many.write_text(many.read_text().replace("hello", "howdy"))
+        large_file.write_text(large_file.read_text().replace("hello", "howdy"))
     if change == "store":
-        with write_session(store) as opened:
-            opened.connection().exec_driver_sql("DELETE FROM trajectories")
-    found = run(many, from_start=change == "from_start", agent="other" if change == "agent" else "recorded")
-    assert not found.resumed
-    assert found.added == (BATCH * 3 // 2 if change == "from_start" else BATCH * 5 // 2)
-    assert found.bad_file.read_text().count("\n") == 3
+        with write_session(store) as session:
+            session.connection().exec_driver_sql("DELETE FROM trajectories")
+    result = run(large_file, from_start=change == "from_start", agent="other" if change == "agent" else "recorded")
+    assert not result.resumed
+    assert result.added == (BATCH * 3 // 2 if change == "from_start" else BATCH * 5 // 2)
+    assert result.bad_file.read_text().count("\n") == 3
 
 
-def test_bad_records_behind_the_last_state_are_not_kept_twice(tmp_path: Path, many: Path) -> None:
+def test_bad_records_after_the_last_commit_are_written_once(tmp_path: Path, large_file: Path) -> None:
     def bad(number: int) -> BadRecord:
-        return BadRecord(many, number, number, 1, "oops")
+        return BadRecord(large_file, number, number, 1, "oops")
 
-    with Ledger(tmp_path, many, {}) as ledger:
+    with Ledger(tmp_path, large_file, {}) as ledger:
         ledger.leave_out(bad(1))
         ledger.commit({"file": {}})
         ledger.leave_out(bad(2))
-    with Ledger(tmp_path, many, {}) as ledger:
+    with Ledger(tmp_path, large_file, {}) as ledger:
         assert (ledger.resume_point, ledger.counts.bad) == ({"file": {}}, 1)
         ledger.leave_out(bad(2))
         ledger.finish()
     assert [json.loads(line)["record"] for line in ledger.bad_file.read_text().splitlines()] == [1, 2]
 
 
-def test_a_file_is_imported_once_at_a_time(tmp_path: Path, many: Path) -> None:
-    with Ledger(tmp_path, many, {}), pytest.raises(AlreadyRunning), Ledger(tmp_path, many, {}):
+def test_a_file_cannot_be_imported_twice_at_the_same_time(tmp_path: Path, large_file: Path) -> None:
+    with Ledger(tmp_path, large_file, {}), pytest.raises(AlreadyRunning), Ledger(tmp_path, large_file, {}):
         pass
 
 
-def test_a_damaged_state_counts_for_nothing(run: Any, many: Path, settings: Settings) -> None:
+def test_a_corrupt_progress_file_is_ignored(run: Any, large_file: Path, settings: Settings) -> None:
     with pytest.raises(Stop):
-        run(many, stop=True)
+        run(large_file, stop=True)
     [state] = (settings.data_dir / "imports").glob("*.json")
     state.write_text(state.read_text()[:40])
-    assert run(many).known == BATCH
+    assert run(large_file).known == BATCH
 
 
-def test_strictly_nothing_is_stored_of_a_file_with_a_bad_line(run: Any, many: Path, store: Engine) -> None:
+def test_a_strict_import_stores_nothing_of_a_file_with_a_bad_line(run: Any, large_file: Path, store: Engine) -> None:
     with pytest.raises(BadRecord, match="record 11, line 11"):
-        run(many, strict=True)
-    with write_session(store) as opened:
-        assert list(iterate_ids(opened)) == []
+        run(large_file, strict=True)
+    with write_session(store) as session:
+        assert list(iterate_ids(session)) == []
 
 
 @pytest.mark.parametrize("name", ["langsmith-openai.jsonl", "langfuse-openai.jsonl"])
-def test_strictly_nothing_of_an_export_either(run: Any, tmp_path: Path, store: Engine, name: str) -> None:
+def test_a_strict_import_stores_nothing_of_a_bad_export(run: Any, tmp_path: Path, store: Engine, name: str) -> None:
     path = tmp_path / name
     path.write_text((EXPORTS / name).read_text() + "{oops\n")
     with pytest.raises(BadRecord):
         run(path, strict=True)
-    with write_session(store) as opened:
-        assert list(iterate_ids(opened)) == []
+    with write_session(store) as session:
+        assert list(iterate_ids(session)) == []
     assert run(path).added == 3
 
 
-def test_feedback_that_comes_with_a_later_export_judges(run: Any, tmp_path: Path, store: Engine) -> None:
+def test_feedback_in_a_later_export_changes_outcomes(run: Any, tmp_path: Path, store: Engine) -> None:
     path = tmp_path / "export.jsonl"
     path.write_text((EXPORTS / "langsmith-openai.jsonl").read_text().replace('"feedback_stats"', '"none"'))
     assert run(path).outcomes == {"unknown": 2, "infrastructure": 1}
-    found = run(EXPORTS / "langsmith-openai.jsonl")
-    assert (found.added, found.replaced, found.known) == (0, 2, 1)
-    with write_session(store) as opened:
-        assert sorted(str(one.outcome) for one in list_trajectories(opened)) == ["failure", "infrastructure", "success"]
+    result = run(EXPORTS / "langsmith-openai.jsonl")
+    assert (result.added, result.replaced, result.known) == (0, 2, 1)
+    with write_session(store) as session:
+        assert sorted(str(trajectory.outcome) for trajectory in list_trajectories(session)) == [
+            "failure",
+            "infrastructure",
+            "success",
+        ]
 
 
 @pytest.mark.parametrize("reward", [0, 1])
-def test_an_outcome_that_comes_later_counts_before_the_rules(
+def test_a_later_outcome_of_the_source_overrides_the_rules(
     tmp_path: Path, settings: Settings, store: Engine, reward: int
 ) -> None:
     rules, path = tmp_path / "rules.toml", tmp_path / "one.jsonl"
     rules.write_text('[[rule]]\nname = "any"\noutcome = "success"\nwhen = {turns = {ge = 0}}\n')
     settings.data_dir.mkdir(exist_ok=True)
     (settings.data_dir / "traced.toml").write_text(f'[outcomes]\nrules = "{rules}"\n')
-    judging = load_settings(settings.data_dir)
+    settings_with_rules = load_settings(settings.data_dir)
 
-    def outcome(**told: Any) -> tuple[ImportResult, str]:
-        path.write_text(json.dumps({"messages": HELLO, **told}))
-        found = import_file(store, judging, ImportRequest(path), at=AT)
-        apply_rules(store, read_rules(rules), "openai", LABELS, include_judged=True, limit=None, at=AT)
-        with write_session(store) as opened:
-            [stored] = list_trajectories(opened)
-            by = effective_outcome(opened, stored, LABELS).source
-        return found, f"{stored.outcome} by {by}"
+    def outcome(**extra: Any) -> tuple[ImportResult, str]:
+        path.write_text(json.dumps({"messages": HELLO, **extra}))
+        result = import_file(store, settings_with_rules, ImportRequest(path), at=NOW)
+        apply_rules(store, read_rules(rules), "openai", LABELS, include_judged=True, limit=None, at=NOW)
+        with write_session(store) as session:
+            [trajectory] = list_trajectories(session)
+            source = effective_outcome(session, trajectory, LABELS).source
+        return result, f"{trajectory.outcome} by {source}"
 
-    first, said = outcome()
-    assert (first.added, first.judged, said) == (1, 1, "success by rules")
-    later, said = outcome(reward=reward)
+    first, first_source = outcome()
+    assert (first.added, first.judged, first_source) == (1, 1, "success by rules")
+    later, first_source = outcome(reward=reward)
     assert (later.added, later.replaced, later.known) == ((0, 1, 0) if reward == 0 else (0, 0, 1))
-    assert said == ("failure by source" if reward == 0 else "success by source")
-    again, same = outcome(reward=reward)
-    assert (again.replaced, again.known, same) == (0, 1, said)
-    assert outcome()[1] == said  # a file that says nothing takes nothing back
+    assert first_source == ("failure by source" if reward == 0 else "success by source")
+    second, second_source = outcome(reward=reward)
+    assert (second.replaced, second.known, second_source) == (0, 1, first_source)
+    assert outcome()[1] == first_source  # a file that says nothing takes nothing back
 
 
-def test_what_the_scratch_database_cannot_do_is_told(run: Any, many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_scratch_database_are_reported(
+    run: Any, large_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
@@ -192,8 +198,8 @@ def test_what_the_scratch_database_cannot_do_is_told(run: Any, many: Path, monke
         run(EXPORTS / "langsmith-openai.jsonl")
 
 
-def test_the_cycle_is_that_of_all_that_was_imported_in_the_listings_order(run: Any, many: Path, store: Engine) -> None:
-    run(many)
-    with write_session(store) as opened:
-        listed = [one.id for one in list_trajectories(opened)]
-        assert list(iterate_ids(opened)) == listed
+def test_the_cycle_id_covers_all_imports_in_listing_order(run: Any, large_file: Path, store: Engine) -> None:
+    run(large_file)
+    with write_session(store) as session:
+        ids = [trajectory.id for trajectory in list_trajectories(session)]
+        assert list(iterate_ids(session)) == ids

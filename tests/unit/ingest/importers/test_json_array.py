@@ -31,34 +31,34 @@ def read(path: Path, text: str | bytes) -> list[Record | BadRecord]:
     return list(read_array(path, START))
 
 
-def good(found: list[Record | BadRecord]) -> list[Any]:
-    return [element.value for element in found if isinstance(element, Record)]
+def good(elements: list[Record | BadRecord]) -> list[Any]:
+    return [element.value for element in elements if isinstance(element, Record)]
 
 
-def bad(found: list[Record | BadRecord]) -> list[BadRecord]:
-    return [element for element in found if isinstance(element, BadRecord)]
+def bad(elements: list[Record | BadRecord]) -> list[BadRecord]:
+    return [element for element in elements if isinstance(element, BadRecord)]
 
 
 @pytest.mark.usefixtures("small_blocks")
 @same_folder
-@given(made=records, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
+@given(values=records, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
 def test_whatever_json_writes_is_read_back(
-    tmp_path: Path, made: list[Any], indent: int | None, ascii_only: bool
+    tmp_path: Path, values: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
-    text = json.dumps(made, indent=indent, ensure_ascii=True if indent else ascii_only)
+    text = json.dumps(values, indent=indent, ensure_ascii=True if indent else ascii_only)
     try:
         text.encode()
     except UnicodeEncodeError:
-        text = json.dumps(made, indent=indent)
-    assert good(read(tmp_path / "x.json", text)) == made
+        text = json.dumps(values, indent=indent)
+    assert good(read(tmp_path / "x.json", text)) == values
 
 
 @pytest.mark.usefixtures("small_blocks")
 @same_folder
-@given(made=st.lists(st.integers(), min_size=1, max_size=5), data=st.data())
-def test_places_are_where_an_editor_shows_them(tmp_path: Path, made: list[int], data: st.DataObject) -> None:
-    gaps = [data.draw(st.text(alphabet=" \n\t", max_size=4)) for _ in made]
-    text = "[" + ",".join(f'{gap}{{"id":{n}}}' for gap, n in zip(gaps, made, strict=True)) + "\n]"
+@given(values=st.lists(st.integers(), min_size=1, max_size=5), data=st.data())
+def test_lines_and_columns_are_those_of_an_editor(tmp_path: Path, values: list[int], data: st.DataObject) -> None:
+    gaps = [data.draw(st.text(alphabet=" \n\t", max_size=4)) for _ in values]
+    text = "[" + ",".join(f'{gap}{{"id":{n}}}' for gap, n in zip(gaps, values, strict=True)) + "\n]"
     for record in read(tmp_path / "x.json", text):
         assert isinstance(record, Record)
         assert text.split("\n")[record.line - 1][record.column - 1 :].startswith(f'{{"id":{record.value["id"]}')
@@ -77,36 +77,36 @@ DAMAGE = {
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("what", [name for name in DAMAGE if "digits" not in name and "deeply" not in name])
-def test_a_damaged_record_takes_no_other_along(tmp_path: Path, what: str) -> None:
-    damaged, cause, column = DAMAGE[what]
-    found = read(tmp_path / "x.json", f'[\n{{"id": 1}},\n{damaged},\n{{"id": 3}},\n{{"id": 4}}\n]')
-    assert good(found)[:1] == [{"id": 1}]
-    assert good(found)[-2:] == [{"id": 3}, {"id": 4}]
-    first = bad(found)[0]
+@pytest.mark.parametrize("kind", [name for name in DAMAGE if "digits" not in name and "deeply" not in name])
+def test_an_invalid_record_costs_no_other_record(tmp_path: Path, kind: str) -> None:
+    text, cause, column = DAMAGE[kind]
+    elements = read(tmp_path / "x.json", f'[\n{{"id": 1}},\n{text},\n{{"id": 3}},\n{{"id": 4}}\n]')
+    assert good(elements)[:1] == [{"id": 1}]
+    assert good(elements)[-2:] == [{"id": 3}, {"id": 4}]
+    first = bad(elements)[0]
     assert first.record == 2
     assert cause in first.cause
     assert column is None or (first.line, first.column) == (3, column)
 
 
-@pytest.mark.parametrize("what", [name for name in DAMAGE if "digits" in name or "deeply" in name])
-def test_what_python_refuses_is_a_damaged_record(tmp_path: Path, what: str) -> None:
-    damaged, cause, _ = DAMAGE[what]
-    found = read(tmp_path / "x.json", f'[{damaged},\n{{"id": 3}}]')
-    assert good(found) == [{"id": 3}]
-    assert cause in bad(found)[0].cause
+@pytest.mark.parametrize("kind", [name for name in DAMAGE if "digits" in name or "deeply" in name])
+def test_json_that_python_refuses_is_a_bad_record(tmp_path: Path, kind: str) -> None:
+    text, cause, _ = DAMAGE[kind]
+    elements = read(tmp_path / "x.json", f'[{text},\n{{"id": 3}}]')
+    assert good(elements) == [{"id": 3}]
+    assert cause in bad(elements)[0].cause
 
 
 def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    found = read(tmp_path / "x.json", b'[{"id": 1},\n{"id": "\xff"},\n{"id": 3}]')
-    assert good(found) == [{"id": 1}, {"id": 3}]
-    [damaged] = bad(found)
-    assert (damaged.line, damaged.column, damaged.cause) == (2, 9, "byte 0xff is not UTF-8")
+    elements = read(tmp_path / "x.json", b'[{"id": 1},\n{"id": "\xff"},\n{"id": 3}]')
+    assert good(elements) == [{"id": 1}, {"id": 3}]
+    [bad_record] = bad(elements)
+    assert (bad_record.line, bad_record.column, bad_record.cause) == (2, 9, "byte 0xff is not UTF-8")
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    ("text", "kept", "cause"),
+    ("text", "good_count", "cause"),
     [
         ('[{"id": 1} {"id": 2}]', 2, "expected ',' or ']'"),
         ('[{"id": 1},]', 1, "Expecting value"),
@@ -118,17 +118,17 @@ def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         ('[{"id": 1}}, {"id": 2}]', 2, "expected ',' or ']'"),
     ],
 )
-def test_damage_between_records(tmp_path: Path, text: str, kept: int, cause: str) -> None:
-    found = read(tmp_path / "x.json", text)
-    assert len(good(found)) == kept
-    assert [cause in error.cause for error in bad(found)] == [True]
+def test_garbage_between_records(tmp_path: Path, text: str, good_count: int, cause: str) -> None:
+    elements = read(tmp_path / "x.json", text)
+    assert len(good(elements)) == good_count
+    assert [cause in error.cause for error in bad(elements)] == [True]
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_list_in_a_records_place_ends_no_member(tmp_path: Path) -> None:
+def test_a_list_among_the_records_does_not_end_the_array(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"runs": [{"id": 1}, [{"id": 2}], {"id": 3}, {"id": 4}], "more": 1}')
-    found = list(read_array(tmp_path / "x.json", START, key="runs"))
-    assert good(found) == [{"id": 1}, [{"id": 2}], {"id": 3}, {"id": 4}]
+    elements = list(read_array(tmp_path / "x.json", START, key="runs"))
+    assert good(elements) == [{"id": 1}, [{"id": 2}], {"id": 3}, {"id": 4}]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -137,17 +137,17 @@ def test_empty_arrays(tmp_path: Path, text: str) -> None:
     assert read(tmp_path / "x.json", text) == []
 
 
-@pytest.mark.parametrize(("text", "seen"), [("", "the end of the file"), ('{"id": 1}', "'{'"), ("text", "'t'")])
-def test_what_is_no_array(tmp_path: Path, text: str, seen: str) -> None:
-    with pytest.raises(UnreadableFile, match=re.escape(f"expected '[' (a JSON array of records), found {seen}")):
+@pytest.mark.parametrize(("text", "description"), [("", "the end of the file"), ('{"id": 1}', "'{'"), ("text", "'t'")])
+def test_files_that_are_not_arrays(tmp_path: Path, text: str, description: str) -> None:
+    with pytest.raises(UnreadableFile, match=re.escape(f"expected '[' (a JSON array of records), found {description}")):
         read(tmp_path / "x.json", text)
 
 
 @same_folder
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(tmp_path: Path, noise: bytes) -> None:
-    found = read(tmp_path / "x.json", b'[{"id": 1},' + noise)
-    assert good(found)[0] == {"id": 1}
+    elements = read(tmp_path / "x.json", b'[{"id": 1},' + noise)
+    assert good(elements)[0] == {"id": 1}
 
 
 @settings(same_folder, max_examples=200)
@@ -156,8 +156,8 @@ def test_no_bytes_raise_anything_else(tmp_path: Path, noise: bytes) -> None:
 @example(97, b"]")
 @example(0, b"]")
 def test_one_wrong_byte_costs_at_most_the_record_and_its_neighbour(tmp_path: Path, at: int, byte: bytes) -> None:
-    made = [{"id": n, "text": "x" * 10} for n in range(8)]
-    text = json.dumps(made).encode()
+    values = [{"id": n, "text": "x" * 10} for n in range(8)]
+    text = json.dumps(values).encode()
     at %= len(text) - 1
-    found = read(tmp_path / "x.json", text[:1] + text[1:][:at] + byte + text[1:][at + 1 :])
-    assert sum(value in made for value in good(found)) >= 6
+    elements = read(tmp_path / "x.json", text[:1] + text[1:][:at] + byte + text[1:][at + 1 :])
+    assert sum(value in values for value in good(elements)) >= 6

@@ -7,7 +7,7 @@ from traced.ingest.import_ledger import Ledger
 from traced.ingest.importers.errors import BadRecord
 
 
-def test_bad_records_stay_whole_over_two_kills(tmp_path: Path) -> None:
+def test_bad_records_are_complete_after_two_kills(tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text("x\n")
 
@@ -24,8 +24,8 @@ def test_bad_records_stay_whole_over_two_kills(tmp_path: Path) -> None:
     with Ledger(tmp_path, file, {}) as third:
         third.leave_out(bad(2))
         third.finish()
-    kept = [json.loads(line)["record"] for line in third.bad_file.read_bytes().splitlines()]
-    assert kept == [1, 2]
-    with Ledger(tmp_path, file, {}) as anew:
-        anew.finish()
-    assert not anew.bad_file.exists()
+    record_numbers = [json.loads(line)["record"] for line in third.bad_file.read_bytes().splitlines()]
+    assert record_numbers == [1, 2]
+    with Ledger(tmp_path, file, {}) as second_ledger:
+        second_ledger.finish()
+    assert not second_ledger.bad_file.exists()

@@ -18,74 +18,74 @@ json_values = st.recursive(
 arguments = st.dictionaries(st.text(max_size=4), json_values, max_size=3)
 calls = st.lists(st.tuples(words, st.text(min_size=1, max_size=6), arguments), min_size=1, max_size=3)
 # (role, text, calls, id of the call that a tool answers): what any form of a message says
-said = st.one_of(
+message_specs = st.one_of(
     st.tuples(st.sampled_from(["system", "user", "assistant"]), words, st.just([]), st.just("")),
     st.tuples(st.just("assistant"), words, calls, st.just("")),
     st.tuples(st.just("tool"), words, st.just([]), words),
 )
-Said = tuple[str, str, list[tuple[str, str, dict[str, Any]]], str]
+MessageSpec = tuple[str, str, list[tuple[str, str, dict[str, Any]]], str]
 LANGCHAIN = {"system": "System", "user": "Human", "assistant": "AI", "tool": "Tool"}
 
 
-def openai(one: Said) -> dict[str, Any]:
-    role, text, made, called = one
+def openai(spec: MessageSpec) -> dict[str, Any]:
+    role, text, calls, call_id = spec
     message: dict[str, Any] = {"role": role, "content": text}
-    if made:
+    if calls:
         message["tool_calls"] = [
             {
                 "id": key,
                 "type": "function",
                 "function": {"name": name, "arguments": json.dumps(args, ensure_ascii=False)},
             }
-            for key, name, args in made
+            for key, name, args in calls
         ]
-    return message | ({"tool_call_id": called} if role == "tool" else {})
+    return message | ({"tool_call_id": call_id} if role == "tool" else {})
 
 
-def fields(one: Said) -> dict[str, Any]:
-    role, text, made, called = one
-    found: dict[str, Any] = {"content": text, "type": LANGCHAIN[role].lower(), "additional_kwargs": {}}
+def fields(spec: MessageSpec) -> dict[str, Any]:
+    role, text, calls, call_id = spec
+    result: dict[str, Any] = {"content": text, "type": LANGCHAIN[role].lower(), "additional_kwargs": {}}
     if role == "assistant":
-        listed = [{"name": name, "args": args, "id": key, "type": "tool_call"} for key, name, args in made]
-        found |= {"tool_calls": listed, "invalid_tool_calls": []}
-    return found | ({"tool_call_id": called, "status": "success"} if role == "tool" else {})
+        tool_calls = [{"name": name, "args": args, "id": key, "type": "tool_call"} for key, name, args in calls]
+        result |= {"tool_calls": tool_calls, "invalid_tool_calls": []}
+    return result | ({"tool_call_id": call_id, "status": "success"} if role == "tool" else {})
 
 
-def serialised(one: Said) -> dict[str, Any]:
-    name = f"{LANGCHAIN[one[0]]}Message"
-    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name], "kwargs": fields(one)}
+def serialised(spec: MessageSpec) -> dict[str, Any]:
+    name = f"{LANGCHAIN[spec[0]]}Message"
+    return {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", name], "kwargs": fields(spec)}
 
 
-def wrapped(one: Said) -> dict[str, Any]:
-    found = fields(one)
-    return {"type": found["type"], "data": found}
+def wrapped(spec: MessageSpec) -> dict[str, Any]:
+    result = fields(spec)
+    return {"type": result["type"], "data": result}
 
 
-def parts(one: Said) -> dict[str, Any]:
-    return {**openai(one), "content": [{"type": "text", "text": one[1]}]}
+def parts(spec: MessageSpec) -> dict[str, Any]:
+    return {**openai(spec), "content": [{"type": "text", "text": spec[1]}]}
 
 
-def tau2(one: Said) -> dict[str, Any]:
-    made = [{"id": key, "name": name, "arguments": args, "requestor": "assistant"} for key, name, args in one[2]]
-    return {**openai(one), "tool_calls": made or None, "turn_idx": 3, "cost": 0.1}
+def tau2(spec: MessageSpec) -> dict[str, Any]:
+    calls = [{"id": key, "name": name, "arguments": args, "requestor": "assistant"} for key, name, args in spec[2]]
+    return {**openai(spec), "tool_calls": calls or None, "turn_idx": 3, "cost": 0.1}
 
 
-@given(st.lists(said, max_size=5))
-def test_openai_messages_stay_as_they_are(told: list[Said]) -> None:
-    messages = [openai(one) for one in told]
+@given(st.lists(message_specs, max_size=5))
+def test_openai_messages_stay_as_they_are(specs: list[MessageSpec]) -> None:
+    messages = [openai(spec) for spec in specs]
     assert chat_messages(messages) == messages
 
 
 @pytest.mark.parametrize("form", [serialised, wrapped, fields, parts, tau2])
-@given(told=st.lists(said, max_size=5))
-def test_every_form_says_the_same(form: Any, told: list[Said]) -> None:
-    assert chat_messages([form(one) for one in told]) == [openai(one) for one in told]
+@given(specs=st.lists(message_specs, max_size=5))
+def test_every_form_converts_to_the_same_messages(form: Any, specs: list[MessageSpec]) -> None:
+    assert chat_messages([form(spec) for spec in specs]) == [openai(spec) for spec in specs]
 
 
-@given(st.lists(said, max_size=5))
-def test_converting_again_changes_nothing(told: list[Said]) -> None:
-    once = chat_messages([serialised(one) for one in told])
-    assert chat_messages(once) == once
+@given(st.lists(message_specs, max_size=5))
+def test_converting_again_changes_nothing(specs: list[MessageSpec]) -> None:
+    converted = chat_messages([serialised(spec) for spec in specs])
+    assert chat_messages(converted) == converted
 
 
 @given(
@@ -100,12 +100,12 @@ def test_converting_again_changes_nothing(told: list[Said]) -> None:
         max_leaves=6,
     )
 )
-def test_anything_else_is_damage_and_no_defect(noise: Any) -> None:
-    made = []
+def test_invalid_messages_raise_record_format_error(noise: Any) -> None:
+    messages = []
     with contextlib.suppress(RecordFormatError):
-        made = chat_messages([{"role": "user", "content": "x"}, noise])
-    assert all(one["role"] in ("system", "user", "assistant", "tool") for one in made)
-    assert all(one["content"] is None or isinstance(one["content"], str) for one in made)
+        messages = chat_messages([{"role": "user", "content": "x"}, noise])
+    assert all(message["role"] in ("system", "user", "assistant", "tool") for message in messages)
+    assert all(message["content"] is None or isinstance(message["content"], str) for message in messages)
 
 
 def test_responses_items() -> None:
@@ -123,15 +123,15 @@ def test_responses_items() -> None:
             "content": [{"type": "output_text", "text": "done", "annotations": []}],
         },
     ]
-    made = chat_messages(items)
-    assert [one["role"] for one in made] == ["system", "user", "assistant", "tool", "tool", "assistant"]
-    assert [call["id"] for call in made[2]["tool_calls"]] == ["a", "b"]
-    assert [one.get("tool_call_id") for one in made[3:5]] == ["a", "b"]
-    assert made[5]["content"] == "done"
+    messages = chat_messages(items)
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "tool", "assistant"]
+    assert [call["id"] for call in messages[2]["tool_calls"]] == ["a", "b"]
+    assert [message.get("tool_call_id") for message in messages[3:5]] == ["a", "b"]
+    assert messages[5]["content"] == "done"
 
 
 def test_content_blocks_of_anthropic() -> None:
-    made = chat_messages(
+    messages = chat_messages(
         [
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "hm"},
@@ -146,7 +146,7 @@ def test_content_blocks_of_anthropic() -> None:
         ]
     )  # fmt: skip
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}
-    assert made == [
+    assert messages == [
         {"role": "assistant", "content": "one moment", "tool_calls": [call]},
         {"role": "tool", "content": "17", "tool_call_id": "a"},
         {"role": "user", "content": "and now?\n[image]"},
@@ -154,19 +154,19 @@ def test_content_blocks_of_anthropic() -> None:
 
 
 def test_functions_from_before_tools() -> None:
-    made = chat_messages(
+    messages = chat_messages(
         [
             {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{oops"}},
             {"role": "function", "name": "f", "content": "17"},
         ]
     )
-    assert made[0]["tool_calls"][0] == {
+    assert messages[0]["tool_calls"][0] == {
         "id": "call_f", "type": "function", "function": {"name": "f", "arguments": "{oops"}
     }  # fmt: skip
-    assert made[1] == {"role": "tool", "content": "17", "tool_call_id": "call_f", "name": "f"}
+    assert messages[1] == {"role": "tool", "content": "17", "tool_call_id": "call_f", "name": "f"}
 
 
-def test_what_a_message_carries_beside_what_the_agent_saw_stays_behind() -> None:
+def test_fields_that_the_agent_did_not_see_are_dropped() -> None:
     message = {"role": "user", "content": "x", "info": "hidden", "reward_info": {}, "refusal": None}
     assert chat_messages([message]) == [{"role": "user", "content": "x"}]
 
@@ -183,7 +183,7 @@ def test_what_a_message_carries_beside_what_the_agent_saw_stays_behind() -> None
         ({"role": "assistant", "tool_calls": [{"id": "a", "function": {}}]}, "a tool call without a name"),
     ],
 )
-def test_damage_is_named(message: Any, cause: str) -> None:
+def test_invalid_messages_are_described(message: Any, cause: str) -> None:
     with pytest.raises(RecordFormatError, match=cause):
         chat_messages([message])
 

@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("told", "outcome", "reward"),
+    ("fields", "outcome", "reward"),
     [
         ({}, "unknown", 0.0),
         ({"reward": 1}, "success", 1.0),
@@ -44,9 +44,9 @@ def path(tmp_path: Path) -> Path:
         ({"metadata": {"reward": 1}}, "success", 1.0),
     ],
 )
-def test_the_outcome_is_what_the_record_says(path: Path, told: dict[str, Any], outcome: str, reward: float) -> None:
-    [found], bad = read("openai", write(path, {"messages": HELLO, **told}))
-    assert (bad, str(found.outcome), found.reward) == ([], outcome, reward)
+def test_the_outcome_is_what_the_record_says(path: Path, fields: dict[str, Any], outcome: str, reward: float) -> None:
+    [trajectory], bad = read("openai", write(path, {"messages": HELLO, **fields}))
+    assert (bad, str(trajectory.outcome), trajectory.reward) == ([], outcome, reward)
 
 
 def test_messages_tools_and_names(path: Path) -> None:
@@ -56,11 +56,11 @@ def test_messages_tools_and_names(path: Path) -> None:
         {"messages": HELLO, "functions": [TOOL["function"]]},
     )
     assert format_of(path) == "openai"
-    (one, other), _ = read("openai", path, agent="clerk")
-    assert (one.messages, one.tools, one.task_id, one.trial, one.model) == (HELLO, [TOOL], "a", 2, "clerk")
-    assert other.tools == [TOOL]
-    assert other.task_id.startswith("opening-")
-    assert one.id != other.id
+    (first, second), _ = read("openai", path, agent="clerk")
+    assert (first.messages, first.tools, first.task_id, first.trial, first.model) == (HELLO, [TOOL], "a", 2, "clerk")
+    assert second.tools == [TOOL]
+    assert second.task_id.startswith("opening-")
+    assert first.id != second.id
 
 
 def test_a_request_with_its_answer(path: Path) -> None:
@@ -80,10 +80,10 @@ def test_a_request_with_its_answer(path: Path) -> None:
     write(
         path, batch, {"request": request, "response": response}, {**request, "choices": response["choices"]}, responses
     )
-    found, bad = read("openai", path)
+    trajectories, bad = read("openai", path)
     assert bad == []
-    assert [one.messages for one in found] == [HELLO] * 4
-    assert found[0].task_id == "c"
+    assert [trajectory.messages for trajectory in trajectories] == [HELLO] * 4
+    assert trajectories[0].task_id == "c"
 
 
 def test_a_request_that_failed(path: Path) -> None:
@@ -94,9 +94,9 @@ def test_a_request_that_failed(path: Path) -> None:
         {"request": request, "response": {"status_code": 400, "body": {"error": {"message": "too long"}}}},
         {"request": {"messages": HELLO}, "response": None, "error": {"code": "batch_expired"}},
     )
-    [found], bad = read("openai", path)
-    assert (found.outcome, found.messages) == (Outcome.INFRASTRUCTURE, HELLO[:2])
-    assert "503" in found.detail
+    [trajectory], bad = read("openai", path)
+    assert (trajectory.outcome, trajectory.messages) == (Outcome.INFRASTRUCTURE, HELLO[:2])
+    assert "503" in trajectory.detail
     assert ["no answer" in record.cause for record in bad] == [True, True]
 
 
@@ -112,10 +112,10 @@ def test_a_request_that_failed(path: Path) -> None:
         ({"request": 3, "response": {}}, "has to be an object"),
     ],
 )
-def test_bad_records_are_told_with_their_text(path: Path, record: Any, cause: str) -> None:
+def test_bad_records_keep_their_text(path: Path, record: Any, cause: str) -> None:
     write(path, {"messages": HELLO}, record, {"id": "b", "messages": HELLO})
-    found, [bad] = read("openai", path)
-    assert len(found) == 2
+    trajectories, [bad] = read("openai", path)
+    assert len(trajectories) == 2
     assert (bad.record, bad.line) == (2, 2)
     assert cause in bad.cause
     assert json.loads(bad.raw) == record
@@ -124,25 +124,25 @@ def test_bad_records_are_told_with_their_text(path: Path, record: Any, cause: st
 def test_redaction(path: Path) -> None:
     secret = [{"role": "user", "content": "my key is sk-123"}, {"role": "assistant", "content": '{"email": "a@b.c"}'}]
     write(path, {"id": "of sk-123", "messages": secret}, {"messages": [{"role": "ghost", "content": "sk-456"}]})
-    [found], [bad] = read("openai", path, redactor=Redactor(["sk-[0-9]+"], ["email"]))
-    assert found.messages[0]["content"] == "my key is [redacted]"
-    assert json.loads(found.messages[1]["content"]) == {"email": "[redacted]"}
-    assert found.task_id == "of [redacted]"
+    [trajectory], [bad] = read("openai", path, redactor=Redactor(["sk-[0-9]+"], ["email"]))
+    assert trajectory.messages[0]["content"] == "my key is [redacted]"
+    assert json.loads(trajectory.messages[1]["content"]) == {"email": "[redacted]"}
+    assert trajectory.task_id == "of [redacted]"
     assert "sk-456" not in bad.raw
 
 
-def test_fields_leave_tools_what_they_are(path: Path) -> None:
-    offered = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"email": {}}}}}
+def test_redacted_fields_do_not_change_tools(path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"email": {}}}}}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"email": "a@b.c"}'}}
-    said = [HELLO[1], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages = [HELLO[1], {"role": "assistant", "content": None, "tool_calls": [call]}]
     redactor = Redactor([], ["email", "name", "content", "role"])
-    [found], bad = read("openai", write(path, {"messages": said, "tools": [offered]}), redactor=redactor)
-    assert (found.tools, found.messages[0], bad) == ([offered], HELLO[1], [])
-    [kept] = found.messages[1]["tool_calls"]
-    assert kept["function"] == {"name": "f", "arguments": '{"email": "[redacted]"}'}
+    [trajectory], bad = read("openai", write(path, {"messages": messages, "tools": [tool]}), redactor=redactor)
+    assert (trajectory.tools, trajectory.messages[0], bad) == ([tool], HELLO[1], [])
+    [stored_call] = trajectory.messages[1]["tool_calls"]
+    assert stored_call["function"] == {"name": "f", "arguments": '{"email": "[redacted]"}'}
 
 
-def test_text_that_is_no_json_is_redacted_or_not_kept(path: Path) -> None:
+def test_text_that_is_not_json_is_redacted_or_dropped(path: Path) -> None:
     path.write_text(f"{json.dumps({'messages': HELLO})}\n{{'key': 'sk-123'\n")
     redactor = Redactor(["sk-[0-9]+"], ["email"])
     assert read("openai", path, redactor=redactor)[1][0].raw == "{'key': '[redacted]'"
@@ -150,14 +150,14 @@ def test_text_that_is_no_json_is_redacted_or_not_kept(path: Path) -> None:
     assert read("tau-bench", path)[1][1].raw == ""
 
 
-def test_a_strict_reading_tells_bad_records_before_any_trajectory(path: Path) -> None:
+def test_a_strict_import_reports_bad_records_before_any_trajectory(path: Path) -> None:
     write(path, {"messages": HELLO}, {"messages": HELLO[:1]})
     first = next(step for step in steps("openai", path, strict=True) if step.bad or step.trajectories)
     assert first.bad is not None
 
 
 @pytest.mark.parametrize("form", ["lines", "array", "gzip"])
-def test_reading_goes_on_behind_any_record(tmp_path: Path, form: str) -> None:
+def test_reading_resumes_after_any_record(tmp_path: Path, form: str) -> None:
     records = [{"id": str(n), "messages": [*HELLO, {"role": "user", "content": "é" * n}]} for n in range(5)]
     path = write(tmp_path / "x.jsonl", *records)
     if form == "array":
@@ -165,7 +165,7 @@ def test_reading_goes_on_behind_any_record(tmp_path: Path, form: str) -> None:
     if form == "gzip":
         path.write_bytes(gzip.compress(path.read_bytes()))
     assert format_of(path) == "openai"
-    whole = steps("openai", path)
-    assert [one.task_id for step in whole for one in step.trajectories] == list("01234")
-    for at, step in enumerate(whole):
-        assert steps("openai", path, json.loads(json.dumps(step.resume_point))) == whole[at + 1 :]
+    all_steps = steps("openai", path)
+    assert [trajectory.task_id for step in all_steps for trajectory in step.trajectories] == list("01234")
+    for at, step in enumerate(all_steps):
+        assert steps("openai", path, json.loads(json.dumps(step.resume_point))) == all_steps[at + 1 :]

@@ -13,26 +13,28 @@ values = st.recursive(
 
 
 @given(values, values)
-def test_the_order_of_calls_does_not_matter(one: object, other: object) -> None:
-    assert merge_schemas(infer_schema(one), infer_schema(other)) == merge_schemas(
-        infer_schema(other), infer_schema(one)
+def test_the_order_of_calls_does_not_matter(left: object, other: object) -> None:
+    assert merge_schemas(infer_schema(left), infer_schema(other)) == merge_schemas(
+        infer_schema(other), infer_schema(left)
     )
 
 
 @given(values, values, values)
-def test_grouping_does_not_matter(one: object, two: object, three: object) -> None:
-    a, b, c = infer_schema(one), infer_schema(two), infer_schema(three)
+def test_grouping_does_not_matter(left: object, two: object, three: object) -> None:
+    a, b, c = infer_schema(left), infer_schema(two), infer_schema(three)
     assert merge_schemas(merge_schemas(a, b), c) == merge_schemas(a, merge_schemas(b, c))
 
 
 @given(values)
-def test_a_repeated_call_tells_nothing_new(value: object) -> None:
+def test_a_repeated_call_does_not_change_the_schema(value: object) -> None:
     assert merge_schemas(infer_schema(value), infer_schema(value)) == infer_schema(value)
 
 
 def calls(*arguments: str) -> list[dict[str, object]]:
-    made = [{"id": "1", "type": "function", "function": {"name": "book", "arguments": text}} for text in arguments]
-    return [{"role": "assistant", "content": None, "tool_calls": made}, {"role": "user", "content": "x"}]
+    tool_calls = [
+        {"id": "1", "type": "function", "function": {"name": "book", "arguments": text}} for text in arguments
+    ]
+    return [{"role": "assistant", "content": None, "tool_calls": tool_calls}, {"role": "user", "content": "x"}]
 
 
 def test_arguments_types_and_what_is_required() -> None:

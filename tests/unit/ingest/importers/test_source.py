@@ -32,33 +32,35 @@ def test_lines_with_their_places(tmp_path: Path) -> None:
     assert list(read_lines(path, first.end))[-1] == last
 
 
-def test_a_last_line_that_is_cut_off_says_so(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_reported_as_such(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n{"a": "unfini')
-    _, cut = read_lines(path)
-    assert isinstance(cut, BadRecord)
-    assert "may be truncated" in cut.cause
+    _, bad = read_lines(path)
+    assert isinstance(bad, BadRecord)
+    assert "may be truncated" in bad.cause
 
 
-def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     long = json.dumps({"a": "x" * 500})
     for text in (f'{long}\n{{"a": 2}}\n', f'{{"a": 1}}\n{long}\n{{"a": 2}}\n', f'{{"a": 1}}\n{long}'):
         path.write_text(text)
-        found = list(read_lines(path, max_bytes=100))
-        [bad] = [one for one in found if isinstance(one, BadRecord)]
+        elements = list(read_lines(path, max_bytes=100))
+        [bad] = [element for element in elements if isinstance(element, BadRecord)]
         assert "is too long" in bad.cause
-        assert len([one for one in found if isinstance(one, Record)]) == text.count('{"a": 1}') + text.count('{"a": 2}')
+        assert len([element for element in elements if isinstance(element, Record)]) == text.count(
+            '{"a": 1}'
+        ) + text.count('{"a": 2}')
 
 
 @same_folder
 @given(st.lists(st.builds(lambda value: {"a": value}, values), max_size=5), st.booleans())
-def test_whatever_json_writes_is_read_back(tmp_path: Path, made: list[object], pack: bool) -> None:
+def test_whatever_json_writes_is_read_back(tmp_path: Path, values_written: list[object], pack: bool) -> None:
     path = tmp_path / "x.jsonl"
-    text = "".join(json.dumps(one) + "\n" for one in made).encode()
+    text = "".join(json.dumps(element) + "\n" for element in values_written).encode()
     path.write_bytes(gzip.compress(text) if pack else text)
-    if made:
-        assert [one.value for one in read_lines(path) if isinstance(one, Record)] == made
+    if values_written:
+        assert [element.value for element in read_lines(path) if isinstance(element, Record)] == values_written
 
 
 @same_folder
@@ -71,18 +73,18 @@ def test_no_bytes_raise_anything_else(tmp_path: Path, noise: bytes) -> None:
     list(read_lines(path))
 
 
-@pytest.mark.parametrize("cut", [10, 30])
-def test_compressed_data_that_ends_early_keeps_what_was_whole(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("length", [10, 30])
+def test_truncated_gzip_gives_the_complete_records(tmp_path: Path, length: int) -> None:
     path = tmp_path / "x.jsonl.gz"
     lines = b"".join(b'{"a": "%s"}\n' % os.urandom(400).hex().encode() for _ in range(300))
-    path.write_bytes(gzip.compress(lines)[:-cut])
-    *found, last = read_lines(path)
-    assert len(found) > 290
+    path.write_bytes(gzip.compress(lines)[:-length])
+    *records_read, last = read_lines(path)
+    assert len(records_read) > 290
     assert isinstance(last, BadRecord)
     assert "compressed data" in last.cause
 
 
-def test_what_is_no_file_with_something_in_it(tmp_path: Path) -> None:
+def test_folders_pipes_and_empty_files_are_refused(tmp_path: Path) -> None:
     empty, pipe = tmp_path / "empty", tmp_path / "pipe"
     empty.write_text(" \n")
     os.mkfifo(pipe)
@@ -111,14 +113,14 @@ def test_what_is_no_file_with_something_in_it(tmp_path: Path) -> None:
         ('{"data": [{"id": "x", "traceId": "y", "type": "SPAN"}', "langfuse"),
     ],
 )
-def test_a_format_is_told_by_the_beginning(tmp_path: Path, text: str, kind: str) -> None:
+def test_formats_are_detected_from_the_first_bytes(tmp_path: Path, text: str, kind: str) -> None:
     path = tmp_path / "x"
     path.write_text(text)
     assert format_of(path) == kind
 
 
 @pytest.mark.parametrize("text", ["hello", "[1, 2]", '{"prompt": "x", "completion": "y"}', "\x00\x01"])
-def test_what_is_of_no_format_names_the_formats(tmp_path: Path, text: str) -> None:
+def test_an_unknown_format_lists_the_formats(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x"
     path.write_text(text)
     with pytest.raises(UnknownFormat, match=r"openai.tau-bench.tau2-bench.langsmith.langfuse"):
@@ -126,8 +128,8 @@ def test_what_is_of_no_format_names_the_formats(tmp_path: Path, text: str) -> No
 
 
 @given(st.dictionaries(st.text(max_size=6), values, max_size=4), st.booleans(), st.integers(0, 40))
-def test_the_first_keys_are_seen_wherever_the_beginning_is_cut(made: dict[str, object], listed: bool, cut: int) -> None:
-    text = json.dumps([made] if listed else made).encode()
-    assert first_keys(text) == list(made)
-    seen = first_keys(text[:cut])
-    assert seen == list(made)[: len(seen)]
+def test_first_keys_of_a_head_that_is_cut_anywhere(record: dict[str, object], is_list: bool, length: int) -> None:
+    text = json.dumps([record] if is_list else record).encode()
+    assert first_keys(text) == list(record)
+    keys = first_keys(text[:length])
+    assert keys == list(record)[: len(keys)]

@@ -20,12 +20,12 @@ Write = Callable[[Any], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def written(value: Any) -> Path:
+    def write_file(value: Any) -> Path:
         path = tmp_path / "results.json"
         path.write_text(value if isinstance(value, str) else json.dumps(value))
         return path
 
-    return written
+    return write_file
 
 
 def excerpt() -> list[dict[str, Any]]:
@@ -37,28 +37,28 @@ def read_good(path: Path) -> tuple[list[Trajectory], list[BadRecord]]:
 
 
 def read_tau_bench(path: Path) -> list[Trajectory]:
-    found, bad = read_good(path)
+    trajectories, bad = read_good(path)
     assert bad == []
-    return found
+    return trajectories
 
 
 def test_real_records() -> None:
-    found, _ = read("tau-bench", EXCERPT, agent="gpt-4o")
-    assert [(t.task_id, t.trial, t.outcome, t.reward) for t in found] == [
+    trajectories, _ = read("tau-bench", EXCERPT, agent="gpt-4o")
+    assert [(t.task_id, t.trial, t.outcome, t.reward) for t in trajectories] == [
         ("38", 2, Outcome.SUCCESS, 1.0),
         ("43", 2, Outcome.FAILURE, 0.0),
         ("43", 3, Outcome.FAILURE, 0.0),
     ]
-    assert {(t.source, t.split, t.model, t.end_cause) for t in found} == {
+    assert {(t.source, t.split, t.model, t.end_cause) for t in trajectories} == {
         ("tau-bench", "", "gpt-4o", EndCause.IMPORTED)
     }
-    assert [t.messages for t in found] == [record["traj"] for record in excerpt()]
-    assert len({t.id for t in found}) == 3
-    assert all(t.turns == [] and t.cycle_id is None for t in found)
+    assert [t.messages for t in trajectories] == [record["traj"] for record in excerpt()]
+    assert len({t.id for t in trajectories}) == 3
+    assert all(t.turns == [] and t.cycle_id is None for t in trajectories)
 
 
 def test_tools_are_inferred_from_the_calls_of_the_whole_file() -> None:
-    first, *others = read_tau_bench(EXCERPT)
+    first, *rest = read_tau_bench(EXCERPT)
     tools = {tool["function"]["name"]: tool for tool in first.tools}
     calls = {
         call["function"]["name"]
@@ -74,7 +74,7 @@ def test_tools_are_inferred_from_the_calls_of_the_whole_file() -> None:
         "properties": {"reservation_id": {"type": "string"}},
         "required": ["reservation_id"],
     }
-    assert all(other.tools == first.tools for other in others)
+    assert all(other.tools == first.tools for other in rest)
 
 
 def plant(value: Any) -> Any:
@@ -92,44 +92,44 @@ def test_nothing_privileged_reaches_trajectories_or_the_database(write: Write, t
         record["traj"] = [message | {"hidden": CANARY, "reward_info": {CANARY: 1}} for message in record["traj"]]
     path = write(records)
     assert path.read_text().count(CANARY) > 100
-    found = read_tau_bench(path)
-    assert len(found) == 3
-    assert CANARY not in repr(found)
+    trajectories = read_tau_bench(path)
+    assert len(trajectories) == 3
+    assert CANARY not in repr(trajectories)
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(engine) as opened:
-        save_trajectories(opened, found)
-        assert len(list_trajectories(opened)) == 3
+    with write_session(engine) as session:
+        save_trajectories(session, trajectories)
+        assert len(list_trajectories(session)) == 3
     files = list(tmp_path.glob("traced.db*"))
     with_log = b"".join(file.read_bytes() for file in files)
     engine.dispose()
-    after = (tmp_path / "traced.db").read_bytes()
+    content = (tmp_path / "traced.db").read_bytes()
     assert b"get_reservation_details" in with_log  # the bytes do show what is stored
-    assert CANARY.encode() not in with_log + after
+    assert CANARY.encode() not in with_log + content
 
 
 def test_importing_the_same_file_twice_is_no_error() -> None:
-    with write_session(open_store("sqlite://")) as opened:
-        assert save_trajectories(opened, read_tau_bench(EXCERPT)).added == 3
-        again = save_trajectories(opened, read_tau_bench(EXCERPT))
-        assert (again.added, again.unchanged) == (0, 3)
+    with write_session(open_store("sqlite://")) as session:
+        assert save_trajectories(session, read_tau_bench(EXCERPT)).added == 3
+        second = save_trajectories(session, read_tau_bench(EXCERPT))
+        assert (second.added, second.unchanged) == (0, 3)
 
 
 def test_a_record_of_another_task_file_is_another_trajectory(write: Write) -> None:
     other = GOOD | {"traj": [{"role": "system", "content": "other policy"}]}
-    one, two = read_tau_bench(write([GOOD, other]))
-    assert one.id != two.id
+    first, second = read_tau_bench(write([GOOD, other]))
+    assert first.id != second.id
 
 
-def test_a_run_that_broke_down_is_no_failure_of_the_agent(write: Write) -> None:
-    [found] = read_tau_bench(write([GOOD | {"traj": [], "info": {"error": "timeout"}}]))
-    assert found.outcome is Outcome.INFRASTRUCTURE
-    assert "before its first message" in found.detail
+def test_a_crashed_run_is_an_infrastructure_outcome(write: Write) -> None:
+    [trajectory] = read_tau_bench(write([GOOD | {"traj": [], "info": {"error": "timeout"}}]))
+    assert trajectory.outcome is Outcome.INFRASTRUCTURE
+    assert "before its first message" in trajectory.detail
 
 
 @pytest.mark.parametrize(("reward", "outcome"), [(1, "success"), (0.9999999, "success"), (0.5, "failure")])
 def test_outcome_follows_the_reward(write: Write, reward: float, outcome: str) -> None:
-    [found] = read_tau_bench(write([GOOD | {"reward": reward}]))
-    assert (found.outcome, found.reward) == (outcome, float(reward))
+    [trajectory] = read_tau_bench(write([GOOD | {"reward": reward}]))
+    assert (trajectory.outcome, trajectory.reward) == (outcome, float(reward))
 
 
 def message(**values: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def message(**values: Any) -> dict[str, Any]:
         (message(tool_calls="x"), "message 1 has a tool call"),
     ],
 )
-def test_a_record_that_is_no_tau_bench_record(write: Write, record: Any, cause: str) -> None:
+def test_invalid_tau_bench_records(write: Write, record: Any, cause: str) -> None:
     path = write(f"[{json.dumps(GOOD)},\n  {json.dumps(record)},\n{json.dumps(GOOD | {'trial': 2})}]")
     good, bad = read_good(path)
     assert [t.trial for t in good] == [0, 2]
@@ -163,16 +163,18 @@ def test_a_record_that_is_no_tau_bench_record(write: Write, record: Any, cause: 
     assert cause in str(bad[0])
 
 
-def test_calls_with_arguments_that_are_no_json_are_kept_as_they_are(write: Write) -> None:
-    broken = message(tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{oops"}}])
-    [found] = read_tau_bench(write([broken]))
-    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == "{oops"
-    assert found.tools[0]["function"]["parameters"] == {"type": "object", "properties": {}, "required": []}
+def test_arguments_that_are_not_json_are_stored_unchanged(write: Write) -> None:
+    invalid_call = message(
+        tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{oops"}}]
+    )
+    [trajectory] = read_tau_bench(write([invalid_call]))
+    assert trajectory.messages[1]["tool_calls"][0]["function"]["arguments"] == "{oops"
+    assert trajectory.tools[0]["function"]["parameters"] == {"type": "object", "properties": {}, "required": []}
 
 
 def test_a_truncated_file_keeps_its_whole_records(write: Write) -> None:
-    whole = json.dumps([GOOD | {"trial": n} for n in range(3)])
-    path = write(whole[:-30])
+    text = json.dumps([GOOD | {"trial": n} for n in range(3)])
+    path = write(text[:-30])
     good, bad = read_good(path)
     assert [t.trial for t in good] == [0, 1]
     assert ["record 3, line 1" in str(record) for record in bad] == [True]

@@ -32,9 +32,9 @@ EXAMPLE = {
 }
 
 
-def attributes(told: dict[str, Any]) -> list[dict[str, Any]]:
+def attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
     """Attributes in OTLP's form; None leaves one out."""
-    return [{"key": name, "value": value_of(value)} for name, value in told.items() if value is not None]
+    return [{"key": name, "value": value_of(value)} for name, value in values.items() if value is not None]
 
 
 def value_of(value: Any) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def value_of(value: Any) -> dict[str, Any]:
     if isinstance(value, float):
         return {"doubleValue": value}
     if isinstance(value, list):
-        return {"arrayValue": {"values": [value_of(one) for one in value]}}
+        return {"arrayValue": {"values": [value_of(item) for item in value]}}
     return {"kvlistValue": {"values": attributes(value)}}
 
 
 def call(number: int, **changed: Any) -> dict[str, Any]:
     """The span of one call, in the conversation c-1."""
-    told = {
+    attributes_of_call = {
         "gen_ai.operation.name": "chat",
         "gen_ai.conversation.id": "c-1",
         "gen_ai.response.model": "m-1",
@@ -71,13 +71,13 @@ def call(number: int, **changed: Any) -> dict[str, Any]:
         "name": "chat m",
         "startTimeUnixNano": "1544712660000000000",
         "endTimeUnixNano": "1544712661500000000",
-        "attributes": attributes(told),
+        "attributes": attributes(attributes_of_call),
     }
 
 
 def event(name: str, body: Any = None, *, attributes: dict[str, Any] | None = None, span: int = 1) -> dict[str, Any]:
     """A log record, which is good as a span's event too."""
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "traceId": TRACE,
         "spanId": f"{span:016x}",
         "eventName": name,
@@ -85,7 +85,7 @@ def event(name: str, body: Any = None, *, attributes: dict[str, Any] | None = No
         "timeUnixNano": "1544712660000000001",
         "attributes": globals()["attributes"](attributes or {}),
     }
-    return {**told, "body": value_of(body)} if body is not None else told
+    return {**record, "body": value_of(body)} if body is not None else record
 
 
 def request(*spans: dict[str, Any], logs: list[dict[str, Any]] | None = None) -> dict[str, Any]:

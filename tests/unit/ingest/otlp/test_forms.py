@@ -52,8 +52,8 @@ INDEXED = {
     "llm.request.type": "chat",
     "gen_ai.request.model": "m",
     "gen_ai.usage.prompt_tokens": 5,
-    **{f"gen_ai.prompt.{n}.role": one["role"] for n, one in enumerate(MESSAGES)},
-    **{f"gen_ai.prompt.{n}.content": one["content"] for n, one in enumerate(MESSAGES) if one["content"]},
+    **{f"gen_ai.prompt.{n}.role": message["role"] for n, message in enumerate(MESSAGES)},
+    **{f"gen_ai.prompt.{n}.content": message["content"] for n, message in enumerate(MESSAGES) if message["content"]},
     **{f"gen_ai.prompt.2.tool_calls.0.{name}": value for name, value in {"id": "call_1", **FUNCTION}.items()},
     "gen_ai.prompt.3.tool_call_id": "call_1",
     "gen_ai.completion.0.role": "assistant",
@@ -67,16 +67,16 @@ INDEXED = {
 
 
 def openinference(prefix: str, message: dict[str, Any]) -> dict[str, Any]:
-    told = {f"{prefix}.message.role": message["role"]}
+    attributes = {f"{prefix}.message.role": message["role"]}
     if message["content"]:
-        told |= {f"{prefix}.message.content": message["content"]}
+        attributes |= {f"{prefix}.message.content": message["content"]}
     if "tool_call_id" in message:
-        told |= {f"{prefix}.message.tool_call_id": message["tool_call_id"]}
+        attributes |= {f"{prefix}.message.tool_call_id": message["tool_call_id"]}
     for n, call in enumerate(message.get("tool_calls", [])):
         start = f"{prefix}.message.tool_calls.{n}.tool_call"
-        told |= {f"{start}.id": call["id"], f"{start}.function.name": call["function"]["name"]}
-        told |= {f"{start}.function.arguments": call["function"]["arguments"]}
-    return told
+        attributes |= {f"{start}.id": call["id"], f"{start}.function.name": call["function"]["name"]}
+        attributes |= {f"{start}.function.arguments": call["function"]["arguments"]}
+    return attributes
 
 
 OPENINFERENCE: dict[str, Any] = {
@@ -99,32 +99,32 @@ RAW = {
 CHOICE = {"index": 0, "finish_reason": "tool_calls", "message": ANSWER}
 
 
-def said(number: int, body: Any = None, **attributes: Any) -> Event:
+def message_event(number: int, body: Any = None, **attributes: Any) -> Event:
     return Event(f"gen_ai.{MESSAGES[number]['role']}.message", number, attributes, body)
 
 
 BODIES = [
-    said(0, {"content": "Be brief."}),
-    said(1, {"content": "Where is order 7?"}),
-    said(2, {"tool_calls": [CALL]}),
-    said(3, {"id": "call_1", "content": '{"state": "shipped"}'}),
+    message_event(0, {"content": "Be brief."}),
+    message_event(1, {"content": "Where is order 7?"}),
+    message_event(2, {"tool_calls": [CALL]}),
+    message_event(3, {"id": "call_1", "content": '{"state": "shipped"}'}),
     Event("gen_ai.choice", 4, {}, CHOICE),
 ]
 FLAT = [
-    said(0, content="Be brief."),
-    said(1, content="Where is order 7?", **{"gen_ai.system": "openai"}),
-    said(2, tool_calls=json.dumps([CALL])),
-    said(3, id="call_1", content='{"state": "shipped"}'),
+    message_event(0, content="Be brief."),
+    message_event(1, content="Where is order 7?", **{"gen_ai.system": "openai"}),
+    message_event(2, tool_calls=json.dumps([CALL])),
+    message_event(3, id="call_1", content='{"state": "shipped"}'),
     Event("gen_ai.choice", 4, {"index": 0, "message": json.dumps(ANSWER)}),
 ]
-PACKED = [Event(one.name, one.at, {"gen_ai.event.content": json.dumps(one.body)}) for one in BODIES]
+PACKED_EVENTS = [Event(event.name, event.at, {"gen_ai.event.content": json.dumps(event.body)}) for event in BODIES]
 TOOLS = {"gen_ai.tool.definitions": json.dumps([TOOL])}
 PROMPT = {"gen_ai.prompt": json.dumps(MESSAGES), "gen_ai.completion": json.dumps([ANSWER])}
 DETAILS = "gen_ai.client.inference.operation.details"
 
 
-def span(attributes: dict[str, Any], **more: Any) -> Span:
-    return Span(TRACE, "1" * 16, "", "chat", attributes, [], **more)
+def span(attributes: dict[str, Any], **extra: Any) -> Span:
+    return Span(TRACE, "1" * 16, "", "chat", attributes, [], **extra)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def span(attributes: dict[str, Any], **more: Any) -> Span:
         (OPERATION, [Event(DETAILS, 0, NOW)], [TOOL]),
         ({**OPERATION, **TOOLS}, BODIES, [TOOL]),
         ({**OPERATION, **TOOLS}, FLAT, [TOOL]),
-        ({**OPERATION, **TOOLS}, PACKED, [TOOL]),
+        ({**OPERATION, **TOOLS}, PACKED_EVENTS, [TOOL]),
         ({**OPERATION, **PROMPT}, [], []),
         (
             OPERATION,
@@ -148,10 +148,10 @@ def span(attributes: dict[str, Any], **more: Any) -> Span:
     ],
     ids=["now", "as JSON", "details", "records", "events", "packed", "prompt", "content", "indexed", "OI", "OI raw"],
 )
-def test_every_convention_tells_the_same_call(attributes: dict[str, Any], events: list[Event], tools: Any) -> None:
-    told = span(attributes)
-    assert is_call(told)
-    assert read_call(told, events) == Call(MESSAGES, ANSWER, tools, "m", "", "", 5, 0)
+def test_every_convention_gives_the_same_call(attributes: dict[str, Any], events: list[Event], tools: Any) -> None:
+    span_of_sender = span(attributes)
+    assert is_call(span_of_sender)
+    assert read_call(span_of_sender, events) == Call(MESSAGES, ANSWER, tools, "m", "", "", 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_every_convention_tells_the_same_call(attributes: dict[str, Any], events
         {"http.request.method": "POST"},
     ],
 )
-def test_what_is_no_llm_call_is_left(attributes: dict[str, Any]) -> None:
+def test_other_spans_are_ignored(attributes: dict[str, Any]) -> None:
     assert not is_call(span(attributes))
 
 
@@ -181,12 +181,12 @@ def test_what_is_no_llm_call_is_left(attributes: dict[str, Any]) -> None:
         ({}, 1, "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"),
     ],
 )
-def test_what_is_not_whole_is_refused_with_the_reason(changed: dict[str, Any], dropped: int, word: str) -> None:
+def test_incomplete_spans_are_refused_with_a_reason(changed: dict[str, Any], dropped: int, word: str) -> None:
     with pytest.raises(UnusableSpan, match=word):
         read_call(span({**OPERATION, **NOW, **changed}, dropped=dropped), [])
 
 
-def test_a_gap_in_the_numbers_is_a_message_that_was_dropped() -> None:
+def test_a_gap_in_the_indices_is_a_dropped_message() -> None:
     holed = {name: value for name, value in INDEXED.items() if not name.startswith("gen_ai.prompt.0.")}
     with pytest.raises(UnusableSpan, match="COUNT_LIMIT"):
         read_call(span(holed), [])
@@ -204,12 +204,12 @@ def test_records_without_the_choice_are_not_complete() -> None:
         read_call(span({"openinference.span.kind": "LLM"}), [])
 
 
-def test_parts_that_are_no_text_leave_their_type() -> None:
-    said = [text("Look:"), {"type": "uri", "modality": "image", "uri": "https://x"}, {"type": "blob"}, "so."]
-    thought = [{"type": "reasoning", "content": "Hm."}, text("A cat.")]
-    told = {"gen_ai.input.messages": [{"role": "user", "parts": said}]}
-    told["gen_ai.output.messages"] = [{"role": "model", "parts": thought}]
-    call = read_call(span({**OPERATION, **told}), [])
+def test_parts_that_are_not_text_become_their_type() -> None:
+    parts = [text("Look:"), {"type": "uri", "modality": "image", "uri": "https://x"}, {"type": "blob"}, "so."]
+    reasoning = [{"type": "reasoning", "content": "Hm."}, text("A cat.")]
+    attributes_of_span = {"gen_ai.input.messages": [{"role": "user", "parts": parts}]}
+    attributes_of_span["gen_ai.output.messages"] = [{"role": "model", "parts": reasoning}]
+    call = read_call(span({**OPERATION, **attributes_of_span}), [])
     assert call is not None
     assert call.messages == [{"role": "user", "content": "Look:\n[uri]\n[blob]\nso."}]
     assert call.answer == {"role": "assistant", "content": "A cat.", "reasoning_content": "Hm."}
@@ -251,27 +251,27 @@ kinds = st.sampled_from(
 
 
 @given(soups, st.lists(st.builds(Event, kinds, st.just(0), soups, values), max_size=3), st.booleans())
-def test_whatever_a_span_says_it_is_read_or_refused(soup: dict[str, Any], events: list[Event], failed: bool) -> None:
-    told = span({**OPERATION, **soup}, failed=failed)
-    is_call(told)
+def test_any_span_is_read_or_refused(soup: dict[str, Any], events: list[Event], failed: bool) -> None:
+    span_of_sender = span({**OPERATION, **soup}, failed=failed)
+    is_call(span_of_sender)
     try:
-        call = read_call(told, events)
+        call = read_call(span_of_sender, events)
     except UnusableSpan:
         return
     if call is not None:
         json.dumps([call.messages, call.answer, call.tools])
         for name in (call.model, call.response_id, call.conversation):
             assert "\0" not in name.encode().decode()
-        assert all(isinstance(one["role"], str) for one in call.messages)
+        assert all(isinstance(message["role"], str) for message in call.messages)
 
 
 @given(st.dictionaries(st.from_regex(r"a(\.[0-3a]){0,4}", fullmatch=True), st.integers()))
-def test_names_make_a_list_or_are_refused(soup: dict[str, Any]) -> None:
+def test_any_names_form_a_list_or_are_refused(soup: dict[str, Any]) -> None:
     with contextlib.suppress(UnusableSpan):
         assert isinstance(nested_list(soup, "a"), list)
 
 
-def test_attributes_that_are_objects_are_not_changed() -> None:
+def test_attributes_that_are_objects_are_not_modified() -> None:
     value = {"role": "user"}
     attributes = {"a.0": value, "a.0.content": "x"}
     assert nested_list(attributes, "a") == [{"content": "x"}]

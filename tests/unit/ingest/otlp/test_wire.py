@@ -19,9 +19,9 @@ def test_the_specifications_example() -> None:
     assert (span.seconds, span.failed) == (1.0, False)
 
 
-def test_values_keep_their_form() -> None:
-    told = request(call(1, value=VALUE, beyond=float("inf")))
-    (span,) = wire.spans(json.dumps(told).replace("Infinity", '"Infinity"').encode(), wire.JSON)
+def test_values_keep_their_types() -> None:
+    payload = request(call(1, value=VALUE, beyond=float("inf")))
+    (span,) = wire.spans(json.dumps(payload).replace("Infinity", '"Infinity"').encode(), wire.JSON)
     assert (span.attributes["value"], span.attributes["beyond"]) == (VALUE, "inf")
 
 
@@ -33,7 +33,7 @@ def read(body: bytes, encoding: wire.Encoding) -> list[Any]:
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused_or_says_nothing(body: bytes) -> None:
+def test_garbage_is_refused_or_empty(body: bytes) -> None:
     read(body, wire.PROTOBUF)
     read(body, wire.JSON)
 
@@ -42,16 +42,16 @@ keys = st.sampled_from(
     ["resourceSpans", "resourceLogs", "scopeSpans", "spans", "traceId", "attributes", "key", "value"]
 )
 leaves = st.none() | st.integers() | st.text(max_size=4) | st.sampled_from(["00", "zz", "NaN"])
-told = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3))
+json_values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3))
 
 
-@given(told)
-def test_json_of_any_form_is_refused_or_says_nothing(value: Any) -> None:
+@given(json_values)
+def test_any_json_is_refused_or_empty(value: Any) -> None:
     read(json.dumps(value).encode(), wire.JSON)
 
 
 @given(st.binary(max_size=300), st.integers(1, 16))
-def test_an_error_is_a_status_of_googles(text: bytes, code: int) -> None:
+def test_an_error_is_a_google_rpc_status(text: bytes, code: int) -> None:
     from opentelemetry.proto.trace.v1.trace_pb2 import Status  # its message has the same number
 
     message = text.decode("latin-1")

@@ -1,0 +1,86 @@
+"""The verbs devices and llm check: what traced may work with, and whether it can be used now.
+
+Invariants: nothing is changed, and no store is made where there is none.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from store.repositories.leases import Lease, list_leases
+from store.text import sanitize_line
+from traced.cli.options import AsJson, DataDir, Overrides, read_settings
+from traced.cli.output import console, print_json
+from traced.cli.store_session import is_made, reading
+from traced.client.models import DeviceView
+from traced.config.settings import Settings
+from traced.jobs.idleness import describe_lease, survey_devices
+from traced.llm import check as checking
+
+MARKS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: "[dim]--[/]"}
+WIDTH = 14
+TEXT_LIMIT = 600  # characters of what a check says
+COLUMNS = ("device", "name", "memory", "load", "idle", "lease")
+
+llm = typer.Typer(no_args_is_help=True, help="The language model of analyst and synthesizer: \\[llm] in the settings.")
+
+
+@llm.command("check")
+def check(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Ask the language model a few things: is it there, how does it answer, how fast? Nothing is stored."""
+    settings = read_settings(data_dir, overrides)
+    report = asyncio.run(checking.check(settings.llm, lambda result: None if as_json else _print_check(result)))
+    if as_json:
+        figures = {key: value for key, value in vars(report).items() if key != "seen"}
+        print_json({"ok": report.ok, **figures, "seen": report.seen})
+    elif report.ok:
+        console.print(f"{report.model} can be worked with.", highlight=False, markup=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _print_check(result: checking.CheckFinding) -> None:
+    console.print(f"{MARKS[result.passed]}  {result.name:{WIDTH}}", end="", highlight=False)
+    console.print(Text(sanitize_line(result.told, TEXT_LIMIT)))
+    if result.hint:
+        console.print(f"{'':{WIDTH + 4}}[bold]Try:[/] {escape(result.hint)}", highlight=False)
+
+
+def devices(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show each device: its load, whether it is idle or why not, and who holds it."""
+    settings = read_settings(data_dir, overrides)
+    now = datetime.now(UTC)
+    state = survey_devices(_leases(settings), settings.devices, now)
+    if as_json:
+        print_json(state.model_dump(mode="json"))
+        return
+    _print_devices(state.devices)
+    for problem in state.problems:
+        console.print(problem, highlight=False, markup=False)
+    names = {device.id for device in state.devices}
+    for lease in (lease for lease in state.leases if lease.device not in names):
+        console.print(f"{lease.device} is not seen here: {describe_lease(lease, now)}", highlight=False, markup=False)
+
+
+def _leases(settings: Settings) -> list[Lease]:
+    if not is_made(settings):
+        return []
+    with reading(settings) as session:
+        return list_leases(session)
+
+
+def _print_devices(devices: Sequence[DeviceView]) -> None:
+    table = Table(title="Devices", title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column)
+    for device in devices:
+        memory = f"{device.memory_used / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
+        load = "not known" if device.utilisation is None else f"{device.utilisation:.0%}"
+        idle = "yes" if device.idle else "; ".join(device.why_not)
+        table.add_row(device.id, device.name, memory, load, idle, device.lease.holder if device.lease else "")
+    console.print(table)

@@ -1,0 +1,53 @@
+"""The verbs that run until they are stopped: up, the service, and serve, the router."""
+
+import os
+
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
+from traced.cli.output import console, print_json
+from traced.config import logs
+from traced.config.settings import child_environment
+
+
+def up(
+    *,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    seed: Seed = None,
+    threads: Threads = None,
+) -> None:
+    """Run as a service: carry cycles on, wait for a person where one is needed, until told to stop."""
+    # Each of the two processes runs for weeks: it must not hold the libraries of the other (FastAPI here, NumPy there).
+    from traced.app import service
+
+    options = {"engine.threads": threads, "model.spec": model}
+    pairs = [*(overrides or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
+    os.environ.update(child_environment(pairs))
+    service.up(lambda: read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads))
+
+
+def serve(
+    *,
+    data_dir: DataDir = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the router that agents point at: an OpenAI-compatible endpoint over the base model and the live adapters."""
+    import uvloop
+
+    from traced.gateway import server  # as in ``up``
+
+    os.environ.update(child_environment(overrides or []))
+    settings = read_settings(data_dir, overrides, model__spec=model, engine__threads=threads)
+    logs.configure(settings.log, settings.data_dir, now=server.now)
+
+    def ready(url: str) -> None:
+        if as_json:
+            print_json({"url": url})
+        else:
+            message = f'Serving at {url}/v1: make it your agent\'s base URL, and let it ask for model "auto"'
+            console.print(message, highlight=False)
+
+    uvloop.run(server.serve(settings, ready))
