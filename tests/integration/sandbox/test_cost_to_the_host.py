@@ -112,7 +112,7 @@ def test_admission_looks_like_training_to_an_environment(
     monkeypatch.setattr(Channel, "call", record_call)
     admission: list[list[str]] = []
     assert judge(
-        LAMP_SHOP, begins=lambda name: admission.append(containers(OWNER)) if name == "exploits" else None
+        LAMP_SHOP, on_check_start=lambda name: admission.append(containers(OWNER)) if name == "exploits" else None
     ).admitted
     while_judged, budgets = budgets, {}
     (training,) = asyncio.run(train())
