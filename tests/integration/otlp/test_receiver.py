@@ -174,21 +174,19 @@ def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
     run(tmp_path, check)
 
 
-def test_a_full_disk_makes_the_sender_retry(tmp_path: Path) -> None:
+def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
     async def check(gateway: Place) -> None:
         (tmp_path / "spool").write_text("in the way")
         choice = {"message": {"role": "assistant", "content": "Hello!"}, "index": 0}
         events = [event("gen_ai.user.message", {"content": "Hello?"}), event("gen_ai.choice", choice)]
-        attributes_without_messages = call(1, **{"gen_ai.input.messages": None, "gen_ai.output.messages": None})
+        span = call(1, **{"gen_ai.input.messages": None, "gen_ai.output.messages": None})
         assert (await gateway.http.post("/v1/logs", json=request(logs=events))).status_code == 200
-        response = await gateway.http.post("/v1/traces", json=request(attributes_without_messages))
+        response = await gateway.http.post("/v1/traces", json=request(span))
         assert (response.status_code, response.json()["code"], response.headers["Retry-After"]) == (503, 14, "10")
         (tmp_path / "spool").unlink()
-        assert (await gateway.http.post("/v1/traces", json=request(attributes_without_messages))).json() == {}
+        assert (await gateway.http.post("/v1/traces", json=request(span))).json() == {}
         await wait_for_trajectories(gateway, 1)
-        assert (
-            await gateway.http.post("/v1/traces", json=request(attributes_without_messages))
-        ).json() == {}  # it has been taken already
+        assert (await gateway.http.post("/v1/traces", json=request(span))).json() == {}  # recorded before
         assert (await gateway.http.get("/ready")).json()["spans"]["waiting"] == 0
 
     run(tmp_path, check)

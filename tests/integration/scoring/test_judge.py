@@ -69,7 +69,7 @@ def test_a_judge_sees_public_fields_only() -> None:
         "cancelled",
     )
     assert (judgement.prompt_tokens, judgement.completion_tokens) == (11, 3)
-    (request_body,) = server.asked
+    (request_body,) = server.requests
     text = json.dumps(request_body)
     assert "Order 7 is cancelled." in text
     assert "cancel_order" in text
@@ -113,7 +113,7 @@ def test_answers_of_a_judge_become_decisions(
 ) -> None:
     with served(answers(*replies)) as server:
         (judgement,) = judge_all(judge_at(server, timeout_s=0.3 if failed else 20.0), CANCELLED)
-        assert request_count is None or len(server.asked) == request_count
+        assert request_count is None or len(server.requests) == request_count
     assert (judgement.decision.outcome, judgement.decision.failed) == (outcome, failed)
     assert word in judgement.decision.reason
     if failed:
@@ -146,7 +146,7 @@ def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_unknown_model_stops_judging_at_once() -> None:
     with served(Status(404)) as server, pytest.raises(JudgeError, match="cannot be asked"):
         judge_all(judge_at(server, concurrency=2), *[CANCELLED] * 20)
-    assert len(server.asked) <= 2
+    assert len(server.requests) <= 2
 
 
 def test_concurrency_is_limited_and_each_conversation_judged_once() -> None:
@@ -162,7 +162,7 @@ def test_concurrency_is_limited_and_each_conversation_judged_once() -> None:
 def test_a_conversation_that_is_too_long_is_not_sent() -> None:
     with served(by_words) as server:
         (judgement,) = judge_all(judge_at(server, max_characters=50), CANCELLED)
-    assert (server.asked, judgement.decision.outcome) == ([], Outcome.UNKNOWN)
+    assert (server.requests, judgement.decision.outcome) == ([], Outcome.UNKNOWN)
     assert "max_characters is 50" in judgement.decision.reason
 
 
@@ -218,7 +218,7 @@ def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
         judge = judge_at(server)
         with pytest.raises(JudgeNotTrusted, match="never measured"):
             asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
-        assert server.asked == []
+        assert server.requests == []
         agreement: Agreement = asyncio.run(
             measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=100, seed=7)
         )
@@ -231,9 +231,9 @@ def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
             save_agreement(session, agreement, judge.settings, T0)
         applied = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
         assert (applied.judged, applied.unknown) == ({"success": 3, "failure": 2}, 1)
-        request_count = len(server.asked)
+        request_count = len(server.requests)
         second_report = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
-        assert (second_report.judged, len(server.asked)) == ({}, request_count)  # what it left open is not asked again
+        assert (second_report.judged, len(server.requests)) == ({}, request_count)  # what it left open is not asked again
     with write_session(store) as session:
         trajectory = get_trajectory(session, "t40")
         assert (trajectory.outcome, effective_outcome(session, trajectory, LABELS).source) == (
@@ -291,7 +291,7 @@ def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
         agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
         with write_session(store) as session:
             save_agreement(session, agreement, judge.settings, T0)
-        request_count = len(server.asked)
+        request_count = len(server.requests)
         server.script = lambda body, nth: Status(404) if nth > request_count else verdict("success", "cancelled")
         with pytest.raises(JudgeError, match="cannot be asked"):
             asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))

@@ -20,7 +20,7 @@ def test_all_requests_of_a_conversation_have_one_id() -> None:
     assert conversation_id("mine", OPENING_MESSAGES, "a-key") == "a-key:mine"
 
 
-def test_a_position_survives_what_clients_do_to_messages() -> None:
+def test_a_position_survives_changes_of_clients_to_messages() -> None:
     as_sdks_send = {"refusal": None, "annotations": [], **ANSWER, "content": ""}
     assert position([*OPENING_MESSAGES, as_sdks_send]) == position([*OPENING_MESSAGES, ANSWER])
     other = {**ANSWER, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{ }"}}]}

@@ -15,7 +15,7 @@ def chunk(delta: object, index: int = 0) -> dict[str, object]:
     return {"id": "c-1", "choices": [{"index": index, "delta": delta}]}
 
 
-def test_a_stream_gives_what_the_whole_answer_gives() -> None:
+def test_a_stream_and_a_whole_answer_give_the_same() -> None:
     function = {"name": "get_order", "arguments": '{"id": "é"}'}
     calls = [{"id": f"call_{n}", "type": "function", "function": function} for n in (0, 1)]
     message = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
@@ -35,7 +35,7 @@ def test_a_stream_gives_what_the_whole_answer_gives() -> None:
     assert read_stream(": a comment\n\n" + events(*parts, usage)) == read_answer(response)
 
 
-def test_a_broken_stream_gives_what_arrived() -> None:
+def test_a_broken_stream_gives_the_part_that_arrived() -> None:
     text = events(chunk({"content": "Half "}), chunk({"content": "of it"}))
     assert read_stream(text[: text.index("of it") + 3]).message == {"role": "assistant", "content": "Half "}
     assert read_stream("").message is None

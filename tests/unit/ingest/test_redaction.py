@@ -26,7 +26,7 @@ def stored_exchange(
     return redacted.decode()
 
 
-def test_a_pattern_is_found_in_any_text() -> None:
+def test_a_pattern_matches_in_any_text() -> None:
     arguments = json.dumps({"card": NUMBER, "deep": [{"email": "a@b.c"}]})
     call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": arguments}}
     request = {
@@ -44,7 +44,7 @@ def test_a_pattern_is_found_in_any_text() -> None:
     assert text.count("[redacted]") == 5
 
 
-def test_a_match_across_two_chunks_of_a_stream_is_found() -> None:
+def test_a_match_across_two_chunks_of_a_stream_is_redacted() -> None:
     pieces = ["It is 4111 11", "11 1111 1", "111, thanks"]
     chunks = [json.dumps({"id": "x", "choices": [{"index": 0, "delta": {"content": piece}}]}) for piece in pieces]
     answer = "".join(f"data: {chunk}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

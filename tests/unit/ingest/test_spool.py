@@ -229,5 +229,5 @@ def test_failing_rules_leave_a_conversation_unknown_but_stored(tmp_path: Path, s
     scorers = Scorers(Labels((), ()), cast(Rules, BrokenRules()))
     assert settle_silent(store, target="desk", scorers=scorers, now=T0 + timedelta(days=1), silence_s=1.0) == 1
     with read_session(store) as session:
-        (settled,) = list_trajectories(session, TrajectoryFilter(source="desk"))
-    assert settled.outcome is Outcome.UNKNOWN
+        (trajectory_row,) = list_trajectories(session, TrajectoryFilter(source="desk"))
+    assert trajectory_row.outcome is Outcome.UNKNOWN

@@ -202,7 +202,7 @@ def test_findings_in_foreign_sources_are_noted_except_imports(tmp_path: Path) ->
     assert [note.partition(": ")[2] for note in notes] == ["reads the clock: now()"]
 
 
-def test_every_report_says_not_judged(tmp_path: Path) -> None:
+def test_every_report_shows_not_judged(tmp_path: Path) -> None:
     recognised = recognise(folder(tmp_path, sums__taskset=TASKSET))
     assert isinstance(recognised, ForeignPackage)
     report = unplayable_report(recognised)

@@ -61,7 +61,7 @@ def test_the_interval_is_its_seeds_and_within_bounds(counts: list[int], seed: in
         assert -1 <= low <= high <= 1
 
 
-def test_the_interval_is_about_as_wide_as_theory_says() -> None:
+def test_the_interval_is_about_as_wide_as_in_theory() -> None:
     """Fleiss, Cohen and Everitt 1969, for equal margins: variance = (1 - k²) / n where both classes are as frequent."""
     counts = [320, 80, 80, 320]
     kappa, (low, high) = cohen_kappa(counts), kappa_interval(counts, 7)

@@ -84,7 +84,7 @@ def test_an_import_with_new_trajectories_saves_an_event(run: Any, large_file: Pa
 
 
 @pytest.mark.parametrize("change", ["from_start", "agent", "content", "store"])
-def test_an_import_with_other_options_starts_over(run: Any, large_file: Path, store: Engine, change: str) -> None:
+def test_an_import_starts_over_if_its_progress_is_void(run: Any, large_file: Path, store: Engine, change: str) -> None:
     with pytest.raises(Stop):
         run(large_file, stop=True)
     if change == "content":

@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
         ({"metadata": {"reward": 1}}, "success", 1.0),
     ],
 )
-def test_the_outcome_is_what_the_record_says(path: Path, fields: dict[str, Any], outcome: str, reward: float) -> None:
+def test_the_outcome_is_read_from_the_record(path: Path, fields: dict[str, Any], outcome: str, reward: float) -> None:
     [trajectory], bad = read("openai", write(path, {"messages": HELLO, **fields}))
     assert (bad, str(trajectory.outcome), trajectory.reward) == ([], outcome, reward)
 

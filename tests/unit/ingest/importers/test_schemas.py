@@ -37,7 +37,7 @@ def calls(*arguments: str) -> list[dict[str, object]]:
     return [{"role": "assistant", "content": None, "tool_calls": tool_calls}, {"role": "user", "content": "x"}]
 
 
-def test_arguments_types_and_what_is_required() -> None:
+def test_arguments_types_and_required_names() -> None:
     inference = ToolInference()
     first = {"id": "x", "bags": 1, "flights": [{"date": "d"}, {"date": "d", "number": "n"}]}
     inference.observe(calls(json.dumps(first)))
