@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 KERNELS = "vllm.lora.ops.torch_ops.lora_ops"
 USERS = (KERNELS, "vllm.lora.ops.torch_ops", "vllm.lora.punica_wrapper.punica_cpu")
@@ -45,9 +46,7 @@ def is_faulty(shrink: Shrink) -> bool:
 def masked_shrink(shrink: Shrink) -> Shrink:
     """Wrap the kernel so that rows without an adapter get zeros, to which the second product adds nothing."""
 
-    def wrapper(
-        inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, slots: torch.Tensor, scaling: float = 1.0
-    ) -> None:
+    def wrapper(inputs: Tensor, weights: Tensor, output: Tensor, slots: Tensor, scaling: float = 1.0) -> None:
         shrink(inputs, weights, output, slots, scaling)
         output.masked_fill_((slots == NO_ADAPTER)[:, None], 0)
 
