@@ -60,11 +60,11 @@ class Canaries:
             promotions.put_on_trial(session, Promotion(name, state, ACTOR, at, judgement.why, share=judgement.share))
             note(session, action, "canary step", name, share=judgement.share)
         elif judgement.verdict is Verdict.FINISH:
-            promotions.promote(session, name, **action.signed)
+            promotions.promote(session, name, actor=ACTOR, at=at, reason=judgement.why)
             note(session, action, "canary promoted", name)
             self._notify(session, trial, "is live", judgement.why, at)
         elif judgement.verdict is Verdict.ROLL_BACK:
-            promotions.roll_back(session, name, **action.signed)
+            promotions.roll_back(session, name, actor=ACTOR, at=at, reason=judgement.why)
             note(session, action, "canary rolled back", name)
             self._notify(session, trial, "was rolled back", judgement.why, at)
 
