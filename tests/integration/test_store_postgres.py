@@ -48,41 +48,41 @@ pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=m
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    opened = open_store(url)
-    yield opened
-    opened.dispose()
+    session = open_store(url)
+    yield session
+    session.dispose()
 
 
 def test_the_evidence_chain_is_the_same_as_on_sqlite(engine: Engine) -> None:
     lite = open_store("sqlite://")
-    for each in (engine, lite):
-        with write_session(each) as opened:
-            save_chain(opened)
-            save_chain(opened)  # saving twice is no error here either
-    with read_session(engine) as here, read_session(lite) as there:
-        chain = evidence_chain(here, "date-reasoning@v1")
+    for store in (engine, lite):
+        with write_session(store) as session:
+            save_chain(session)
+            save_chain(session)  # saving twice is no error here either
+    with read_session(engine) as postgres_session, read_session(lite) as sqlite_session:
+        chain = evidence_chain(postgres_session, "date-reasoning@v1")
         # NaN is not equal to itself: compare the texts
-        assert repr(chain) == repr(evidence_chain(there, "date-reasoning@v1"))
-        [newest] = newest_environments(here, limit=9)
-        assert [newest] == newest_environments(there, limit=9)
-        assert newest_environments(here, limit=9, after_hash=newest.hash) == []
+        assert repr(chain) == repr(evidence_chain(sqlite_session, "date-reasoning@v1"))
+        [environment] = newest_environments(postgres_session, limit=9)
+        assert [environment] == newest_environments(sqlite_session, limit=9)
+        assert newest_environments(postgres_session, limit=9, after_hash=environment.hash) == []
         assert chain.missing == []
         assert [gate.result for gate in chain.gates] == [GATE]
 
 
-def test_what_a_model_took_is_added_up_as_on_sqlite(engine: Engine, url: str) -> None:
+def test_costs_are_summed_as_on_sqlite(engine: Engine, url: str) -> None:
     purpose = Purpose("c1", "synthesize", "dates")
-    with write_session(engine) as opened:
-        save_chain(opened)
+    with write_session(engine) as session:
+        save_chain(session)
     ledger = StoreLedger(engine, lambda: later(1))
     for number in range(3):
-        asked = Question(purpose, (ChatMessage("user", f"{number} \0 \ud800"),))
+        question = Question(purpose, (ChatMessage("user", f"{number} \0 \ud800"),))
         reply = Reply("half \ud800", "stop", 900, 12, 0.25, 1.5, estimated=number == 0)
         for _ in range(2):
-            ledger.keep(f"{number:064}", asked, "m", reply)
-    found = ledger.find(f"{0:064}")
-    assert found is not None
-    assert (found.text, found.estimated) == ("half \ufffd", True)
+            ledger.keep(f"{number:064}", question, "m", reply)
+    cached_reply = ledger.find(f"{0:064}")
+    assert cached_reply is not None
+    assert (cached_reply.text, cached_reply.estimated) == ("half \ufffd", True)
     assert ledger.usage(purpose) == Usage(3, 2700, 36, 0.75, 4.5)
     first, last = store_status(url).costs
     assert (first.stage, first.calls) == ("analyze", 1)
@@ -90,49 +90,49 @@ def test_what_a_model_took_is_added_up_as_on_sqlite(engine: Engine, url: str) ->
 
 
 def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url: str) -> None:
-    with write_session(engine) as opened:
-        save_chain(opened)
-        save_patch(opened, FIXING)
-        approve_prompt(opened, Act("ann", "local", later(15), "it reads well"), FIXING.id[:8])
-        assert "before" in approve_prompt(opened, Act("bob", "local", later(16)), FIXING.id).said
-        reject_prompt(opened, Act("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
-    with read_session(engine) as opened:
-        found = prompt_decisions(opened)[FIXING.id]
-    assert (found.decision, found.who, found.at) == (Decision.REJECTED, "bob", later(17))
-    [told] = store_status(url).patches
-    assert (told.id, told.decision, told.who) == (FIXING.id, "rejected", "bob")
+    with write_session(engine) as session:
+        save_chain(session)
+        save_patch(session, FIXING)
+        approve_prompt(session, Act("ann", "local", later(15), "it reads well"), FIXING.id[:8])
+        assert "before" in approve_prompt(session, Act("bob", "local", later(16)), FIXING.id).said
+        reject_prompt(session, Act("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
+    with read_session(engine) as session:
+        decision = prompt_decisions(session)[FIXING.id]
+    assert (decision.decision, decision.who, decision.at) == (Decision.REJECTED, "bob", later(17))
+    [patch] = store_status(url).patches
+    assert (patch.id, patch.decision, patch.who) == (FIXING.id, "rejected", "bob")
 
 
-def test_a_trajectory_comes_back_as_it_was(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_cycle(opened, CYCLE)
-        save_trajectories(opened, [trajectory(detail="")])
-    with read_session(engine) as opened:
-        found = get_trajectory(opened, "t1")
-    assert found == trajectory()
-    assert list(found.messages[2]["tool_calls"][0]) == ["z", "a"]
+def test_a_trajectory_round_trips(engine: Engine) -> None:
+    with write_session(engine) as session:
+        save_cycle(session, CYCLE)
+        save_trajectories(session, [trajectory(detail="")])
+    with read_session(engine) as session:
+        loaded = get_trajectory(session, "t1")
+    assert loaded == trajectory()
+    assert list(loaded.messages[2]["tool_calls"][0]) == ["z", "a"]
 
 
-def test_listings_have_one_order_on_both(engine: Engine) -> None:
-    made = [trajectory(f"{key}{n}", task_id=f"{key}{n}", trial=n) for key in "aBé_-" for n in range(3)]
+def test_listings_have_the_same_order_on_both(engine: Engine) -> None:
+    trajectories = [trajectory(f"{key}{n}", task_id=f"{key}{n}", trial=n) for key in "aBé_-" for n in range(3)]
     lite = open_store("sqlite://")
     orders = []
-    for each in (engine, lite):
-        with write_session(each) as opened:
-            save_cycle(opened, CYCLE)
-            save_trajectories(opened, made)
-            orders.append([t.id for t in iterate_trajectories(opened, page=4)])
-            assert list(iterate_ids(opened)) == orders[-1]
-            assert [t.id for t in list_trajectories(opened, TrajectoryFilter(outcome=Outcome.FAILURE))] == orders[-1]
+    for store in (engine, lite):
+        with write_session(store) as session:
+            save_cycle(session, CYCLE)
+            save_trajectories(session, trajectories)
+            orders.append([t.id for t in iterate_trajectories(session, page=4)])
+            assert list(iterate_ids(session)) == orders[-1]
+            assert [t.id for t in list_trajectories(session, TrajectoryFilter(outcome=Outcome.FAILURE))] == orders[-1]
     assert orders[0] == orders[1]
     assert len(orders[0]) == 15
 
 
-def test_infrastructure_outcomes_with_text_that_databases_refuse(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_cycle(opened, CYCLE)
-        save_trajectories(opened, [trajectory(outcome=Outcome.INFRASTRUCTURE, detail="a\x00b\ud800")])
-        assert save_trajectories(opened, [trajectory()]).overwritten == ["t1"]
+def test_infrastructure_outcomes_with_unstorable_text(engine: Engine) -> None:
+    with write_session(engine) as session:
+        save_cycle(session, CYCLE)
+        save_trajectories(session, [trajectory(outcome=Outcome.INFRASTRUCTURE, detail="a\x00b\ud800")])
+        assert save_trajectories(session, [trajectory()]).overwritten == ["t1"]
 
 
 def test_models_and_migrations_agree(engine: Engine) -> None:
@@ -142,17 +142,17 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
 
 
 def test_down_and_up_again_with_data(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_chain(opened)
+    with write_session(engine) as session:
+        save_chain(session)
     migrate(engine, "base")
     assert set(inspect(engine).get_table_names()) <= {"alembic_version"}
     migrate(engine)
-    with write_session(engine) as opened:
-        save_chain(opened)
-        assert evidence_chain(opened, "date-reasoning@v1").missing == []
+    with write_session(engine) as session:
+        save_chain(session)
+        assert evidence_chain(session, "date-reasoning@v1").missing == []
 
 
-def test_two_that_open_a_new_store_at_once(url: str) -> None:
+def test_two_processes_create_a_store_concurrently(url: str) -> None:
     engines: list[Engine] = []
     threads = [threading.Thread(target=lambda: engines.append(open_store(url))) for _ in range(3)]
     for thread in threads:
@@ -160,13 +160,13 @@ def test_two_that_open_a_new_store_at_once(url: str) -> None:
     for thread in threads:
         thread.join()
     assert len(engines) == 3
-    for opened in engines:
-        opened.dispose()
+    for session in engines:
+        session.dispose()
 
 
 def test_a_reader_sees_one_snapshot(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_cycle(opened, CYCLE)
+    with write_session(engine) as session:
+        save_cycle(session, CYCLE)
     with read_session(engine) as reader:
         assert get_cycle(reader, "c1") == CYCLE
         with write_session(engine) as writer:
@@ -178,38 +178,42 @@ def test_a_reader_sees_one_snapshot(engine: Engine) -> None:
 
 
 def test_errors_are_the_stores_own(engine: Engine, url: str) -> None:
-    with pytest.raises(BrokenReference), write_session(engine) as opened:
-        save_trajectories(opened, [trajectory(cycle_id="c9")])
+    with pytest.raises(BrokenReference), write_session(engine) as session:
+        save_trajectories(session, [trajectory(cycle_id="c9")])
     with pytest.raises(StoreUnavailable, match="does not exist"):
         open_store(url.replace("@/", "@/nothing_"))
 
 
-def test_attempts_and_parked_inputs_are_the_same_as_on_sqlite(engine: Engine) -> None:
+def test_attempts_and_quarantined_inputs_are_the_same_as_on_sqlite(engine: Engine) -> None:
     lite = open_store("sqlite://")
     key = attempts.InputKey("train", "dates", "ab")
     stories = []
-    for each in (engine, lite):
-        with write_session(each) as opened:
-            save_cycle(opened, CYCLE)
-            begun = [attempts.begin_attempt(opened, "c1", key, holder="h", at=later(n)) for n in range(3)]
-            attempts.record_heartbeat(opened, begun[0].seq, at=later(5), pid=7, progress={"phase": "x", "done": 2})
+    for store in (engine, lite):
+        with write_session(store) as session:
+            save_cycle(session, CYCLE)
+            started = [attempts.begin_attempt(session, "c1", key, holder="h", at=later(n)) for n in range(3)]
+            attempts.record_heartbeat(session, started[0].seq, at=later(5), pid=7, progress={"phase": "x", "done": 2})
             failed = {"last_lines": ["a \0 and a \ud800"], "detail": "hung"}
-            attempts.end_attempt(opened, begun[0].seq, attempts.AttemptState.FAILED, at=later(6), evidence=failed)
+            attempts.end_attempt(session, started[0].seq, attempts.AttemptState.FAILED, at=later(6), evidence=failed)
             attempts.quarantine(
-                opened, attempts.QuarantinedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7))
+                session, attempts.QuarantinedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7))
             )
-        with write_session(each) as opened:
-            attempts.release_quarantined(opened, "p1", actor="Ada", at=later(8))
-        with read_session(each) as opened:
-            running, listed = attempts.running_attempts(opened), attempts.list_attempts(opened, key)
+        with write_session(store) as session:
+            attempts.release_quarantined(session, "p1", actor="Ada", at=later(8))
+        with read_session(store) as session:
+            running, all_attempts = attempts.running_attempts(session), attempts.list_attempts(session, key)
             assert [attempt.number for attempt in running] == [2, 3]
             stories.append(
-                (listed, attempts.list_quarantined(opened, released=True), attempts.find_quarantined(opened, key))
+                (
+                    all_attempts,
+                    attempts.list_quarantined(session, released=True),
+                    attempts.find_quarantined(session, key),
+                )
             )
     assert stories[0] == stories[1]
 
 
-def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_host_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEFAULT_CONNECT_OPTIONS, "connect_timeout", 2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"postgresql://traced@127.0.0.1:{deaf.getsockname()[1]}/traced"
@@ -217,7 +221,7 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch
             open_store(url)
 
 
-def test_a_database_that_cannot_hold_every_script_is_refused_with_what_to_do(url: str) -> None:
+def test_a_database_without_utf8_is_rejected_with_advice(url: str) -> None:
     import psycopg  # a driver that is missing skips this module
 
     ascii_only = "CREATE DATABASE ascii_only ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
@@ -227,7 +231,7 @@ def test_a_database_that_cannot_hold_every_script_is_refused_with_what_to_do(url
         open_store(make_url(url).set(database="ascii_only").render_as_string(hide_password=False))
 
 
-def test_a_database_that_is_made_beforehand_costs_the_process_no_alembic(url: str) -> None:
+def test_creating_in_a_subprocess_does_not_import_alembic(url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", MADE_BEFOREHAND, url], capture_output=True, text=True, check=True, timeout=120
     )

@@ -33,47 +33,49 @@ NOW = T0 + 30 * HOUR
 
 
 def fill(store: Engine) -> None:
-    made = [
+    exchanges = [
         Exchange(f"e{n}", f"c{n % 4}", NOW - n * HOUR, "base" if n % 2 else "d@v1", 502 if n == 3 else 200, 0.1)
         for n in range(28)
     ]
-    with write_session(store) as opened:
-        save_chain(opened)
+    with write_session(store) as session:
+        save_chain(session)
         kinds = [Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN]
         save_trajectories(
-            opened, [trajectory(f"r{n}", kinds[n % 3], split="", cycle_id=None, turns=[]) for n in range(6)]
+            session, [trajectory(f"r{n}", kinds[n % 3], split="", cycle_id=None, turns=[]) for n in range(6)]
         )
-        serving.save_exchanges(opened, made)
-        serving.settle_exchanges(opened, {one.id: f"r{n % 6}" for n, one in enumerate(made) if n > 1}, at=NOW)
+        serving.save_exchanges(session, exchanges)
+        serving.settle_exchanges(
+            session, {exchange.id: f"r{n % 6}" for n, exchange in enumerate(exchanges) if n > 1}, at=NOW
+        )
         reasons = ["", "no engine answers"]
         serving.save_routes(
-            opened, [ConversationRoute(f"c{n}", "base", {}, 0.1, reasons[n % 2], NOW) for n in range(4)]
+            session, [ConversationRoute(f"c{n}", "base", {}, 0.1, reasons[n % 2], NOW) for n in range(4)]
         )
-        serving.save_feedback(opened, Feedback("c1", NOW, score=0.7))
+        serving.save_feedback(session, Feedback("c1", NOW, score=0.7))
 
 
-def told(store: Engine, url: str) -> tuple[RouterStatus, list[str], list[str], ModelTraffic, tuple[int, int]]:
+def read_traffic(store: Engine, url: str) -> tuple[RouterStatus, list[str], list[str], ModelTraffic, tuple[int, int]]:
     stands = store_status(url, NOW)
-    with read_session(store) as opened:
-        newest = newest_judged_ids(opened, "desk", "base", limit=3)
-        return stands.router, stands.fitting, newest, model_traffic(opened, "base"), count_labelled(opened, "c1")
+    with read_session(store) as session:
+        newest_ids = newest_judged_ids(session, "desk", "base", limit=3)
+        return stands.router, stands.fitting, newest_ids, model_traffic(session, "base"), count_labelled(session, "c1")
 
 
-def test_it_says_what_sqlite_says_whatever_the_servers_time_zone(url: str, tmp_path: Path) -> None:
-    there = open_store(sqlite_url(tmp_path / "traced.db"))
-    here = open_store(url)
-    fill(there)
-    fill(here)
-    with here.connect() as connection:
+def test_traffic_equals_sqlite_in_any_server_time_zone(url: str, tmp_path: Path) -> None:
+    sqlite_store = open_store(sqlite_url(tmp_path / "traced.db"))
+    postgres_store = open_store(url)
+    fill(sqlite_store)
+    fill(postgres_store)
+    with postgres_store.connect() as connection:
         name = connection.execute(text("SELECT current_database()")).scalar_one()
         connection.execute(text(f"ALTER DATABASE \"{name}\" SET timezone = 'Asia/Tokyo'"))
         connection.commit()
-    found = told(here, url)
-    assert found == told(there, sqlite_url(tmp_path / "traced.db"))
-    assert sum(found[0].day.values()) == 4
-    assert found[0].by_default == {"no engine answers": 2}
-    there.dispose()
-    here.dispose()
+    traffic = read_traffic(postgres_store, url)
+    assert traffic == read_traffic(sqlite_store, sqlite_url(tmp_path / "traced.db"))
+    assert sum(traffic[0].day.values()) == 4
+    assert traffic[0].by_default == {"no engine answers": 2}
+    sqlite_store.dispose()
+    postgres_store.dispose()
 
 
 def test_feedback_waits_for_an_analysis_that_is_about_to_cite_the_trajectory(url: str) -> None:
@@ -82,27 +84,27 @@ def test_feedback_waits_for_an_analysis_that_is_about_to_cite_the_trajectory(url
     answers: list[bool] = []
 
     def judge() -> None:
-        with write_session(store) as opened:
-            stored = get_trajectory(opened, "r0")
-            answers.append(update_outcome(opened, replace(stored, outcome=Outcome.SUCCESS)))
+        with write_session(store) as session:
+            trajectory = get_trajectory(session, "r0")
+            answers.append(update_outcome(session, replace(trajectory, outcome=Outcome.SUCCESS)))
 
-    with write_session(store) as opened:
-        assert lock_outcomes(opened, ["r0", "gone"]) == {"r0": Outcome.FAILURE}
+    with write_session(store) as session:
+        assert lock_outcomes(session, ["r0", "gone"]) == {"r0": Outcome.FAILURE}
         late = threading.Thread(target=judge)
         late.start()
         late.join(0.3)
         assert late.is_alive()
-        save_labels(opened, "c1", [Label("r0", CAPABILITY.name, 5, Verdict.LACKING)])
+        save_labels(session, "c1", [Label("r0", CAPABILITY.name, 5, Verdict.LACKING)])
     late.join(20)
     assert answers == [False]
-    with read_session(store) as opened:
-        assert get_trajectory(opened, "r0").outcome is Outcome.FAILURE
+    with read_session(store) as session:
+        assert get_trajectory(session, "r0").outcome is Outcome.FAILURE
     store.dispose()
 
 
-def test_pages_of_trajectories_hold_what_sqlites_hold(url: str, tmp_path: Path) -> None:
-    there, here = open_store(sqlite_url(tmp_path / "traced.db")), open_store(url)
-    asked = [
+def test_trajectory_pages_equal_those_of_sqlite(url: str, tmp_path: Path) -> None:
+    sqlite_store, postgres_store = open_store(sqlite_url(tmp_path / "traced.db")), open_store(url)
+    filters = [
         PageFilter(),
         PageFilter(source="desk", outcome=Outcome.FAILURE),
         PageFilter(text="i AM r"),
@@ -110,16 +112,16 @@ def test_pages_of_trajectories_hold_what_sqlites_hold(url: str, tmp_path: Path) 
         PageFilter(text="tool_calls"),
         PageFilter(cycle_id="c1", capability=CAPABILITY.name, verdict=Verdict.LACKING),
     ]
-    found = []
-    for store in (there, here):
+    pages = []
+    for store in (sqlite_store, postgres_store):
         fill(store)
-        said = [{"role": "user", "content": "nach \udcff Gdańsk"}]
-        with write_session(store) as opened:
-            save_trajectories(opened, [trajectory("far", source="zoo", messages=said)])
-        with read_session(store) as opened:
-            first = [trajectory_page(opened, wanted, limit=4) for wanted in asked]
-            rest = [trajectory_page(opened, wanted, limit=9, after_id="r1") for wanted in asked]
-            found.append((first, rest))
+        messages = [{"role": "user", "content": "nach \udcff Gdańsk"}]
+        with write_session(store) as session:
+            save_trajectories(session, [trajectory("far", source="zoo", messages=messages)])
+        with read_session(store) as session:
+            first = [trajectory_page(session, criteria, limit=4) for criteria in filters]
+            rest = [trajectory_page(session, criteria, limit=9, after_id="r1") for criteria in filters]
+            pages.append((first, rest))
         store.dispose()
-    assert found[0] == found[1]
-    assert [len(page.rows) for page in found[0][0]] == [4, 3, 4, 1, 0, 1]
+    assert pages[0] == pages[1]
+    assert [len(page.rows) for page in pages[0][0]] == [4, 3, 4, 1, 0, 1]

@@ -67,11 +67,11 @@ def test_file_in_the_data_directory_wins_over_the_working_directory(tmp_path: Pa
 )
 def test_unknown_key_is_refused_with_key_file_and_nearest(tmp_path: Path, text: str, key: str, near: str) -> None:
     path = write(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as failure:
         load_settings()
-    assert f'"{key}"' in caught.value.message
-    assert str(path) in caught.value.message
-    assert f'nearest valid key: "{near}' in caught.value.message
+    assert f'"{key}"' in failure.value.message
+    assert str(path) in failure.value.message
+    assert f'nearest valid key: "{near}' in failure.value.message
 
 
 def test_unknown_variable_is_refused_with_the_nearest_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path) -> None:
         load_settings()
 
 
-def test_bad_value_says_key_value_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_value_is_reported_with_key_value_and_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "[gate]\nseeds = -3\n")
     with pytest.raises(ConfigError, match=rf"gate.seeds = -3 in {path}: .*greater than 0"):
         load_settings()
@@ -116,7 +116,7 @@ def test_no_flag_of_the_engine_is_passed_through(tmp_path: Path, monkeypatch: py
         load_settings()
 
 
-def test_a_router_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_router_is_rejected_with_the_valid_ones(tmp_path: Path) -> None:
     assert load_settings().routing.router == "hidden-state"
     assert load_settings(overrides={"routing.router": "labels"}).routing.router == "labels"
     path = write(tmp_path, '[routing]\nrouter = "label"\n')
@@ -146,13 +146,13 @@ def test_a_table_in_a_table_is_set_by_file_variable_and_option(tmp_path: Path, m
 
 
 def test_template_is_valid_complete_and_changes_nothing(tmp_path: Path) -> None:
-    before = load_settings()
+    defaults = load_settings()
     text = template()
     write(tmp_path, text)
-    assert load_settings() == before
+    assert load_settings() == defaults
     active = "\n".join(line.removeprefix("# ") if " = " in line else line for line in text.splitlines())
     write(tmp_path, active)
-    assert load_settings() == before
+    assert load_settings() == defaults
     table = tomllib.loads(active)
     assert set(keys_of(table)) == set(valid_keys())
 
@@ -178,18 +178,16 @@ def test_hooks_are_read_from_the_file_and_two_of_one_name_are_refused(tmp_path: 
 
 def test_the_stores_password_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("p@ss/word :1\n")
-    given = {"store.url": "postgresql://traced@db/traced", "store.password_file": str(tmp_path / "password")}
-    assert load_settings(overrides=given).store_url == "postgresql://traced:p%40ss%2Fword%20%3A1@db/traced"
+    overrides = {"store.url": "postgresql://traced@db/traced", "store.password_file": str(tmp_path / "password")}
+    assert load_settings(overrides=overrides).store_url == "postgresql://traced:p%40ss%2Fword%20%3A1@db/traced"
     for url in ("postgresql://db/traced", "postgresql://traced:other@db/traced"):
         with pytest.raises(ConfigError, match="names a user and no password"):
-            _ = load_settings(overrides=given | {"store.url": url}).store_url
+            _ = load_settings(overrides=overrides | {"store.url": url}).store_url
     with pytest.raises(ConfigError, match="cannot be read"):
-        _ = load_settings(overrides=given | {"store.password_file": str(tmp_path / "none")}).store_url
+        _ = load_settings(overrides=overrides | {"store.password_file": str(tmp_path / "none")}).store_url
 
 
-def test_what_the_command_line_of_a_service_says_holds_for_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_settings_apply_to_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = ["engine.threads=1", 'store.url = "sqlite:////elsewhere/x.db"', "training.lr=0.5"]
     for name, value in child_environment(pairs).items():
         monkeypatch.setenv(name, value)
@@ -197,7 +195,7 @@ def test_what_the_command_line_of_a_service_says_holds_for_its_children(
     assert (child.threads, child.store_url, child.training.lr) == (1, "sqlite:////elsewhere/x.db", 0.25)
 
 
-def test_a_language_model_binds_a_cycle_only_where_a_station_thinks_with_it() -> None:
+def test_llm_settings_bind_a_cycle_only_if_a_stage_uses_the_llm() -> None:
     def of(**overrides: str) -> dict[str, object]:
         return configuration(
             load_settings(overrides={name.replace("_", ".", 1): value for name, value in overrides.items()})

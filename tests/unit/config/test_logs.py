@@ -37,7 +37,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def configured(tmp_path: Path) -> Iterator[Configured]:
     root = logging.getLogger()
-    before = (list(root.handlers), root.level, {name: logging.getLogger(name).level for name in CHATTY})
+    handlers_before = (list(root.handlers), root.level, {name: logging.getLogger(name).level for name in CHATTY})
 
     def set_up(stream: io.StringIO | None = None, **values: Any) -> io.StringIO:
         stream = stream or io.StringIO()
@@ -45,11 +45,11 @@ def configured(tmp_path: Path) -> Iterator[Configured]:
         return stream
 
     yield set_up
-    for handler in [handler for handler in root.handlers if handler not in before[0]]:
+    for handler in [handler for handler in root.handlers if handler not in handlers_before[0]]:
         root.removeHandler(handler)
         handler.close()
-    root.setLevel(before[1])
-    for name, level in before[2].items():
+    root.setLevel(handlers_before[1])
+    for name, level in handlers_before[2].items():
         logging.getLogger(name).setLevel(level)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
@@ -59,7 +59,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_structlog_and_the_standard_library_write_alike(configured: Configured) -> None:
+def test_structlog_and_the_standard_library_log_alike(configured: Configured) -> None:
     stream = configured()
     structlog.get_logger("traced.cycle").info("stage began", episodes=3)
     logging.getLogger("elsewhere").warning("%s of %d", "one", 2, extra={"job": "j1"})
@@ -82,7 +82,7 @@ def test_structlog_and_the_standard_library_write_alike(configured: Configured) 
     assert stream.getvalue().startswith('{"at": ')
 
 
-def test_ids_are_bound_in_tasks_and_threads_and_nowhere_else(configured: Configured) -> None:
+def test_ids_are_bound_in_tasks_and_threads_only(configured: Configured) -> None:
     stream = configured()
 
     async def work(cycle: str) -> None:
@@ -91,19 +91,19 @@ def test_ids_are_bound_in_tasks_and_threads_and_nowhere_else(configured: Configu
             await asyncio.to_thread(logging.getLogger("uvicorn.error").warning, "from %s", cycle)
         structlog.get_logger().info("after")
 
-    async def both() -> None:
+    async def log_both() -> None:
         await asyncio.gather(work("c1"), work("c2"))
 
-    asyncio.run(both())
+    asyncio.run(log_both())
     inside = {line["event"]: line for line in lines(stream) if line["event"] != "after"}
     assert {(line["cycle_id"], line["stage"], line["capability"]) for line in inside.values()} == {
         ("c1", "train", "precision"),
         ("c2", "train", "precision"),
     }
     assert inside["from c1"]["cycle_id"] == "c1"
-    after = [line for line in lines(stream) if line["event"] == "after"]
-    assert len(after) == 2
-    assert not any("cycle_id" in line for line in after)
+    lines_after = [line for line in lines(stream) if line["event"] == "after"]
+    assert len(lines_after) == 2
+    assert not any("cycle_id" in line for line in lines_after)
 
 
 def test_levels_and_chatty_libraries(configured: Configured) -> None:
@@ -123,7 +123,7 @@ def test_levels_and_chatty_libraries(configured: Configured) -> None:
     assert stream.getvalue() == ""
 
 
-def test_uvicorn_speaks_through_it(configured: Configured) -> None:
+def test_uvicorn_logs_through_it(configured: Configured) -> None:
     stream = configured()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -167,21 +167,21 @@ def test_no_secret_reaches_any_output(tmp_path_factory: pytest.TempPathFactory, 
             handler.close()
         root.setLevel(level)
         structlog.reset_defaults()
-    written = stream.getvalue()
+    output = stream.getvalue()
     for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]):
-        assert form not in written
-    assert written.count("event") >= 1
+        assert form not in output
+    assert output.count("event") >= 1
 
 
 def test_console_on_a_terminal_and_json_elsewhere(configured: Configured) -> None:
     terminal = configured(Terminal())
     structlog.get_logger().info("hello", number=1)
     assert "\x1b[" in terminal.getvalue()
-    plain = configured(format="console")
+    stream = configured(format="console")
     structlog.get_logger().info("hello", number=1)
-    assert "hello" in plain.getvalue()
-    assert "number=1" in plain.getvalue()
-    assert "\x1b[" not in plain.getvalue()
+    assert "hello" in stream.getvalue()
+    assert "number=1" in stream.getvalue()
+    assert "\x1b[" not in stream.getvalue()
 
 
 def test_the_file_is_rotated_and_configuring_again_replaces(configured: Configured, tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_the_file_is_rotated_and_configuring_again_replaces(configured: Configur
     )
 
 
-def test_a_file_that_cannot_be_opened_is_said(configured: Configured, tmp_path: Path) -> None:
+def test_an_unopenable_log_file_is_reported(configured: Configured, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the way")
     with pytest.raises(DataDirectoryUnusable, match=r"logs/daemon.log cannot be opened"):
         configured(file="logs/daemon.log")
 
 
-def test_a_line_that_cannot_be_written_ends_nothing_and_shows_nothing(
+def test_a_failed_write_is_harmless_and_leaks_nothing(
     configured: Configured, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(io.StringIO):
@@ -219,8 +219,8 @@ def test_a_line_that_cannot_be_written_ends_nothing_and_shows_nothing(
     configured(Full())
     logging.getLogger("x").warning("token is %s", "hunter2")
     logging.getLogger("x").warning("%d is no number", "password=hunter2")
-    told = capsys.readouterr().err
-    assert told == "traced: a log line of x was lost: OSError\ntraced: a log line of x was lost: TypeError\n"
+    message = capsys.readouterr().err
+    assert message == "traced: a log line of x was lost: OSError\ntraced: a log line of x was lost: TypeError\n"
 
 
 def test_it_fits_the_idle_budget() -> None:

@@ -15,13 +15,13 @@ class Clock:
         return self.now
 
 
-def plain() -> tuple[Progress, Clock, io.StringIO]:
+def plain_progress() -> tuple[Progress, Clock, io.StringIO]:
     clock, out = Clock(), io.StringIO()
     return Progress(Console(file=out, width=120), clock), clock, out
 
 
-def test_plain_lines_say_start_parts_and_end() -> None:
-    progress, clock, out = plain()
+def test_plain_output_has_start_steps_and_end() -> None:
+    progress, clock, out = plain_progress()
     with progress.display():
         progress.start("collect", "Collect", total=10)
         for _ in range(10):
@@ -35,8 +35,8 @@ def test_plain_lines_say_start_parts_and_end() -> None:
     assert len(lines) == 6
 
 
-def test_time_left_of_what_has_not_run_follows_the_pace_so_far() -> None:
-    progress, clock, _ = plain()
+def test_time_left_of_pending_stages_is_scaled_by_the_slowdown() -> None:
+    progress, clock, _ = plain_progress()
     progress.plan("a", "A", 10)
     progress.plan("b", "B", 30)
     assert progress.seconds_left() == 40
@@ -49,7 +49,7 @@ def test_time_left_of_what_has_not_run_follows_the_pace_so_far() -> None:
 
 
 def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
-    progress, clock, _ = plain()
+    progress, clock, _ = plain_progress()
     progress.plan("a", "A", 1000)
     progress.start("a", "A", total=4)
     clock.now += 10
@@ -57,8 +57,8 @@ def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
     assert progress.seconds_left() == 30
 
 
-def test_of_stages_side_by_side_the_longest_counts() -> None:
-    progress, clock, _ = plain()
+def test_the_longest_of_parallel_stages_counts() -> None:
+    progress, clock, _ = plain_progress()
     for key, total in (("a", 2), ("b", 10)):
         progress.start(key, key, total=total)
     progress.plan("c", "C", 7)
@@ -68,8 +68,8 @@ def test_of_stages_side_by_side_the_longest_counts() -> None:
     assert progress.seconds_left() == 90 + 7
 
 
-def test_an_announced_stage_can_be_taken_back_but_a_started_one_cannot() -> None:
-    progress, _, _ = plain()
+def test_only_stages_that_have_not_started_can_be_dropped() -> None:
+    progress, _, _ = plain_progress()
     progress.plan("a", "A", 10)
     progress.drop("a")
     assert progress.seconds_left() == 0
@@ -78,8 +78,8 @@ def test_an_announced_stage_can_be_taken_back_but_a_started_one_cannot() -> None
     assert list(progress.lines) == ["b"]
 
 
-def test_what_will_not_run_any_more_takes_no_time() -> None:
-    progress, _, _ = plain()
+def test_dropped_stages_take_no_time() -> None:
+    progress, _, _ = plain_progress()
     for key in ("gate a", "tests", "compare"):
         progress.plan(key, key, 10)
     progress.start("gate a", "gate a")
@@ -97,9 +97,9 @@ def test_the_live_display_shows_stages_figures_and_time_left() -> None:
         with progress.suspended():
             progress.note("a question")
         progress.finish("collect", "success 41 %")
-    shown = out.getvalue()
+    output = out.getvalue()
     for text in ("Collect", "Train multi-step-completion", "success 41 %", "a question", "about 1 min 01 s left"):
-        assert text in shown
+        assert text in output
 
 
 def test_a_failed_stage_takes_no_more_time_and_is_marked() -> None:

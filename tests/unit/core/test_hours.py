@@ -15,7 +15,7 @@ MOMENTS = st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.
 MINUTES = st.integers(0, DAY_MIN - 1)
 
 
-def shown(minute: int) -> str:
+def clock_text(minute: int) -> str:
     return f"{minute // 60:02}:{minute % 60:02}"
 
 
@@ -38,19 +38,19 @@ def test_windows_are_read(text: str, windows: tuple[Window, ...]) -> None:
     "text",
     ["22-06", "22:00", "24:00-06:00", "22:60-06:00", "22:00-24:01", "06:00-06:00", "a", "1:00-2:00,", "１:00-2:00"],
 )
-def test_what_is_no_window_is_refused_by_name(text: str) -> None:
+def test_invalid_windows_are_rejected_with_their_text(text: str) -> None:
     with pytest.raises(ValueError, match="window"):
         parse_windows(text)
 
 
 @given(MOMENTS, st.sampled_from(ZONES), MINUTES, MINUTES)
-def test_a_window_is_what_the_clock_on_the_wall_shows(moment: datetime, zone: ZoneInfo, start: int, end: int) -> None:
+def test_windows_follow_the_local_clock(moment: datetime, zone: ZoneInfo, start: int, end: int) -> None:
     if start == end:
         return
     local = moment.astimezone(zone).strftime("%H:%M")
-    from_, to = shown(start), shown(end)
-    expected = from_ <= local < to if from_ < to else not to <= local < from_
-    assert (find_window(parse_windows(f"{from_}-{to}"), moment, zone) is not None) == expected
+    start_text, to = clock_text(start), clock_text(end)
+    expected = start_text <= local < to if start_text < to else not to <= local < start_text
+    assert (find_window(parse_windows(f"{start_text}-{to}"), moment, zone) is not None) == expected
 
 
 @given(MOMENTS, st.sampled_from(ZONES), MINUTES, MINUTES)
@@ -59,8 +59,8 @@ def test_a_window_and_its_reverse_share_the_day_between_them(
 ) -> None:
     if start == end:
         return
-    there, back = (parse_windows(f"{shown(a)}-{shown(b)}") for a, b in ((start, end), (end, start)))
-    assert (find_window(there, moment, zone) is None) != (find_window(back, moment, zone) is None)
+    forward, back = (parse_windows(f"{clock_text(a)}-{clock_text(b)}") for a, b in ((start, end), (end, start)))
+    assert (find_window(forward, moment, zone) is None) != (find_window(back, moment, zone) is None)
 
 
 def open_minutes(text: str, day: datetime) -> int:
@@ -74,23 +74,23 @@ def open_minutes(text: str, day: datetime) -> int:
 
 
 def test_windows_on_the_nights_on_which_the_clock_changes() -> None:
-    spring, plain, autumn = datetime(2026, 3, 28), datetime(2026, 4, 11), datetime(2026, 10, 24)
-    assert [open_minutes("22:00-06:00", day) for day in (spring, plain, autumn)] == [420, 480, 540]
-    assert [open_minutes("02:00-03:00", day) for day in (spring, plain, autumn)] == [0, 60, 120]
-    assert [open_minutes("02:15-02:30", day) for day in (spring, plain, autumn)] == [0, 15, 30]
+    spring, ordinary, autumn = datetime(2026, 3, 28), datetime(2026, 4, 11), datetime(2026, 10, 24)
+    assert [open_minutes("22:00-06:00", day) for day in (spring, ordinary, autumn)] == [420, 480, 540]
+    assert [open_minutes("02:00-03:00", day) for day in (spring, ordinary, autumn)] == [0, 60, 120]
+    assert [open_minutes("02:15-02:30", day) for day in (spring, ordinary, autumn)] == [0, 15, 30]
 
 
 def test_hours_and_quiet_hours_together() -> None:
-    hours, quiet = parse_windows("20:00-08:00"), parse_windows("23:00-01:00")
+    hours, quiet_hours = parse_windows("20:00-08:00"), parse_windows("23:00-01:00")
     at = {hour: datetime(2026, 1, 5, hour, 0, tzinfo=UTC) for hour in (12, 21, 23, 0, 1, 8)}
-    closed = {hour: closed_reason(hours, quiet, moment, UTC) for hour, moment in at.items()}
-    assert {hour for hour, why in closed.items() if not why} == {21, 1}
+    closed = {hour: closed_reason(hours, quiet_hours, moment, UTC) for hour, moment in at.items()}
+    assert {hour for hour, reason in closed.items() if not reason} == {21, 1}
     assert closed[12] == "it is 12:00 UTC, training starts only in 20:00-08:00"
     assert closed[23] == "it is 23:00 UTC, in the quiet hours 23:00-01:00"
     assert closed_reason((), (), at[12]) == ""
 
 
-def test_zones_are_found_by_name() -> None:
+def test_zones_by_name() -> None:
     assert parse_zone("") is None
     assert parse_zone("Europe/Berlin") == BERLIN
     for name in ("Mars/Olympus", "../etc/passwd", "Europe"):

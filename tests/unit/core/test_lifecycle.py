@@ -77,7 +77,7 @@ def test_the_first_signal_drains(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_forces_and_what_was_started_is_cleaned_up(number: signal.Signals) -> None:
+def test_a_second_signal_forces_the_stop_after_cleanup(number: signal.Signals) -> None:
     process = start("hangs", "60")
     process.send_signal(signal.SIGTERM)
     assert line(process) == "draining SIGTERM"
@@ -92,11 +92,11 @@ def test_the_deadline_forces() -> None:
 
 
 @pytest.mark.parametrize("mode", ["ends", "hangs"])
-def test_a_call_that_does_not_return_holds_the_end_up_for_so_long_and_no_longer(mode: str) -> None:
+def test_a_hanging_call_delays_the_end_only_for_the_limit(mode: str) -> None:
     process = start(mode, "1", "1.5")
     process.send_signal(signal.SIGTERM)
-    told, code = end(process)
-    assert told[:2] == ["draining SIGTERM", "cleaned up"]
+    output, code = end(process)
+    assert output[:2] == ["draining SIGTERM", "cleaned up"]
     assert code == EX_SOFTWARE
 
 
@@ -110,7 +110,7 @@ def test_hangup_reloads_and_does_not_stop() -> None:
 
 
 @given(st.lists(st.sampled_from(["stop", "reload", "clear"]), max_size=8))
-def test_phases_only_go_forward_whatever_is_asked(steps: list[str]) -> None:
+def test_phases_only_move_forward(steps: list[str]) -> None:
     async def main() -> None:
         lifecycle = Lifecycle(60.0)
         stops = 0
@@ -137,27 +137,27 @@ def test_phases_only_go_forward_whatever_is_asked(steps: list[str]) -> None:
     run(main())
 
 
-def test_handlers_found_before_are_put_back() -> None:
+def test_previous_handlers_are_restored() -> None:
     def mine(*_: object) -> None:
         raise AssertionError
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGTERM, mine)
 
     async def main() -> None:
         with signals(Lifecycle(1)):
             assert signal.getsignal(signal.SIGTERM) is not mine
         assert signal.getsignal(signal.SIGTERM) is mine
-        assert signal.getsignal(signal.SIGHUP) == before[signal.SIGHUP]
+        assert signal.getsignal(signal.SIGHUP) == handlers[signal.SIGHUP]
 
     try:
         run(main())
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def test_what_the_work_raises_is_raised_and_a_caller_that_gives_up_stops_the_work() -> None:
+def test_errors_of_work_are_raised_and_cancellation_stops_it() -> None:
     async def main() -> None:
         lifecycle = Lifecycle(60)
         cleaned: list[str] = []
@@ -184,27 +184,27 @@ def test_what_the_work_raises_is_raised_and_a_caller_that_gives_up_stops_the_wor
     run(main())
 
 
-def test_what_runs_beside_the_work_is_cancelled_at_the_end() -> None:
-    ended = []
+def test_background_tasks_are_cancelled_at_the_end() -> None:
+    cancelled = []
 
     async def watch() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            ended.append("watch")
+            cancelled.append("watch")
 
     async def scene() -> None:
         lifecycle = Lifecycle(10)
         async with background_tasks(lifecycle, watch=watch(), short=asyncio.sleep(0)):
             await asyncio.sleep(0.01)
             assert lifecycle.phase is Phase.RUNNING
-            assert ended == []
-        assert ended == ["watch"]
+            assert cancelled == []
+        assert cancelled == ["watch"]
 
     run(scene())
 
 
-def test_a_failure_beside_the_work_begins_the_draining_and_is_raised_after_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_background_task_starts_draining_and_is_raised(caplog: pytest.LogCaptureFixture) -> None:
     safe_points = []
 
     async def fails() -> None:
@@ -224,7 +224,7 @@ def test_a_failure_beside_the_work_begins_the_draining_and_is_raised_after_it(ca
     assert "a defect" in caplog.text
 
 
-def test_a_failure_beside_work_that_fails_itself_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_background_task_does_not_hide_the_error_of_the_work(caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise KeyError("a defect")
 

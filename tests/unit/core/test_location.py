@@ -9,14 +9,14 @@ from traced.core.errors import ConfigError
 from traced.core.location import store_url
 
 
-@pytest.mark.parametrize("given", [None, "sqlite:///given.db", ""])
+@pytest.mark.parametrize("override", [None, "sqlite:///given.db", ""])
 @pytest.mark.parametrize("variable", [None, "sqlite:///variable.db", ""])
 @pytest.mark.parametrize("in_file", [None, "sqlite:///file.db", ""])
 @pytest.mark.parametrize("place", ["data", "."])
-def test_the_stores_url_is_that_of_the_settings(
+def test_the_store_url_equals_that_of_the_settings(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    given: str | None,
+    override: str | None,
     variable: str | None,
     in_file: str | None,
     place: str,
@@ -27,8 +27,8 @@ def test_the_stores_url_is_that_of_the_settings(
         monkeypatch.setenv("TRACED_STORE__URL", variable)
     if in_file is not None:
         (tmp_path / place / "traced.toml").write_text(f'seed = 3\n[store]\nurl = "{in_file}"\n')
-    settings = load_settings(tmp_path / "data", {"store.url": given})
-    assert store_url(tmp_path / "data", given) == settings.store_url
+    settings = load_settings(tmp_path / "data", {"store.url": override})
+    assert store_url(tmp_path / "data", override) == settings.store_url
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ with hold_directory(Path(sys.argv[1]), now=lambda: datetime(2026, 1, 2, 12, tzin
 
 
 @contextmanager
-def another(place: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+def other_process(place: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
     command = [sys.executable, "-c", HOLDING, str(place), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -46,24 +46,24 @@ def take(place: Path) -> None:
         pass
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> None:
-    with another(tmp_path) as (process, _):
-        with pytest.raises(AlreadyRunning) as caught:
+def test_a_second_process_is_rejected_with_the_holder(tmp_path: Path) -> None:
+    with other_process(tmp_path) as (process, _):
+        with pytest.raises(AlreadyRunning) as refusal:
             take(tmp_path)
-        assert f"process {process.pid} on " in caught.value.message
-        assert "traced 9.9, since 2026-01-02T12:00:00+00:00" in caught.value.message
-        assert str(tmp_path) in caught.value.hint
-        seen = current_holder(tmp_path)
-        assert seen is not None
-        assert (seen.pid, seen.version) == (process.pid, "9.9")
+        assert f"process {process.pid} on " in refusal.value.message
+        assert "traced 9.9, since 2026-01-02T12:00:00+00:00" in refusal.value.message
+        assert str(tmp_path) in refusal.value.hint
+        holder = current_holder(tmp_path)
+        assert holder is not None
+        assert (holder.pid, holder.version) == (process.pid, "9.9")
 
 
 def test_an_orderly_end_and_kill_9_both_free_it(tmp_path: Path) -> None:
-    with another(tmp_path) as (process, _):
+    with other_process(tmp_path) as (process, _):
         process.communicate("")
         assert process.returncode == 0
     assert (tmp_path / SERVICE_LOCK).read_text() == ""
-    with another(tmp_path) as (process, _):
+    with other_process(tmp_path) as (process, _):
         process.kill()
         process.wait()
         assert json.loads((tmp_path / SERVICE_LOCK).read_text())["pid"] == process.pid
@@ -72,7 +72,7 @@ def test_an_orderly_end_and_kill_9_both_free_it(tmp_path: Path) -> None:
 
 
 def test_a_program_that_the_holder_started_does_not_keep_it(tmp_path: Path) -> None:
-    with another(tmp_path, "with a child") as (process, child):
+    with other_process(tmp_path, "with a child") as (process, child):
         process.kill()
         process.wait()
         try:
@@ -83,7 +83,7 @@ def test_a_program_that_the_holder_started_does_not_keep_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("left", ["", "garbage", "[1]", '{"pid": 1, "unknown": 2}', json.dumps({"pid": 1})])
-def test_what_is_left_in_the_file_is_no_obstacle(tmp_path: Path, left: str) -> None:
+def test_leftovers_in_the_file_are_no_obstacle(tmp_path: Path, left: str) -> None:
     (tmp_path / SERVICE_LOCK).write_text(left)
     assert current_holder(tmp_path) is None
     with hold_directory(tmp_path, now=lambda: NOON, version="1.0") as me:
@@ -91,15 +91,13 @@ def test_what_is_left_in_the_file_is_no_obstacle(tmp_path: Path, left: str) -> N
 
 
 @pytest.mark.parametrize("spoilt", ["", "garbage", "[1]", '{"unknown": 2}'])
-def test_a_held_directory_is_held_whatever_its_file_says(tmp_path: Path, spoilt: str) -> None:
+def test_the_lock_counts_whatever_the_file_contains(tmp_path: Path, spoilt: str) -> None:
     with hold_directory(tmp_path, now=lambda: NOON, version="1.0"):
         (tmp_path / SERVICE_LOCK).write_text(spoilt)
         assert current_holder(tmp_path) == Holder()
 
 
-def test_a_look_that_keeps_the_lock_for_an_instant_does_not_stop_a_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_lock_does_not_stop_a_daemon_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, refusals = ownership.fcntl.flock, iter([BlockingIOError, BlockingIOError])
 
     def flock(descriptor: int, operation: int) -> None:
@@ -120,16 +118,16 @@ def test_the_folder_is_made_and_a_holder_is_not_looked_for_where_there_is_none(t
 
 
 @pytest.mark.parametrize(("code", "hint"), [(errno.EROFS, "read-write"), (errno.EACCES, "give this user access")])
-def test_a_directory_that_cannot_be_written_is_said_plainly(
+def test_an_unwritable_directory_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, hint: str
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(ownership.os, "open", refuse)
-    with pytest.raises(DataDirectoryUnusable, match=os.strerror(code)) as caught:
+    with pytest.raises(DataDirectoryUnusable, match=os.strerror(code)) as refusal:
         take(tmp_path)
-    assert hint in caught.value.hint
+    assert hint in refusal.value.hint
 
 
 def test_a_file_in_the_place_of_the_directory_and_a_link_in_that_of_the_lock(tmp_path: Path) -> None:
@@ -141,9 +139,7 @@ def test_a_file_in_the_place_of_the_directory_and_a_link_in_that_of_the_lock(tmp
         take(tmp_path)
 
 
-def test_a_full_disk_leaves_the_holder_unnamed_and_the_lock_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_lock_without_a_holder_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 

@@ -18,14 +18,17 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("above", "own", "expected"), [("max", "max", None), ("4096", "max", 4096), ("4096", "1024", 1024), ("", "9", 9)]
+    ("parent_limit", "own_limit", "expected"),
+    [("max", "max", None), ("4096", "max", 4096), ("4096", "1024", 1024), ("", "9", 9)],
 )
-def test_the_tightest_group_counts(groups: Path, above: str, own: str, expected: int | None) -> None:
-    (groups / "a/memory.max").write_text(above + "\n")
-    (groups / "a/b/memory.max").write_text(own + "\n")
+def test_the_smallest_cgroup_limit_counts(
+    groups: Path, parent_limit: str, own_limit: str, expected: int | None
+) -> None:
+    (groups / "a/memory.max").write_text(parent_limit + "\n")
+    (groups / "a/b/memory.max").write_text(own_limit + "\n")
     assert resources.memory_bytes() == (psutil.virtual_memory().total if expected is None else expected)
 
 
-def test_without_groups_it_is_the_machines(groups: Path) -> None:
+def test_without_cgroups_the_machine_limits(groups: Path) -> None:
     resources.OWN_CGROUP.unlink()
     assert resources.memory_bytes() == psutil.virtual_memory().total

@@ -9,8 +9,8 @@ from traced.core.resources import Meter
 def test_laps_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(resources.time, "monotonic", lambda: now)
-    measured = Meter()
+    meter = Meter()
     now = 130.0
-    assert (measured.seconds, measured.lap(), measured.seconds) == (30.0, 30.0, 0.0)
+    assert (meter.seconds, meter.lap(), meter.seconds) == (30.0, 30.0, 0.0)
     now = 135.0
-    assert measured.lap() == 5.0
+    assert meter.lap() == 5.0

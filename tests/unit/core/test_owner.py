@@ -18,16 +18,16 @@ def test_a_directory_keeps_its_name_and_no_other_has_it(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == [OWNER_FILE]
 
 
-def test_an_empty_file_of_a_power_cut_is_drawn_again(tmp_path: Path) -> None:
+def test_an_empty_owner_file_is_recreated(tmp_path: Path) -> None:
     (tmp_path / OWNER_FILE).touch()
     assert sandbox_owner(tmp_path) == sandbox_owner(tmp_path) != ""
 
 
-def test_many_who_ask_first_at_once_get_the_same_name(tmp_path: Path) -> None:
+def test_concurrent_first_calls_get_the_same_name(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert len(set(pool.map(sandbox_owner, [tmp_path] * 64, chunksize=1))) == 1
 
 
-def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataDirectoryUnusable, match="cannot be created or read: No such file"):
         sandbox_owner(tmp_path / "gone")

@@ -72,7 +72,7 @@ def test_names_of_secrets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)
-def test_names_that_are_none(name: str) -> None:
+def test_names_of_no_secret(name: str) -> None:
     assert not is_secret_name(name)
 
 
@@ -103,7 +103,7 @@ noise = st.recursive(
 
 
 # How a secret stands where it is to be found: (name of a secret, secret) to value.
-WHOLE: dict[str, Callable[[str, str], Any]] = {
+SECRET_FORMS: dict[str, Callable[[str, str], Any]] = {
     "value of a key": lambda name, secret: {name: secret},
     "below a key": lambda name, secret: {name: [secret, {"deep": secret}]},
     "bytes": lambda name, secret: {name: secret.encode("utf-16")},
@@ -129,17 +129,17 @@ IN_TEXT: dict[str, Callable[[str, str], Any]] = {
     "URL without a user": lambda name, secret: {f"redis://:{secret}@localhost": 1},
     "user in a URL": lambda name, secret: f"https://{secret}@example.org/x.git",
 }
-PLACES = [*WHOLE, *IN_TEXT]
+PLACES = [*SECRET_FORMS, *IN_TEXT]
 
 
 @st.composite
 def buried(draw: st.DrawFn, place: str | None = None) -> tuple[str, Any]:
     """A secret, and a value somewhere in which it stands at ``place``."""
     place = place or draw(st.sampled_from(PLACES))
-    secret = draw(any_secret if place in WHOLE else secrets)
+    secret = draw(any_secret if place in SECRET_FORMS else secrets)
     if "URL" in place:
         secret = quote(secret, safe="")
-    value = (WHOLE | IN_TEXT)[place](draw(names), secret)
+    value = (SECRET_FORMS | IN_TEXT)[place](draw(names), secret)
     if isinstance(value, str):
         value = draw(st.sampled_from(["", "failed: ", "a b ", "GET /x?y=1&"])) + value
     for _ in range(draw(st.integers(0, 4))):
@@ -151,19 +151,19 @@ def buried(draw: st.DrawFn, place: str | None = None) -> tuple[str, Any]:
 @pytest.mark.parametrize("place", PLACES)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_no_secret_comes_through_in_any_place(place: str, data: st.DataObject) -> None:
+def test_secrets_are_removed_in_every_place(place: str, data: st.DataObject) -> None:
     secret, value = data.draw(buried(place))
-    written = json.dumps(redacted(value), allow_nan=False, ensure_ascii=False)
-    assert secret not in written
-    assert json.dumps(secret, ensure_ascii=False)[1:-1] not in written
-    assert REDACTED in written
+    text = json.dumps(redacted(value), allow_nan=False, ensure_ascii=False)
+    assert secret not in text
+    assert json.dumps(secret, ensure_ascii=False)[1:-1] not in text
+    assert REDACTED in text
 
 
 harmless = st.text(alphabet=string.ascii_letters + string.digits + " ,.;/()[]{}<>#_'\"\n", max_size=60)
 
 
 @given(st.dictionaries(st.sampled_from([name for name in OTHER_NAMES if name]), harmless | st.integers() | st.none()))
-def test_what_is_no_secret_stays_as_it_was(value: dict[str, Any]) -> None:
+def test_other_values_are_unchanged(value: dict[str, Any]) -> None:
     assert redacted({"a": [value, (1, 2.5, True)]}) == {"a": [value, [1, 2.5, True]]}
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_secret_stays_as_it_was(value: dict[str, Any]) -> None:
         "user@example.org wrote to x@y",
     ],
 )
-def test_texts_that_hold_none_stay(text: str) -> None:
+def test_texts_without_secrets_are_unchanged(text: str) -> None:
     assert redacted_text(text) == text
 
 
@@ -194,7 +194,7 @@ def test_only_the_secret_goes() -> None:
     }
 
 
-def test_deep_circular_long_and_unwilling_values_end() -> None:
+def test_deep_circular_long_and_failing_values_are_bounded() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert json.dumps(redacted(circle)).count("[") == MAX_DEPTH
@@ -217,7 +217,7 @@ def test_a_line_of_bytes_is_redacted_as_the_text_that_it_is(words: list[str]) ->
     assert redacted_lines(line.encode()) == redacted_text(line).encode()
 
 
-def test_lines_are_looked_at_one_by_one_and_other_bytes_stay() -> None:
+def test_lines_are_redacted_one_by_one_and_other_bytes_kept() -> None:
     text = b"\xff\xfe no text \r\npassword=hunter2\nplain\n\n"
     assert redacted_lines(b"token " + b"x" * 2 * MAX_CHARACTERS + b"\nnext\n").endswith(b")\nnext\n")
     assert redacted_lines(text) == b"\xff\xfe no text \r\npassword=" + REDACTED.encode() + b"\nplain\n\n"

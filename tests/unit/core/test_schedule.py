@@ -11,15 +11,15 @@ FRIDAY = datetime(2026, 3, 13, 12, 0, tzinfo=UTC)
 
 
 def days(expression: str, count: int = 7) -> list[str]:
-    trigger, found, moment = cron_trigger(expression, UTC), [], FRIDAY
+    trigger, names, moment = cron_trigger(expression, UTC), [], FRIDAY
     for _ in range(count):
         moment = trigger.get_next_fire_time(moment, moment)
-        found.append(f"{moment:%a}")
-    return found
+        names.append(f"{moment:%a}")
+    return names
 
 
 @pytest.mark.parametrize(
-    ("field", "wanted"),
+    ("field", "expected"),
     [
         ("0", ["Sun", "Sun"]),
         ("7", ["Sun", "Sun"]),
@@ -32,17 +32,17 @@ def days(expression: str, count: int = 7) -> list[str]:
         ("Mon", ["Mon", "Mon"]),
     ],
 )
-def test_weekdays_count_from_sunday(field: str, wanted: list[str]) -> None:
-    assert days(f"0 3 * * {field}", len(wanted)) == wanted
+def test_weekdays_count_from_sunday(field: str, expected: list[str]) -> None:
+    assert days(f"0 3 * * {field}", len(expected)) == expected
 
 
-def test_the_zone_is_that_of_the_wall() -> None:
-    due = cron_trigger("30 3 * * *", ZoneInfo("Europe/Berlin")).get_next_fire_time(None, FRIDAY)
-    assert due.astimezone(UTC) == datetime(2026, 3, 14, 2, 30, tzinfo=UTC)
+def test_the_trigger_uses_the_local_zone() -> None:
+    due_time = cron_trigger("30 3 * * *", ZoneInfo("Europe/Berlin")).get_next_fire_time(None, FRIDAY)
+    assert due_time.astimezone(UTC) == datetime(2026, 3, 14, 2, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "message"),
     [
         ("0 3 * *", "has 4 fields; write minute hour day month weekday"),
         ("@daily", "has 1 fields"),
@@ -55,10 +55,10 @@ def test_the_zone_is_that_of_the_wall() -> None:
         ("0 3 31 4,6 *", "never occurs"),
     ],
 )
-def test_what_cannot_be_read_is_told(expression: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_expressions_are_reported(expression: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         cron_trigger(expression, UTC)
 
 
-def test_the_last_of_february_comes() -> None:
+def test_the_last_day_of_february_occurs() -> None:
     assert cron_trigger("0 3 29 2 *", UTC).get_next_fire_time(None, FRIDAY).year == 2028

@@ -65,7 +65,7 @@ GATE = GateResult(
 FINDING = Finding("c1", "date-reasoning", 0.9, 0.5, 0.0, None, 2, 2, True, {"lacking_in_failures": 1})
 CITATION = Citation("c1", "date-reasoning", 0, "t1", 2)
 FAULT = FaultRecord("c1", "t1", "agent", 2, "It miscounted. \ufffd")
-SAID = [{"role": "system", "text": "Whose fault? caf\xe9"}, {"role": "user", "text": "\u2028"}]
+QUESTION_MESSAGES = [{"role": "system", "text": "Whose fault? caf\xe9"}, {"role": "user", "text": "\u2028"}]
 
 
 def later(seconds: float) -> datetime:
@@ -73,12 +73,33 @@ def later(seconds: float) -> datetime:
 
 
 REPLY = ModelReply(
-    "a" * 64, "c1", "analyze", "", "gpt", SAID, '{"fault": "agent"}', "stop", 900, 12, False, 0.0024, 1.5, later(1)
+    "a" * 64,
+    "c1",
+    "analyze",
+    "",
+    "gpt",
+    QUESTION_MESSAGES,
+    '{"fault": "agent"}',
+    "stop",
+    900,
+    12,
+    False,
+    0.0024,
+    1.5,
+    later(1),
 )
 PATCH = PromptPatch("c1", "date-reasoning", "Count the days one by one.", {"base": 0.4, "patched": 0.5}, later(12))
-WON = {"name": "environment", "seeds": 24, "base": 0.25, "adapter": 1.0, "difference": 0.75, "low": 0.5, "high": 0.9}
-WON |= {"level": 0.95, "required": 0.02, "answer": "pass"}
-OF_PROMPT = {"adapter": "base+0123456789ab", "answer": "pass", "rounds": 1, "comparisons": [WON]}
+COMPARISON_VALUES = {
+    "name": "environment",
+    "seeds": 24,
+    "base": 0.25,
+    "adapter": 1.0,
+    "difference": 0.75,
+    "low": 0.5,
+    "high": 0.9,
+}
+COMPARISON_VALUES |= {"level": 0.95, "required": 0.02, "answer": "pass"}
+OF_PROMPT = {"adapter": "base+0123456789ab", "answer": "pass", "rounds": 1, "comparisons": [COMPARISON_VALUES]}
 FIXING = replace(PATCH, figures={"enough": "a prompt is enough", "gates": {"prompt": OF_PROMPT}})
 
 
@@ -136,8 +157,8 @@ def save_origin(session: Session) -> None:
     llm_replies.save_citations(session, [CITATION])
     llm_replies.save_faults(session, [FAULT])
     llm_replies.save_patch(session, PATCH)
-    made = EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
-    environments.save_environment(session, made)
+    environment = EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
+    environments.save_environment(session, environment)
     environments.save_admission(session, REPORT, cycle_id="c1", at=later(3))
 
 

@@ -9,12 +9,12 @@ from store.database import open_store, write_session
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    opened = open_store("sqlite://")
-    yield opened
-    opened.dispose()
+    session = open_store("sqlite://")
+    yield session
+    session.dispose()
 
 
 @pytest.fixture
 def db(engine: Engine) -> Iterator[Session]:
-    with write_session(engine) as opened:
-        yield opened
+    with write_session(engine) as session:
+        yield session

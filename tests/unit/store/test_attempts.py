@@ -33,23 +33,23 @@ def db(db: Session) -> Session:
 
 
 def test_the_life_of_an_attempt(db: Session) -> None:
-    begun = begin_attempt(db, "c1", KEY, holder="h", at=T0)
-    assert (begun.number, begun.state, begun.ended_at) == (1, AttemptState.RUNNING, None)
-    record_heartbeat(db, begun.seq, at=later(1), pid=42, progress={"phase": "x", "done": 3})
-    record_heartbeat(db, begun.seq, at=later(2))
+    attempt = begin_attempt(db, "c1", KEY, holder="h", at=T0)
+    assert (attempt.number, attempt.state, attempt.ended_at) == (1, AttemptState.RUNNING, None)
+    record_heartbeat(db, attempt.seq, at=later(1), pid=42, progress={"phase": "x", "done": 3})
+    record_heartbeat(db, attempt.seq, at=later(2))
     [running] = running_attempts(db)
     assert (running.pid, running.heartbeat_at, running.evidence) == (
         42,
         later(2),
         {"progress": {"phase": "x", "done": 3}},
     )
-    end_attempt(db, begun.seq, AttemptState.FAILED, at=later(3), evidence={"detail": "\0 hung"})
-    [ended] = list_attempts(db, KEY)
-    assert (ended.state, ended.ended_at) == (AttemptState.FAILED, later(3))
-    assert ended.evidence == {"progress": {"phase": "x", "done": 3}, "detail": "\0 hung"}
+    end_attempt(db, attempt.seq, AttemptState.FAILED, at=later(3), evidence={"detail": "\0 hung"})
+    [ended_attempt] = list_attempts(db, KEY)
+    assert (ended_attempt.state, ended_attempt.ended_at) == (AttemptState.FAILED, later(3))
+    assert ended_attempt.evidence == {"progress": {"phase": "x", "done": 3}, "detail": "\0 hung"}
     assert running_attempts(db) == []
     with pytest.raises(StoreConflict, match="has already ended as 'failed'"):
-        end_attempt(db, begun.seq, AttemptState.FINISHED, at=later(4), evidence={})
+        end_attempt(db, attempt.seq, AttemptState.FINISHED, at=later(4), evidence={})
 
 
 def test_an_attempt_belongs_to_its_input_and_counts_within_its_cycle(db: Session) -> None:
@@ -66,12 +66,12 @@ def test_an_attempt_belongs_to_its_input_and_counts_within_its_cycle(db: Session
         record_heartbeat(db, 99, at=T0)
 
 
-def test_a_parked_input_is_found_until_it_is_released(db: Session) -> None:
-    parked = QuarantinedInput("p1", "c1", KEY, "three \0 failures", {"until_seq": 3}, T0)
-    quarantine(db, parked)
-    found = find_quarantined(db, KEY)
-    assert found is not None
-    assert (found.id, found.evidence, found.released_at) == ("p1", {"until_seq": 3}, None)
+def test_an_input_is_quarantined_until_it_is_released(db: Session) -> None:
+    item = QuarantinedInput("p1", "c1", KEY, "three \0 failures", {"until_seq": 3}, T0)
+    quarantine(db, item)
+    entry = find_quarantined(db, KEY)
+    assert entry is not None
+    assert (entry.id, entry.evidence, entry.released_at) == ("p1", {"until_seq": 3}, None)
     assert find_quarantined(db, InputKey("train", "other", "ab")) is None
     with pytest.raises(StoreConflict, match="parked already, as 'p1'"):
         quarantine(db, QuarantinedInput("p2", "c1", KEY, "again", {}, T0))
@@ -87,5 +87,5 @@ def test_a_parked_input_is_found_until_it_is_released(db: Session) -> None:
 
 
 def test_an_attempt_of_no_cycle_is_refused(engine: Engine) -> None:
-    with pytest.raises(BrokenReference), write_session(engine) as opened:
-        begin_attempt(opened, "nowhere", KEY, holder="h", at=T0)
+    with pytest.raises(BrokenReference), write_session(engine) as session:
+        begin_attempt(session, "nowhere", KEY, holder="h", at=T0)

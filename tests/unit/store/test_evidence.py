@@ -34,85 +34,89 @@ NAME = "date-reasoning@v1"
 
 
 def test_the_chain_from_trajectories_to_traffic(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_chain(opened)
-    with read_session(engine) as opened:
-        chain = evidence_chain(opened, NAME)
-    failed, lacking = Outcome.FAILURE, Verdict.LACKING
+    with write_session(engine) as session:
+        save_chain(session)
+    with read_session(engine) as session:
+        chain = evidence_chain(session, NAME)
+    failed, verdict = Outcome.FAILURE, Verdict.LACKING
     assert chain.missing == []
     assert chain.adapter == adapter()
     assert chain.cycle == CYCLE
     assert chain.trajectories == [
-        TrajectoryEvidence("t1", "desk", "train", "41", 0, "base", failed, {0: lacking, 1: lacking}, [2]),
+        TrajectoryEvidence("t1", "desk", "train", "41", 0, "base", failed, {0: verdict, 1: verdict}, [2]),
         TrajectoryEvidence("t2", "desk", "train", "41", 1, "base", Outcome.SUCCESS, {0: Verdict.NA, 1: Verdict.NA}, []),
     ]
-    assert LabelCounts(0, failed, lacking, 1) in chain.labels
+    assert LabelCounts(0, failed, verdict, 1) in chain.labels
     assert len(chain.labels) == 4
     assert (chain.capability, chain.finding) == (CAPABILITY, FINDING)
     assert (chain.environment.hash, chain.environment.source_code) == (HASH, SOURCE)
     assert [admission.report for admission in chain.admissions] == [REPORT]
     assert (chain.training.id, chain.training.rollouts, len(chain.iterations)) == ("r1", 64, 1)
     assert [gate.result for gate in chain.gates] == [GATE]
-    assert [decided.who for decided in chain.approvals] == ["Ada"]
+    assert [approval.who for approval in chain.approvals] == ["Ada"]
     assert [promotion.state for promotion in chain.promotions] == [PromotionState.LIVE]
     assert chain.traffic == Traffic(1, 1)
     assert chain.traffic.share == 1.0
 
 
-def test_a_refusal_is_told_with_what_to_change(engine: Engine) -> None:
+def test_a_rejected_environment_is_reported_with_advice(engine: Engine) -> None:
     evidence = {"seed": 3, "where": "other process", "difference": "'\x1b[31ma' against '\x1b[31mb'"}
-    refused = AdmissionReport(HASH, False, [Check("determinism", False, evidence, 0.5)])
-    with write_session(engine) as opened:
-        save_chain(opened)
-        save_admission(opened, refused, cycle_id=CYCLE.id, at=T0)
-    with read_session(engine) as opened:
-        lines = list(chain_lines(evidence_chain(opened, NAME), {}))
+    report = AdmissionReport(HASH, False, [Check("determinism", False, evidence, 0.5)])
+    with write_session(engine) as session:
+        save_chain(session)
+        save_admission(session, report, cycle_id=CYCLE.id, at=T0)
+    with read_session(engine) as session:
+        lines = list(chain_lines(evidence_chain(session, NAME), {}))
     assert "admission    refused, 0 of 1 checks passed" in lines
     [failed] = [line for line in lines if "failed:" in line]
-    told = "determinism: Seed 3, played in a second process with another hash seed, gives other bytes: '␛[31ma' against"
-    assert failed.startswith(f"             failed: {told}")
+    line = "determinism: Seed 3, played in a second process with another hash seed, gives other bytes: '␛[31ma' against"
+    assert failed.startswith(f"             failed: {line}")
     assert "{'seed'" not in failed
 
 
-def test_what_a_capability_rests_on_and_whose_faults_failures_were_is_told(engine: Engine) -> None:
-    more = [Citation("c1", CAPABILITY.name, place, "t1", 1 + place % 2) for place in range(1, 7)]
-    with write_session(engine) as opened:
-        save_chain(opened)
-        save_citations(opened, more)
-        save_faults(opened, [FaultRecord("c1", "t2", "simulator", 1, "It left.")])
-        chain = evidence_chain(opened, NAME)
+def test_citations_and_fault_attributions_are_shown(engine: Engine) -> None:
+    citations = [Citation("c1", CAPABILITY.name, place, "t1", 1 + place % 2) for place in range(1, 7)]
+    with write_session(engine) as session:
+        save_chain(session)
+        save_citations(session, citations)
+        save_faults(session, [FaultRecord("c1", "t2", "simulator", 1, "It left.")])
+        chain = evidence_chain(session, NAME)
     assert (len(chain.citations), chain.faults) == (7, {"agent": 1, "simulator": 1})
     bounds = {"agreement": 0.75, "delta_low": 0.8, "delta_high": 1.0, "coverage_low": 0.25, "coverage_high": 0.75}
     lines = list(chain_lines(replace(chain, finding=replace(FINDING, **bounds)), {}))
     assert "faults       1 agent, 1 simulator; only the agent's are mined" in lines
-    (cited,) = [line for line in lines if line.startswith("rests on")]
-    assert cited.startswith("rests on     message 2 of t1, message 2 of t1, message 1 of t1")
-    assert cited.endswith("and 2 more")
-    told = "gap +0.90 [+0.80, +1.00], coverage 0.50 [0.25, 0.75], 2 of 2 runs agree, alpha 0.75: retained"
-    assert f"contrast     {told}" in lines
+    (citation_line,) = [line for line in lines if line.startswith("rests on")]
+    assert citation_line.startswith("rests on     message 2 of t1, message 2 of t1, message 1 of t1")
+    assert citation_line.endswith("and 2 more")
+    line = "gap +0.90 [+0.80, +1.00], coverage 0.50 [0.25, 0.75], 2 of 2 runs agree, alpha 0.75: retained"
+    assert f"contrast     {line}" in lines
 
 
-def test_links_that_are_not_stored_are_named(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_origin(opened)
-        save_training_run(opened, training_run())
-        save_adapter(opened, adapter())
-        chain = evidence_chain(opened, NAME)
+def test_missing_links_are_named(engine: Engine) -> None:
+    with write_session(engine) as session:
+        save_origin(session)
+        save_training_run(session, training_run())
+        save_adapter(session, adapter())
+        chain = evidence_chain(session, NAME)
     assert chain.missing == ["training metrics", "gate", "approval", "promotion"]
     assert chain.traffic.share is None
 
 
-def test_what_came_from_production_is_named(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_chain(opened)
-        save_trajectories(opened, [trajectory("router-1", split="", cycle_id=None)])
-        save_labels(opened, "c1", [Label("router-1", CAPABILITY.name, 0, Verdict.PRESENT)])
-        chain = evidence_chain(opened, NAME)
-    assert {one.id: one.production for one in chain.trajectories} == {"t1": False, "t2": False, "router-1": True}
-    said = "trajectories 3 analysed: 2 failure, 1 success; 2 from the environment, 1 from production"
-    assert said in chain_lines(chain, {})
+def test_production_trajectories_are_marked(engine: Engine) -> None:
+    with write_session(engine) as session:
+        save_chain(session)
+        save_trajectories(session, [trajectory("router-1", split="", cycle_id=None)])
+        save_labels(session, "c1", [Label("router-1", CAPABILITY.name, 0, Verdict.PRESENT)])
+        chain = evidence_chain(session, NAME)
+    assert {trajectory_evidence.id: trajectory_evidence.production for trajectory_evidence in chain.trajectories} == {
+        "t1": False,
+        "t2": False,
+        "router-1": True,
+    }
+    expected = "trajectories 3 analysed: 2 failure, 1 success; 2 from the environment, 1 from production"
+    assert expected in chain_lines(chain, {})
 
 
 def test_an_unknown_adapter_is_named(engine: Engine) -> None:
-    with read_session(engine) as opened, pytest.raises(NotFound, match="'x@v1'"):
-        evidence_chain(opened, "x@v1")
+    with read_session(engine) as session, pytest.raises(NotFound, match="'x@v1'"):
+        evidence_chain(session, "x@v1")

@@ -30,36 +30,36 @@ def take(db: Session, holder: str, seconds: float, device: str = "cpu", cycle_id
     return acquire(db, device, holder, "train", cycle_id, at=later(seconds), ttl=TTL)
 
 
-def test_a_free_device_is_leased_and_another_asker_gets_nothing(db: Session) -> None:
+def test_a_leased_device_is_not_leased_to_another_holder(db: Session) -> None:
     save_cycle(db, CYCLE)
     lease = take(db, "a", 0, cycle_id="c1")
     assert lease == Lease("cpu", "a", "train", "c1", later(0), later(0), later(60))
     assert take(db, "b", 59.9) is None
     assert get_lease(db, "cpu") == lease
     assert take(db, "b", 1, device="GPU-1") is not None
-    assert [(each.device, each.holder) for each in list_leases(db)] == [("GPU-1", "b"), ("cpu", "a")]
+    assert [(lease.device, lease.holder) for lease in list_leases(db)] == [("GPU-1", "b"), ("cpu", "a")]
 
 
-def test_a_lapsed_lease_is_taken_over_whole(db: Session) -> None:
+def test_an_expired_lease_is_taken_over(db: Session) -> None:
     save_cycle(db, CYCLE)
     take(db, "a", 0, cycle_id="c1")
     request_return(db, "cpu", "serving", later(1))
     assert take(db, "b", 60) == Lease("cpu", "b", "train", None, later(60), later(60), later(120))
 
 
-def test_a_heartbeat_moves_the_lease_on(db: Session) -> None:
+def test_a_heartbeat_renews_the_lease(db: Session) -> None:
     take(db, "a", 0)
     lease = heartbeat(db, "cpu", "a", later(50))
     assert (lease.acquired_at, lease.heartbeat_at, lease.expires_at) == (later(0), later(50), later(110))
     assert take(db, "b", 100) is None
 
 
-def test_a_lease_that_lapsed_and_nobody_took_is_renewed(db: Session) -> None:
+def test_an_expired_lease_that_nobody_took_is_renewed(db: Session) -> None:
     take(db, "a", 0)
     assert heartbeat(db, "cpu", "a", later(500)).expires_at == later(560)
 
 
-def test_a_heartbeat_fails_once_the_lease_is_anothers_or_gone(db: Session) -> None:
+def test_a_heartbeat_fails_for_a_lost_or_deleted_lease(db: Session) -> None:
     take(db, "a", 0)
     take(db, "b", 60)
     with pytest.raises(LeaseLost, match=r"lease of 'a' on device 'cpu' is lost: 'b' has it now; .*`traced devices`"):
@@ -79,26 +79,28 @@ def test_release_frees_the_device_and_only_its_holder_can(db: Session) -> None:
     assert take(db, "b", 1) is not None
 
 
-def test_the_same_holder_gets_its_lease_renewed_and_stays_asked(db: Session) -> None:
+def test_acquiring_again_renews_the_lease_and_keeps_the_return_request(db: Session) -> None:
     take(db, "a", 0)
     request_return(db, "cpu", "serving", later(1))
     assert take(db, "a", 10) == Lease("cpu", "a", "train", None, later(0), later(10), later(70), "serving", later(1))
 
 
-def test_the_first_who_asks_for_a_device_back_is_named_to_its_holder(db: Session) -> None:
+def test_the_holder_sees_the_first_return_request(db: Session) -> None:
     assert request_return(db, "cpu", "serving", later(0)) is None
     take(db, "a", 0)
     assert heartbeat(db, "cpu", "a", later(1)).wanted_by == ""
-    asked = request_return(db, "cpu", "serving", later(2))
-    assert asked is not None
-    assert (asked.wanted_by, asked.wanted_at, asked.holder) == ("serving", later(2), "a")
+    lease = request_return(db, "cpu", "serving", later(2))
+    assert lease is not None
+    assert (lease.wanted_by, lease.wanted_at, lease.holder) == ("serving", later(2), "a")
     request_return(db, "cpu", "Ada", later(3))
-    told = heartbeat(db, "cpu", "a", later(4))
-    assert (told.wanted_by, told.wanted_at) == ("serving", later(2))
+    renewed = heartbeat(db, "cpu", "a", later(4))
+    assert (renewed.wanted_by, renewed.wanted_at) == ("serving", later(2))
 
 
 @pytest.mark.parametrize(("device", "holder", "ttl"), [("", "a", TTL), ("cpu", "", TTL), ("cpu", "a", TTL * 0)])
-def test_nameless_and_timeless_leases_are_refused(db: Session, device: str, holder: str, ttl: timedelta) -> None:
+def test_leases_without_a_name_or_a_time_to_live_are_rejected(
+    db: Session, device: str, holder: str, ttl: timedelta
+) -> None:
     with pytest.raises(ValueError, match="a lease needs a device"):
         acquire(db, device, holder, "train", None, at=later(0), ttl=ttl)
     with pytest.raises(ValueError, match="a name"):
@@ -106,11 +108,11 @@ def test_nameless_and_timeless_leases_are_refused(db: Session, device: str, hold
 
 
 def test_a_cycle_that_is_not_stored_is_refused(engine: Engine) -> None:
-    with pytest.raises(BrokenReference), write_session(engine) as opened:
-        take(opened, "a", 0, cycle_id="c9")
+    with pytest.raises(BrokenReference), write_session(engine) as session:
+        take(session, "a", 0, cycle_id="c9")
 
 
-def test_a_step_back_neither_kills_a_live_lease_nor_keeps_a_dead_one(db: Session) -> None:
+def test_a_clock_step_back_keeps_live_leases_and_expires_dead_ones(db: Session) -> None:
     take(db, "a", 0)
     assert take(db, "b", -3600) is None  # counted anew from here
     assert get_lease(db, "cpu") == Lease("cpu", "a", "train", None, later(0), later(-3600), later(-3540))
@@ -123,9 +125,9 @@ def test_a_step_back_neither_kills_a_live_lease_nor_keeps_a_dead_one(db: Session
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Engine]:
     """One database for many examples, each of which is rolled back."""
-    opened = open_store("sqlite://")
-    yield opened
-    opened.dispose()
+    session = open_store("sqlite://")
+    yield session
+    session.dispose()
 
 
 STEPS = st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1e6)), max_size=4)
@@ -138,26 +140,26 @@ def wall(steps: list[tuple[int, float]], true_s: float) -> float:
 
 @settings(max_examples=30)
 @given(STEPS, st.integers(10, 59), st.integers(5, 70))
-def test_however_often_the_clock_steps_back_a_live_holder_keeps_its_lease(
+def test_a_live_holder_keeps_its_lease_over_any_clock_steps_back(
     shared: Engine, steps: list[tuple[int, float]], beat_s: int, ask_s: int
 ) -> None:
-    with Session(shared) as opened:
-        take(opened, "a", wall(steps, 0))
+    with Session(shared) as session:
+        take(session, "a", wall(steps, 0))
         for true_s in range(1, 400):
             if true_s % beat_s == 0:
-                assert heartbeat(opened, "cpu", "a", later(wall(steps, true_s))).live(later(wall(steps, true_s)))
+                assert heartbeat(session, "cpu", "a", later(wall(steps, true_s))).live(later(wall(steps, true_s)))
             if true_s % ask_s == 0:
-                assert take(opened, "b", wall(steps, true_s)) is None
+                assert take(session, "b", wall(steps, true_s)) is None
 
 
 @settings(max_examples=30)
 @given(STEPS, st.integers(1, 70), st.integers(0, 300))
-def test_however_often_the_clock_steps_back_a_dead_holder_loses_its_lease(
+def test_a_dead_holder_loses_its_lease_over_any_clock_steps_back(
     shared: Engine, steps: list[tuple[int, float]], ask_s: int, death: int
 ) -> None:
     last = max([moment for moment, _ in steps] + [death])
-    with Session(shared) as opened:
-        take(opened, "a", wall(steps, death))
-        asked = range(last + 1, last + 1000, ask_s)  # nobody asked before: the worst case
-        taken = next(true_s for true_s in asked if take(opened, "b", wall(steps, true_s)))
-    assert taken <= last + 1 + 60 + ask_s
+    with Session(shared) as session:
+        take(session, "a", wall(steps, death))
+        lease = range(last + 1, last + 1000, ask_s)  # nobody asked before: the worst case
+        taken_at = next(true_s for true_s in lease if take(session, "b", wall(steps, true_s)))
+    assert taken_at <= last + 1 + 60 + ask_s

@@ -34,16 +34,16 @@ REVISIONS = known_revisions()
 
 def schema(path: Path) -> set[str]:
     with sqlite3.connect(path) as raw:
-        found = raw.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        rows = raw.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     raw.close()
-    return {" ".join(sql.split()) for (sql,) in found}
+    return {" ".join(sql.split()) for (sql,) in rows}
 
 
 def dump(path: Path) -> list[str]:
     raw = sqlite3.connect(path)
-    found = list(raw.iterdump())
+    rows = list(raw.iterdump())
     raw.close()
-    return found
+    return rows
 
 
 def restore(version: str, path: Path) -> None:
@@ -59,26 +59,26 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
 
 
 def test_down_and_up_again_with_data(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_chain(opened)
+    with write_session(engine) as session:
+        save_chain(session)
     migrate(engine, "base")
     assert set(inspect(engine).get_table_names()) <= {"alembic_version"}
     migrate(engine)
-    with write_session(engine) as opened:
-        save_chain(opened)
-        assert evidence_chain(opened, "date-reasoning@v1").missing == []
+    with write_session(engine) as session:
+        save_chain(session)
+        assert evidence_chain(session, "date-reasoning@v1").missing == []
 
 
-def test_evidence_outlives_the_loss_of_what_agents_said_of_it(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        save_chain(opened)
+def test_downgrading_the_agent_tables_keeps_the_evidence(engine: Engine) -> None:
+    with write_session(engine) as session:
+        save_chain(session)
     migrate(engine, "0006")
     assert not {"model_replies", "citations", "faults", "prompt_patches"} & set(inspect(engine).get_table_names())
     migrate(engine)
-    with read_session(engine) as opened:
-        chain = evidence_chain(opened, "date-reasoning@v1")
+    with read_session(engine) as session:
+        chain = evidence_chain(session, "date-reasoning@v1")
         assert (chain.missing, chain.finding) == ([], FINDING)
-        assert llm_replies.list_citations(opened, "c1") == []
+        assert llm_replies.list_citations(session, "c1") == []
 
 
 def test_the_newest_revision_is_known_without_alembic() -> None:
@@ -90,24 +90,24 @@ def test_the_golden_database_of_each_version_reads_after_an_upgrade(version: str
     path = tmp_path / "old.db"
     restore(version, path)
     engine = open_store(sqlite_url(path), upgrade=True)
-    with read_session(engine) as opened:
-        chain = evidence_chain(opened, "date-reasoning@v1")
+    with read_session(engine) as session:
+        chain = evidence_chain(session, "date-reasoning@v1")
         assert chain.missing == []
         assert chain.finding == FINDING
         assert [gate.result for gate in chain.gates] == [GATE]
-        assert get_trajectory(opened, "t1") == trajectory("t1")
-        assert opened.execute(text("SELECT version_num FROM alembic_version")).scalar() == REVISIONS[-1]
+        assert get_trajectory(session, "t1") == trajectory("t1")
+        assert session.execute(text("SELECT version_num FROM alembic_version")).scalar() == REVISIONS[-1]
     engine.dispose()
 
 
 @pytest.mark.parametrize("version", REVISIONS[:-1])
-def test_an_older_database_is_not_touched_until_an_upgrade_is_asked_for(version: str, tmp_path: Path) -> None:
+def test_an_older_database_changes_only_on_an_upgrade(version: str, tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     restore(version, path)
-    before = schema(path)
+    state_before = schema(path)
     with pytest.raises(StoreVersionError, match=rf"schema '{version}'.*needs '{HEAD}'; run `traced db upgrade`"):
         open_store(sqlite_url(path))
-    assert schema(path) == before
+    assert schema(path) == state_before
 
 
 def broken_migrations(folder: Path) -> Path:
@@ -124,18 +124,18 @@ def broken_migrations(folder: Path) -> Path:
 
 def test_a_migration_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(engine) as opened:
-        save_chain(opened)
-    before = dump(tmp_path / "traced.db")
+    with write_session(engine) as session:
+        save_chain(session)
+    state_before = dump(tmp_path / "traced.db")
     with pytest.raises(StoreUnavailable, match="no such table: no_table"):
         migrate(engine, scripts=broken_migrations(tmp_path))
     assert revision(engine) == HEAD
-    assert dump(tmp_path / "traced.db") == before
+    assert dump(tmp_path / "traced.db") == state_before
     engine.dispose()
 
 
 @pytest.mark.parametrize("version", REVISIONS)
-def test_a_released_migration_still_makes_the_schema_it_made(version: str, tmp_path: Path) -> None:
+def test_released_migrations_create_the_same_schema(version: str, tmp_path: Path) -> None:
     restore(version, tmp_path / "golden.db")
     engine = connect(sqlite_url(tmp_path / "new.db"))
     migrate(engine, version)

@@ -43,8 +43,8 @@ def states(db: Session, name: str) -> list[PromotionState]:
 
 
 def test_a_decision_keeps_the_gate_result_it_was_about(db: Session) -> None:
-    [decided] = list_approvals(db, V1)
-    assert decided.gate_id == list_gates(db, V1)[0].id
+    [stored_approval] = list_approvals(db, V1)
+    assert stored_approval.gate_id == list_gates(db, V1)[0].id
     assert save_approval(db, approval(V2)).gate_id is None
 
 
@@ -53,9 +53,9 @@ def test_nothing_goes_live_without_approval(db: Session) -> None:
         promote(db, V2, actor="Ada", at=later(20))
     save_approval(db, approval(V2, seconds=20))
     save_approval(db, approval(V2, Decision.REJECTED, seconds=21))
-    decided = latest_approval(db, V2)
-    assert decided is not None
-    assert decided.decision is Decision.REJECTED
+    stored_approval = latest_approval(db, V2)
+    assert stored_approval is not None
+    assert stored_approval.decision is Decision.REJECTED
     with pytest.raises(NotApproved):
         promote(db, V2, actor="Ada", at=later(22))
     assert live(db) == [V1]
@@ -69,12 +69,12 @@ def test_a_new_version_supersedes_the_live_one(db: Session) -> None:
 
 
 def test_promoting_the_live_version_again_changes_nothing(db: Session) -> None:
-    before = list_promotions(db, V1)
-    assert promote(db, V1, actor="Eve", at=later(20)) == before[-1]
-    assert list_promotions(db, V1) == before
+    entry_before = list_promotions(db, V1)
+    assert promote(db, V1, actor="Eve", at=later(20)) == entry_before[-1]
+    assert list_promotions(db, V1) == entry_before
 
 
-def test_rolling_back_walks_back_to_the_base_model(db: Session) -> None:
+def test_rolling_back_ends_at_the_base_model(db: Session) -> None:
     put_live(db, V2, 20)
     put_live(db, V3, 30)
     assert roll_back(db, V3, actor="Ada", at=later(40), reason="worse") == V2
@@ -86,7 +86,7 @@ def test_rolling_back_walks_back_to_the_base_model(db: Session) -> None:
     assert list_promotions(db, V3)[-1].reason == "worse"
 
 
-def test_rolling_back_passes_over_a_version_that_was_rejected_since(db: Session) -> None:
+def test_rolling_back_skips_versions_rejected_since(db: Session) -> None:
     put_live(db, V2, 20)
     put_live(db, V3, 30)
     save_approval(db, approval(V2, Decision.REJECTED, seconds=35))
@@ -101,7 +101,7 @@ def test_a_version_can_go_live_again(db: Session) -> None:
     assert list_promotions(db, V1)[-1].previous is None
 
 
-def test_what_is_not_live_cannot_be_rolled_back(db: Session) -> None:
+def test_only_live_versions_can_be_rolled_back(db: Session) -> None:
     with pytest.raises(NotLive, match=V1):
         roll_back(db, V2, actor="Ada", at=later(20))
     with pytest.raises(NotFound, match="nothing@v1"):
@@ -116,7 +116,7 @@ def test_rolling_back_reaches_the_base_model_where_a_version_was_live_twice(db: 
     assert live(db) == []
 
 
-def test_rolling_back_ends_where_nothing_that_was_live_is_approved(db: Session) -> None:
+def test_rolling_back_ends_when_no_former_version_is_approved(db: Session) -> None:
     for seconds, name in ((20, V2), (30, V1), (40, V3)):
         put_live(db, name, seconds)
     for name in (V1, V2):
@@ -124,7 +124,7 @@ def test_rolling_back_ends_where_nothing_that_was_live_is_approved(db: Session) 
     assert roll_back(db, V3, actor="Ada", at=later(60)) is None
 
 
-def test_what_a_rollback_passed_over_does_not_come_back(db: Session) -> None:
+def test_skipped_versions_are_not_restored_later(db: Session) -> None:
     put_live(db, V2, 20)
     put_live(db, V3, 30)
     save_approval(db, approval(V2, Decision.REJECTED, seconds=35))
@@ -138,17 +138,17 @@ def begin(db: Session, share: float, seconds: float) -> None:
     put_on_trial(db, Promotion(V3, PromotionState.CANARY, "Ada", later(seconds), share=share))
 
 
-def test_a_canary_begins_anew_when_its_control_is_rolled_back(db: Session) -> None:
+def test_a_canary_restarts_when_its_control_is_rolled_back(db: Session) -> None:
     put_live(db, V2, 20)
     begin(db, 0.1, 30)
     begin(db, 0.3, 31)
     assert list(canary_shares(db, V3).values()) == [0.1, 0.3]
-    (before,) = trials(db)
+    (entry_before,) = trials(db)
     assert roll_back(db, V2, actor="Ada", at=later(40)) == V1
-    (after,) = trials(db)
-    assert (after.promotion.state, after.promotion.share) == (PromotionState.CANARY, 0.3)
-    assert (before.promotion.previous, after.promotion.previous) == (V2, V1)
-    assert canary_shares(db, V3) == {after.seq: 0.3}
+    (entry_after,) = trials(db)
+    assert (entry_after.promotion.state, entry_after.promotion.share) == (PromotionState.CANARY, 0.3)
+    assert (entry_before.promotion.previous, entry_after.promotion.previous) == (V2, V1)
+    assert canary_shares(db, V3) == {entry_after.seq: 0.3}
     begin(db, 0.6, 45)
     assert list(canary_shares(db, V3).values()) == [0.3, 0.6]
     assert roll_back(db, V1, actor="Ada", at=later(50)) is None
@@ -158,7 +158,7 @@ def test_a_canary_begins_anew_when_its_control_is_rolled_back(db: Session) -> No
     assert trials(db) == []
 
 
-def test_a_canary_that_is_what_a_rollback_brings_back_is_live(db: Session) -> None:
+def test_a_rollback_can_make_the_canary_live(db: Session) -> None:
     for seconds, name in ((20, V3), (30, V2)):
         put_live(db, name, seconds)
     begin(db, 0.1, 40)

@@ -32,7 +32,7 @@ def chain(db: Session) -> None:
     save_chain(db)
 
 
-def test_the_whole_chain_saves_twice_without_a_second_row(db: Session) -> None:
+def test_saving_the_whole_chain_twice_adds_no_row(db: Session) -> None:
     save_chain(db)
     assert len(cycles.list_stage_events(db, "c1")) == 1
     assert len(capabilities.list_labels(db, "c1")) == 4
@@ -48,8 +48,8 @@ def test_cycles(db: Session) -> None:
     assert [cycle.id for cycle in cycles.list_cycles(db, limit=1)] == ["c2"]
     assert [cycle.id for cycle in cycles.list_cycles(db, target="desk")] == ["c1"]
     cycles.set_cycle_state(db, "c1", CycleState.FINISHED, at=later(99), summary={"gain": 0.2})
-    ended = cycles.get_cycle(db, "c1")
-    assert (ended.state, ended.finished_at, ended.summary) == (CycleState.FINISHED, later(99), {"gain": 0.2})
+    finished = cycles.get_cycle(db, "c1")
+    assert (finished.state, finished.finished_at, finished.summary) == (CycleState.FINISHED, later(99), {"gain": 0.2})
     cycles.set_cycle_state(db, "c1", CycleState.RUNNING, at=later(100))
     assert cycles.get_cycle(db, "c1") == replace(CYCLE, summary={"gain": 0.2})
 
@@ -79,7 +79,7 @@ def test_analysis(db: Session) -> None:
     assert capabilities.list_labels(db, "c1", capability="other") == []
 
 
-def test_evidence_of_the_analysis_does_not_change(db: Session) -> None:
+def test_analysis_results_are_immutable(db: Session) -> None:
     with pytest.raises(StoreConflict, match="analyse again"):
         capabilities.save_capabilities(db, "c1", [replace(CAPABILITY, description="other")])
     with pytest.raises(StoreConflict, match="analyse again"):
@@ -89,21 +89,21 @@ def test_evidence_of_the_analysis_does_not_change(db: Session) -> None:
 
 
 def test_environments(db: Session) -> None:
-    made = environments.get_environment(db, HASH)
-    assert made == EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
+    environment = environments.get_environment(db, HASH)
+    assert environment == EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
     (admission,) = environments.list_admissions(db, HASH)
     assert (admission.report, admission.cycle_id, admission.at) == (REPORT, "c1", later(3))
-    refused = replace(REPORT, admitted=False)
-    environments.save_admission(db, refused, cycle_id="c1", at=later(30))
-    assert [one.report.admitted for one in environments.list_admissions(db, HASH)] == [True, False]
+    rejected = replace(REPORT, admitted=False)
+    environments.save_admission(db, rejected, cycle_id="c1", at=later(30))
+    assert [record.report.admitted for record in environments.list_admissions(db, HASH)] == [True, False]
     assert environments.list_admissions(db, HASH, cycle_id="c2") == []
 
 
-def test_an_environment_is_found_by_the_beginning_of_its_hash(db: Session) -> None:
+def test_environments_by_hash_prefix(db: Session) -> None:
     source = "class Environment: ..."
     other = hashlib.sha256(source.encode()).hexdigest()
-    made = EnvironmentRecord(other, source, "c1", CAPABILITY.name, 8, "builtin", later(3))
-    environments.save_environment(db, made)
+    environment = EnvironmentRecord(other, source, "c1", CAPABILITY.name, 8, "builtin", later(3))
+    environments.save_environment(db, environment)
     assert environments.find_hashes(db, HASH[:8], limit=9) == [HASH]
     assert environments.find_hashes(db, "", limit=9) == sorted([HASH, other])
     assert environments.find_hashes(db, "", limit=1) == [min(HASH, other)]
@@ -113,10 +113,10 @@ def test_an_environment_is_found_by_the_beginning_of_its_hash(db: Session) -> No
 def test_the_same_source_from_two_cycles_has_two_origins(db: Session) -> None:
     cycles.save_cycle(db, replace(CYCLE, id="c2"))
     capabilities.save_capabilities(db, "c2", [CAPABILITY])
-    again = replace(environments.get_environment(db, HASH), cycle_id="c2", at=later(50))
-    environments.save_environment(db, again)
-    assert environments.get_environment(db, HASH, cycle_id="c2") == again
-    assert environments.list_environments(db, "c2") == [again]
+    repeated = replace(environments.get_environment(db, HASH), cycle_id="c2", at=later(50))
+    environments.save_environment(db, repeated)
+    assert environments.get_environment(db, HASH, cycle_id="c2") == repeated
+    assert environments.list_environments(db, "c2") == [repeated]
     assert environments.get_environment(db, HASH).cycle_id == "c1"
 
 
@@ -126,9 +126,9 @@ def test_a_hash_that_is_not_the_sources_is_refused(db: Session) -> None:
 
 
 def test_training(db: Session) -> None:
-    ended = replace(training_run(), state=RunState.FINISHED, finished_at=later(5), rollouts=64)
-    assert training.get_training_run(db, "r1") == ended
-    assert training.list_training_runs(db, "c1") == [ended]
+    finished = replace(training_run(), state=RunState.FINISHED, finished_at=later(5), rollouts=64)
+    assert training.get_training_run(db, "r1") == finished
+    assert training.list_training_runs(db, "c1") == [finished]
     [first] = training.list_iterations(db, "r1")
     assert first.values["reward"] == 0.3
     assert math.isnan(first.values["loss"])
@@ -141,16 +141,16 @@ def test_training(db: Session) -> None:
         training.save_training_run(db, replace(training_run(), seed=1))
 
 
-def test_the_newest_training_runs_and_where_they_begin_and_end(db: Session) -> None:
+def test_newest_training_runs_and_iteration_ranges(db: Session) -> None:
     for number in range(3):
         training.save_training_run(db, replace(training_run(f"r-{number}"), started_at=later(20 + number)))
     assert [run.id for run in training.newest_training_runs(db, limit=2)] == ["r-2", "r-1"]
-    told = [IterationMetrics("r-1", number, {"reward": number / 10}) for number in range(1, 6)]
-    training.save_iterations(db, told)
-    assert training.list_iterations(db, "r-1", after_iteration=2, limit=2) == told[2:4]
-    found = training.iteration_ranges(db, ["r-1", "r-2", "r1"])
-    assert (found["r-1"].first, found["r-1"].last, found["r-1"].count) == (told[0], told[-1], 5)
-    assert set(found) == {"r-1", "r1"}
+    iterations = [IterationMetrics("r-1", number, {"reward": number / 10}) for number in range(1, 6)]
+    training.save_iterations(db, iterations)
+    assert training.list_iterations(db, "r-1", after_iteration=2, limit=2) == iterations[2:4]
+    ranges = training.iteration_ranges(db, ["r-1", "r-2", "r1"])
+    assert (ranges["r-1"].first, ranges["r-1"].last, ranges["r-1"].count) == (iterations[0], iterations[-1], 5)
+    assert set(ranges) == {"r-1", "r1"}
     assert adapters.adapters_of_runs(db, ["r1", "r-1"]) == {"r1": "date-reasoning@v1"}
 
 
@@ -177,9 +177,9 @@ def test_the_newest_gate_counts(db: Session) -> None:
     [first] = promotions.list_gates(db, "date-reasoning@v1")
     assert (first.result, first.cycle_id, first.at) == (GATE, "c1", later(6))
     promotions.save_gate(db, replace(GATE, answer=GateAnswer.FAIL), cycle_id="c1", at=later(60))
-    newest = promotions.latest_gate(db, "date-reasoning@v1")
-    assert newest is not None
-    assert newest.result.answer is GateAnswer.FAIL
+    gate = promotions.latest_gate(db, "date-reasoning@v1")
+    assert gate is not None
+    assert gate.result.answer is GateAnswer.FAIL
     assert promotions.latest_gate(db, "other@v1") is None
 
 
@@ -190,9 +190,9 @@ def test_routing_of_a_cycle(db: Session) -> None:
 
 
 def test_unknown_ids_are_named(db: Session) -> None:
-    for ask in (cycles.get_cycle, training.get_training_run, adapters.get_adapter, environments.get_environment):
+    for getter in (cycles.get_cycle, training.get_training_run, adapters.get_adapter, environments.get_environment):
         with pytest.raises(NotFound, match="'nothing'"):
-            ask(db, "nothing")
+            getter(db, "nothing")
     with pytest.raises(NotFound, match="'nothing'"):
         capabilities.get_capability(db, "c1", "nothing")
     with pytest.raises(NotFound, match="'nothing'"):

@@ -17,43 +17,43 @@ def event(kind: str, **values: object) -> Event:
     return Event(T0, kind, "desk", **values)  # type: ignore[arg-type]
 
 
-def test_events_are_read_on_from_a_number(db: Session) -> None:
+def test_listing_events_after_a_number(db: Session) -> None:
     numbers = [save_event(db, event(kind, cycle_id=cycle)) for kind, cycle in [("a", "c1"), ("b", "c2"), ("c", "c1")]]
     assert numbers == sorted(set(numbers))
-    assert [one.kind for one in list_events(db, after_seq=numbers[0])] == ["b", "c"]
-    assert [one.kind for one in list_events(db, cycle_id="c1")] == ["a", "c"]
-    assert [one.seq for one in list_events(db, limit=2)] == numbers[:2]
+    assert [item.kind for item in list_events(db, after_seq=numbers[0])] == ["b", "c"]
+    assert [item.kind for item in list_events(db, cycle_id="c1")] == ["a", "c"]
+    assert [item.seq for item in list_events(db, limit=2)] == numbers[:2]
     assert event_range(db) == (numbers[0], numbers[-1])
 
 
-def test_a_number_is_never_given_twice(engine: Engine) -> None:
-    with write_session(engine) as opened:
-        last = [save_event(opened, event("a")) for _ in range(3)][-1]
-    with write_session(engine) as opened:
-        opened.execute(delete(EventRow))
-    with write_session(engine) as opened:
-        assert event_range(opened) == (0, 0)
-        assert save_event(opened, event("b")) == last + 1
+def test_event_numbers_are_never_reused(engine: Engine) -> None:
+    with write_session(engine) as session:
+        last = [save_event(session, event("a")) for _ in range(3)][-1]
+    with write_session(engine) as session:
+        session.execute(delete(EventRow))
+    with write_session(engine) as session:
+        assert event_range(session) == (0, 0)
+        assert save_event(session, event("b")) == last + 1
 
 
 def test_audit_entries_are_listed_newest_first(db: Session) -> None:
     for number, subject in enumerate(["x@v1", "y@v1", "x@v1"]):
         save_audit(db, AuditEntry(T0 + timedelta(hours=number), "Ada", "operator", "approve", subject, "why"))
-    assert [one.at.hour - T0.hour for one in list_audit(db)] == [2, 1, 0]
-    assert [one.at.hour - T0.hour for one in list_audit(db, subject="x@v1", limit=1)] == [2]
+    assert [item.at.hour - T0.hour for item in list_audit(db)] == [2, 1, 0]
+    assert [item.at.hour - T0.hour for item in list_audit(db, subject="x@v1", limit=1)] == [2]
 
 
-def test_a_pause_is_kept_until_it_is_taken_back(db: Session) -> None:
+def test_a_pause_lasts_until_resumed(db: Session) -> None:
     assert get_target_state(db, "desk") == TargetState("desk")
     pause_target(db, "desk", actor="Ada", at=T0)
-    again = pause_target(db, "desk", actor="Bob", at=T0 + timedelta(days=1))
-    assert (again.paused_by, again.paused_at) == ("Ada", T0)
+    repeated = pause_target(db, "desk", actor="Bob", at=T0 + timedelta(days=1))
+    assert (repeated.paused_by, repeated.paused_at) == ("Ada", T0)
     assert get_target_state(db, "other").paused_at is None
     record_start(db, "desk", cause="interval", at=T0)
     assert resume_target(db, "desk") == TargetState("desk", None, "", T0, "interval")
 
 
-def test_what_was_asked_for_is_kept_until_a_cycle_begins(db: Session) -> None:
+def test_a_cycle_request_is_kept_until_a_cycle_starts(db: Session) -> None:
     record_cycle_request(db, "desk", "asked for by Ada")
     record_cycle_request(db, "desk", "asked for by Bob")
     pause_target(db, "desk", actor="Ada", at=T0)

@@ -15,19 +15,19 @@ values = some.recursive(
 )
 
 
-def test_halves_are_replaced_and_pairs_put_together() -> None:
+def test_lone_surrogates_are_replaced_and_pairs_combined() -> None:
     assert replace_surrogates({"a\ud800": ["\ud83d\ude00", ("\udc00b", 1)]}) == {
         f"a{REPLACEMENT}": ["\U0001f600", [f"{REPLACEMENT}b", 1]]
     }
 
 
 @given(values)
-def test_what_comes_out_can_be_sent_and_what_was_sound_stays(value: object) -> None:
-    found = replace_surrogates(value)
-    sent = json.dumps(found, ensure_ascii=False).encode("utf-8")
-    assert replace_surrogates(json.loads(sent)) == found
+def test_cleaned_values_are_encodable_and_valid_text_is_unchanged(value: object) -> None:
+    cleaned = replace_surrogates(value)
+    encoded = json.dumps(cleaned, ensure_ascii=False).encode("utf-8")
+    assert replace_surrogates(json.loads(encoded)) == cleaned
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         return
-    assert found == value
+    assert cleaned == value

@@ -26,12 +26,12 @@ def cycle(db: Session) -> None:
     save_cycle(db, CYCLE)
 
 
-def test_a_trajectory_comes_back_as_it_was(db: Session) -> None:
+def test_a_trajectory_round_trips(db: Session) -> None:
     assert save_trajectories(db, [trajectory()]) == SaveResult(added=1)
-    found = get_trajectory(db, "t1")
-    assert found == trajectory()
-    assert list(found.messages[2]["tool_calls"][0]) == ["z", "a"]  # the order of keys is part of the prompt
-    assert list(found.tools[0]["function"]) == ["name", "parameters", "description"]
+    loaded = get_trajectory(db, "t1")
+    assert loaded == trajectory()
+    assert list(loaded.messages[2]["tool_calls"][0]) == ["z", "a"]  # the order of keys is part of the prompt
+    assert list(loaded.tools[0]["function"]) == ["name", "parameters", "description"]
 
 
 def test_saving_twice_is_no_error(db: Session) -> None:
@@ -40,15 +40,15 @@ def test_saving_twice_is_no_error(db: Session) -> None:
     assert len(list_trajectories(db)) == 3
 
 
-def test_the_first_recording_stays_and_the_caller_is_told(db: Session) -> None:
+def test_the_first_recording_is_kept_and_the_caller_is_informed(db: Session) -> None:
     save_trajectories(db, [trajectory()])
     assert save_trajectories(db, [replace(trajectory(), reward=0.5)]) == SaveResult(rejected=["t1"])
     assert get_trajectory(db, "t1").reward == 0.25
 
 
-def test_an_infrastructure_outcome_gives_way_to_a_later_attempt(db: Session) -> None:
-    broken = trajectory(outcome=Outcome.INFRASTRUCTURE, detail="engine \x00 \udcff died")
-    save_trajectories(db, [broken])
+def test_an_infrastructure_outcome_is_replaced_by_a_later_attempt(db: Session) -> None:
+    failed = trajectory(outcome=Outcome.INFRASTRUCTURE, detail="engine \x00 \udcff died")
+    save_trajectories(db, [failed])
     assert get_trajectory(db, "t1").detail == "engine \ufffd \ufffd died"
     assert judged_ids(db, ["t1", "t9"]) == set()
     assert save_trajectories(db, [trajectory()]) == SaveResult(overwritten=["t1"])
@@ -63,7 +63,7 @@ def test_a_cited_infrastructure_outcome_stays(db: Session) -> None:
     assert save_trajectories(db, [trajectory()]).rejected == ["t1"]
 
 
-def test_listing_can_leave_token_ids_out(db: Session) -> None:
+def test_listing_without_token_ids(db: Session) -> None:
     save_trajectories(db, [trajectory()])
     assert list_trajectories(db) == [replace(trajectory(), turns=[])]
     assert list_trajectories(db, tokens=True) == [trajectory()]
@@ -81,8 +81,8 @@ def test_filters(db: Session) -> None:
         ],
     )
 
-    def ids(wanted: TrajectoryFilter) -> str:
-        return "".join(found.id for found in list_trajectories(db, wanted))
+    def ids(criteria: TrajectoryFilter) -> str:
+        return "".join(loaded.id for loaded in list_trajectories(db, criteria))
 
     assert ids(TrajectoryFilter(outcome=Outcome.SUCCESS)) == "a"
     assert ids(TrajectoryFilter(split="gate")) == "b"
@@ -94,9 +94,9 @@ def test_filters(db: Session) -> None:
 
 @pytest.mark.parametrize("page", [1, 2, 3, 100])
 def test_pages_meet_without_gap_or_overlap_in_one_order(db: Session, page: int) -> None:
-    made = [trajectory(f"t{n}", task_id=str(n % 3), trial=n // 3) for n in range(11)]
-    save_trajectories(db, reversed(made))
-    expected = [t.id for t in sorted(made, key=lambda t: (t.task_id, t.trial))]
+    trajectories = [trajectory(f"t{n}", task_id=str(n % 3), trial=n // 3) for n in range(11)]
+    save_trajectories(db, reversed(trajectories))
+    expected = [t.id for t in sorted(trajectories, key=lambda t: (t.task_id, t.trial))]
     assert [t.id for t in iterate_trajectories(db, page=page)] == expected
     assert [t.id for t in list_trajectories(db)] == expected
     assert list(iterate_ids(db)) == expected
@@ -109,9 +109,9 @@ def test_the_order_does_not_depend_on_ids(db: Session) -> None:
 
 
 def test_more_ids_than_one_statement_takes(db: Session) -> None:
-    made = [trajectory(f"t{n:04d}", trial=n) for n in range(1203)]
-    assert save_trajectories(db, made).added == 1203
-    assert save_trajectories(db, made).unchanged == 1203
+    trajectories = [trajectory(f"t{n:04d}", trial=n) for n in range(1203)]
+    assert save_trajectories(db, trajectories).added == 1203
+    assert save_trajectories(db, trajectories).unchanged == 1203
     assert len(list_trajectories(db, tokens=True)) == 1203
 
 
@@ -127,6 +127,6 @@ def test_an_unknown_cycle_is_a_broken_reference() -> None:
 
     with (
         pytest.raises(BrokenReference, match="save what it refers to"),
-        write_session(open_store("sqlite://")) as opened,
+        write_session(open_store("sqlite://")) as session,
     ):
-        save_trajectories(opened, [trajectory(cycle_id="c9")])
+        save_trajectories(session, [trajectory(cycle_id="c9")])

@@ -21,18 +21,18 @@ turns = st.builds(
 
 
 @given(st.lists(turns, max_size=5))
-def test_turns_come_back_as_they_were(given_turns: list[Turn]) -> None:
+def test_turns_round_trip(given_turns: list[Turn]) -> None:
     assert unpack(pack(given_turns)) == given_turns
 
 
 @given(st.lists(ids, min_size=2, max_size=5))
-def test_growing_conversations_come_back(parts: list[list[int]]) -> None:
+def test_growing_conversations_round_trip(parts: list[list[int]]) -> None:
     conversation: list[int] = []
-    made = []
+    turns = []
     for index, part in enumerate(parts):
-        made.append(Turn(index, conversation + part, part, [-0.5] * len(part), "stop"))
+        turns.append(Turn(index, conversation + part, part, [-0.5] * len(part), "stop"))
         conversation = [*conversation, *part, *part]
-    assert unpack(pack(made)) == made
+    assert unpack(pack(turns)) == turns
 
 
 def test_the_shared_prompt_of_a_conversation_is_stored_once() -> None:
@@ -40,9 +40,9 @@ def test_the_shared_prompt_of_a_conversation_is_stored_once() -> None:
 
     rng = random.Random(0)
     prompt = [rng.randrange(50_000) for _ in range(2000)]
-    once = [Turn(0, prompt, [7], [-1.0], "stop")]
-    growing = once + [Turn(n, [*prompt, *[7] * n], [7], [-1.0], "stop") for n in range(1, 10)]
-    assert len(pack(growing)) < 1.2 * len(pack(once))
+    single_turn = [Turn(0, prompt, [7], [-1.0], "stop")]
+    growing = single_turn + [Turn(n, [*prompt, *[7] * n], [7], [-1.0], "stop") for n in range(1, 10)]
+    assert len(pack(growing)) < 1.2 * len(pack(single_turn))
 
 
 @pytest.mark.parametrize("value", [-1, 2**32])
@@ -51,13 +51,13 @@ def test_an_id_that_is_no_uint32_is_refused(value: int) -> None:
         pack([Turn(0, [value], [], [], "stop")])
 
 
-@pytest.mark.parametrize("damaged", [b"", b"no zlib", zlib.compress(b"[1"), pack([])[:-3]])
-def test_damaged_bytes_are_named(damaged: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"no zlib", zlib.compress(b"[1"), pack([])[:-3]])
+def test_damaged_bytes_are_named(data: bytes) -> None:
     with pytest.raises(StoreUnavailable, match="damaged"):
-        unpack(damaged)
+        unpack(data)
 
 
-def test_a_newer_layout_says_upgrade() -> None:
+def test_a_newer_layout_asks_for_an_upgrade() -> None:
     with pytest.raises(StoreUnavailable, match="upgrade"):
         unpack(zlib.compress(b"[2,[]]\n"))
 

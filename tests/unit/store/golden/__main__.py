@@ -12,9 +12,9 @@ from tests.unit.store.chain import save_chain
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "chain.db"
     engine = open_store(sqlite_url(path))
-    with write_session(engine) as opened:
-        save_chain(opened)
-        revision = opened.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+    with write_session(engine) as session:
+        save_chain(session)
+        revision = session.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
     engine.dispose()
     raw = sqlite3.connect(path)
     (Path(__file__).parent / f"v{revision}.sql").write_text("\n".join(raw.iterdump()) + "\n")

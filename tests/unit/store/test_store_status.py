@@ -54,25 +54,25 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "traced.db"
 
 
-def told_by_repositories(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
+def repository_view(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
     live = [promotion.adapter for promotion in promotions.live_adapters(db)]
-    shown = []
+    rows = []
     for cycle in cycles.list_cycles(db, limit=MAX_CYCLES):
         events = cycles.list_stage_events(db, cycle.id)
         last = f"{events[-1].stage} {events[-1].state}" if events else ""
-        shown.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
+        rows.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
     versions, traffic = [], serving.count_routed(db)
     for version in adapters.list_adapters(db):
-        gate, decided = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
-        answer, decision = gate.result.answer.value if gate else "none", decided.decision.value if decided else "none"
+        gate, approval = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
+        answer, decision = gate.result.answer.value if gate else "none", approval.decision.value if approval else "none"
         versions.append((version.name, answer, decision, version.name in live, traffic.get(version.name, 0)))
-    return shown, versions, live
+    return rows, versions, live
 
 
-def told(found: StoreStatus) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
-    shown = [(one.id, one.target, one.model, one.state, one.last_stage) for one in found.cycles]
-    versions = [(one.name, one.gate, one.decision, one.live, one.conversations) for one in found.adapters]
-    return shown, versions, found.live
+def status_view(status: StoreStatus) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
+    rows = [(item.id, item.target, item.model, item.state, item.last_stage) for item in status.cycles]
+    versions = [(item.name, item.gate, item.decision, item.live, item.conversations) for item in status.adapters]
+    return rows, versions, status.live
 
 
 def test_the_whole_chain(file: Path) -> None:
@@ -86,15 +86,15 @@ def test_the_whole_chain(file: Path) -> None:
         save_trajectories(db, [trajectory("t9")])
         serving.save_routing(db, [RoutingChoice("t9", "base", {}, 0.0)])
     with read_session(store) as db:
-        expected = told_by_repositories(db)
+        expected = repository_view(db)
     store.dispose()
-    assert told(store_status(sqlite_url(file))) == expected
+    assert status_view(store_status(sqlite_url(file))) == expected
     assert expected[2] == ["date-reasoning@v1"]
     assert expected[0][0][-1] == "train started"
 
 
-Act = Callable[[Session, str, int], object]
-ACTS: list[Act] = [
+Action = Callable[[Session, str, int], object]
+ACTIONS: list[Action] = [
     lambda db, name, at: gates.save_gate(
         db, replace(GATE, adapter=name, answer=GateAnswer.PASS), cycle_id="c1", at=later(at)
     ),
@@ -109,8 +109,8 @@ ACTS: list[Act] = [
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(acts=st.lists(st.tuples(st.integers(0, len(ACTS) - 1), st.sampled_from(VERSIONS)), max_size=14))
-def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
+@given(actions=st.lists(st.tuples(st.integers(0, len(ACTIONS) - 1), st.sampled_from(VERSIONS)), max_size=14))
+def test_status_equals_the_repositories_after_any_decisions(file: Path, actions: list[tuple[int, int]]) -> None:
     file.unlink(missing_ok=True)
     store = open_store(sqlite_url(file))
     with write_session(store) as db:
@@ -118,24 +118,24 @@ def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
         save_training_run(db, training_run())
         for version in VERSIONS:
             adapters.save_adapter(db, adapter(version))
-    for at, (act, version) in enumerate(acts, start=10):
+    for at, (action, version) in enumerate(actions, start=10):
         name = f"date-reasoning@v{version}"
         try:
             with write_session(store) as db:
-                ACTS[act](db, name, at)
+                ACTIONS[action](db, name, at)
         except (promotions.NotApproved, promotions.NotLive):
             continue
     with read_session(store) as db:
-        expected = told_by_repositories(db)
+        expected = repository_view(db)
     store.dispose()
-    found = store_status(sqlite_url(file))
-    assert told(found) == expected
-    assert found.waiting == [
+    status = store_status(sqlite_url(file))
+    assert status_view(status) == expected
+    assert status.waiting == [
         name for name, answer, decision, *_ in expected[1] if (answer, decision) == ("pass", "none")
     ]
 
 
-def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) -> None:
+def test_blocked_paused_and_requested_are_shown(file: Path) -> None:
     store, key = open_store(sqlite_url(file)), InputKey("collect", "", "ab")
     with write_session(store) as db:
         cycles.save_cycle(db, CYCLE)
@@ -143,25 +143,25 @@ def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) ->
         record_cycle_request(db, "desk", "asked for by bob")
         record_start_blocker(db, "desk", "no model")
         for detail in ("no Docker engine answers", "no space left"):
-            begun = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
-            attempts.end_attempt(db, begun.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
-    found = store_status(sqlite_url(file))
-    assert found.held_up == [BlockedStage("c1", "collect", "", "no space left")]
-    assert found.paused == {"desk": "ann"}
-    assert found.asked_for == {"desk": "asked for by bob"}
-    assert found.cannot_begin == {"desk": "no model"}
+            attempt = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
+            attempts.end_attempt(db, attempt.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
+    status = store_status(sqlite_url(file))
+    assert status.held_up == [BlockedStage("c1", "collect", "", "no space left")]
+    assert status.paused == {"desk": "ann"}
+    assert status.asked_for == {"desk": "asked for by bob"}
+    assert status.cannot_begin == {"desk": "no model"}
     with write_session(store) as db:
-        assert [one.evidence["detail"] for one in attempts.blocked_attempts(db)] == ["no space left"]
+        assert [item.evidence["detail"] for item in attempts.blocked_attempts(db)] == ["no space left"]
         resume_target(db, "desk")
         record_start(db, "desk", cause="asked for by bob", at=T0)
         attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
         assert attempts.blocked_attempts(db) == []
     store.dispose()
-    found = store_status(sqlite_url(file))
-    assert (found.held_up, found.paused, found.asked_for, found.cannot_begin) == ([], {}, {}, {})
+    status = store_status(sqlite_url(file))
+    assert (status.held_up, status.paused, status.asked_for, status.cannot_begin) == ([], {}, {}, {})
 
 
-def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
+def test_quarantined_inputs_are_shown_until_released(file: Path) -> None:
     store, key = open_store(sqlite_url(file)), InputKey("train", "dates", "ab")
     with write_session(store) as db:
         cycles.save_cycle(db, CYCLE)
@@ -178,12 +178,12 @@ def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
     assert store_status(sqlite_url(file)).quarantined == []
 
 
-def test_another_schema_and_what_is_no_store_are_told(file: Path) -> None:
+def test_other_schemas_and_invalid_stores_are_reported(file: Path) -> None:
     store = open_store(sqlite_url(file))
-    for version, said in (("0001", "traced db upgrade"), ("9999", "upgrade traced")):
+    for version, hint in (("0001", "traced db upgrade"), ("9999", "upgrade traced")):
         with write_session(store) as db:
             db.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
-        with pytest.raises(StoreVersionError, match=said):
+        with pytest.raises(StoreVersionError, match=hint):
             store_status(sqlite_url(file))
     store.dispose()
     file.write_bytes(b"this is no database" * 100)
@@ -196,28 +196,30 @@ def test_another_schema_and_what_is_no_store_are_told(file: Path) -> None:
     with pytest.raises(StoreUnavailable, match="unable to open"):
         store_status(sqlite_url(file.with_name("none.db")))
     assert not file.with_name("none.db").exists()
-    with pytest.raises(StoreUnavailable) as refused:
+    with pytest.raises(StoreUnavailable) as refusal:
         store_status("postgresql+psycopg://ada:secret@127.0.0.1:9/traced?connect_timeout=2")
-    assert "ada:***@127.0.0.1:9/traced" in str(refused.value)
-    assert "secret" not in str(refused.value)
+    assert "ada:***@127.0.0.1:9/traced" in str(refusal.value)
+    assert "secret" not in str(refusal.value)
 
 
-def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_shown(file: Path) -> None:
+def test_costs_are_summed_by_stage_of_the_shown_cycles(file: Path) -> None:
     store = open_store(sqlite_url(file))
     with write_session(store) as db:
         for number in range(MAX_CYCLES + 1):
             cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number)))
-        made = replace(REPLY, prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
-        told = [
+        reply = replace(REPLY, prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
+        expected = [
             ("d0", "analyze", ""),
             ("d1", "synthesize", "dates"),
             ("d1", "synthesize", "names"),
             ("d2", "analyze", ""),
         ]
-        for number, (cycle, stage, capability) in enumerate(told):
-            key, about = f"{number:064}", number == 2
-            one = replace(made, key=key, cycle_id=cycle, stage=stage, capability=capability, estimated=about)
-            llm_replies.save_reply(db, one)
+        for number, (cycle, stage, capability) in enumerate(expected):
+            key, estimated = f"{number:064}", number == 2
+            reply_variant = replace(
+                reply, key=key, cycle_id=cycle, stage=stage, capability=capability, estimated=estimated
+            )
+            llm_replies.save_reply(db, reply_variant)
     store.dispose()
     assert store_status(sqlite_url(file)).costs == [
         StageCostStatus("d2", "analyze", 1, 900, 12, 0.5, 1.5, 0),
@@ -225,24 +227,24 @@ def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_s
     ]
 
 
-def test_the_newest_patch_of_a_cycles_capability_is_told(file: Path) -> None:
+def test_the_newest_patch_of_a_capability_is_shown(file: Path) -> None:
     store = open_store(sqlite_url(file))
     with write_session(store) as db:
         save_chain(db)
-    assert [(one.id, one.enough) for one in store_status(sqlite_url(file)).patches] == [(PATCH.id, "")]
+    assert [(item.id, item.enough) for item in store_status(sqlite_url(file)).patches] == [(PATCH.id, "")]
     with write_session(store) as db:
         older = replace(PATCH, text="older", figures={"enough": "neither"}, at=later(13))
         newer = replace(PATCH, text="newer", figures={"enough": "a prompt is enough"}, at=later(14))
         save_patch(db, newer)
         save_patch(db, older)
-    [told] = store_status(sqlite_url(file)).patches
-    assert (told.decision, told.who) == ("none", "")
+    [patch] = store_status(sqlite_url(file)).patches
+    assert (patch.decision, patch.who) == ("none", "")
     with write_session(store) as db:
-        for number, (who, action) in enumerate([("ann", "approve-prompt"), ("bob", "reject-prompt")]):
-            save_audit(db, AuditEntry(later(15 + number), who, "local", action, newer.id))
+        for number, (actor, action) in enumerate([("ann", "approve-prompt"), ("bob", "reject-prompt")]):
+            save_audit(db, AuditEntry(later(15 + number), actor, "local", action, newer.id))
         save_audit(db, AuditEntry(later(17), "eve", "local", "release", newer.id))
-    [decided] = store_status(sqlite_url(file)).patches
-    assert (decided.decision, decided.who) == ("rejected", "bob")
+    [decided_patch] = store_status(sqlite_url(file)).patches
+    assert (decided_patch.decision, decided_patch.who) == ("rejected", "bob")
     store.dispose()
-    assert (told.id, told.cycle, told.capability) == (newer.id, "c1", "date-reasoning")
-    assert told.enough == "a prompt is enough"
+    assert (patch.id, patch.cycle, patch.capability) == (newer.id, "c1", "date-reasoning")
+    assert patch.enough == "a prompt is enough"
