@@ -34,7 +34,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/traced demo --yes $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses=3 --dist=worksteal $(ARGS)
+	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses=3 --dist=loadfile $(ARGS)
 
 # Files of slow tests stay together (loadfile): their servers and cycles are shared by the tests of a file.
 test-slow: $(VENV)/.installed-dev
