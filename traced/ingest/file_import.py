@@ -84,21 +84,11 @@ class ImportRequest:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What an import stored and left out.
+    """What an import stored and left out; printed as JSON.
 
-    Args:
-        cycle: The id of the cycle of all imports from this source and agent.
-        source: The format.
-        outcomes: The number of trajectories by outcome.
-        added: Trajectories that are new.
-        known: Trajectories that were stored before.
-        replaced: Stored trajectories whose outcome changed.
-        passed: Valid records without a model call.
-        bad: Bad records.
-        bad_file: The file with every bad record; None if there is none.
-        resumed: Whether an unfinished import was resumed.
-        skipped: The messages of the first bad records.
-        judged: Trajectories without an outcome that the rules judged.
+    ``cycle`` is the cycle of all imports from this source and agent, ``known`` trajectories were stored before,
+    ``replaced`` ones got another outcome, ``passed`` records are valid and hold no model call, ``skipped`` are the
+    messages of the first bad records, ``judged`` trajectories got their outcome from the rules.
     """
 
     cycle: str

@@ -27,15 +27,8 @@ MAX_MESSAGES = 20
 class Counts:
     """The counts of an import; stored as JSON in its progress file.
 
-    Args:
-        outcomes: Trajectories by outcome.
-        added: Trajectories that are new.
-        known: Trajectories that were stored before.
-        replaced: Stored trajectories whose outcome changed.
-        good: Valid records.
-        passed: Valid records without a model call.
-        bad: Bad records.
-        told: The messages of the first bad records.
+    ``known`` trajectories were stored before, ``replaced`` ones got another outcome, ``passed`` records are valid and
+    hold no model call, ``told`` are the messages of the first bad records.
     """
 
     outcomes: dict[str, int] = field(default_factory=dict)

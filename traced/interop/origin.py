@@ -23,16 +23,8 @@ _HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{MIN_PREFIX},64}})")
 class Origin:
     """An environment and where it comes from; "" where that is unknown.
 
-    Args:
-        source_code: The source.
-        name: The capability, or the name of the file.
-        capability: The capability that it trains.
-        description: The description of the capability.
-        synthesizer: What wrote it.
-        cycle: The id of its cycle.
-        is_admitted: The verdict of admission; None before any admission.
-        failed: The checks of admission that refused it.
-        judged_at: The date of the admission.
+    ``name`` is the capability or the name of the file, ``failed`` are the checks of admission that refused it, and
+    ``is_admitted`` is None before any admission.
     """
 
     source_code: str

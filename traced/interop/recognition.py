@@ -60,14 +60,8 @@ Sources = dict[str, str]
 class Declaration:
     """What the files of a package declare.
 
-    Args:
-        kind: "verifiers" or "openenv".
-        interface: The interface that it implements.
-        environments: The names of its classes, or "load_environment".
-        rewards: The names of its reward functions or rubrics.
-        tools: The names of its tools.
-        imports: Modules beyond the standard library and the package itself.
-        lacks: Why admission cannot have a seed, a solution or actions.
+    ``environments`` are classes or "load_environment", ``imports`` the modules beyond the standard library and the
+    package itself, and ``lacks`` says why admission cannot have a seed, a solution or actions.
     """
 
     kind: str
@@ -102,12 +96,8 @@ class Declaration:
 class RecognisedEnvironment:
     """A single-file environment that admission can judge.
 
-    Args:
-        path: The file.
-        source_code: Its source.
-        kind: "file", "verifiers" or "openenv".
-        exported_hash: The hash of the environment when it was exported, "" if it was not.
-        changed: The other files of the package that were changed since the export.
+    ``kind`` is "file", "verifiers" or "openenv"; ``exported_hash`` is the hash at the export, "" without one;
+    ``changed`` are the other files of the package that were changed since.
     """
 
     path: Path

@@ -36,26 +36,11 @@ CELLS = [(label, verdict) for label in ("success", "failure") for verdict in ("s
 
 @dataclass
 class Agreement:
-    """The agreement of a judge with labels; stored as JSON.
+    """The agreement of a judge with labels; stored in the audit log and printed as JSON.
 
-    Args:
-        judge: The name of the judge.
-        source: The source of the conversations.
-        against: Who gave the labels.
-        seed: The seed of the interval.
-        labelled: The number of conversations.
-        table: The number of conversations by "LABEL judged VERDICT".
-        unclear: Conversations that the judge left open, which would stay unknown.
-        failed: Conversations that the judge could not be asked about.
-        prompt_tokens: Tokens that the judge read.
-        completion_tokens: Tokens that the judge wrote.
-        disagreeing: The ids of trajectories on which label and verdict differ.
-        reasons: Why conversations were unclear or failed, with their number.
-        decided: Conversations with a verdict.
-        accuracy: The share of them that agrees.
-        kappa: Cohen's kappa; None where labels or verdicts never vary.
-        low: The low end of its interval.
-        high: The high end of its interval.
+    ``against`` says who gave the labels, ``table`` counts conversations by "LABEL judged VERDICT". The judge left
+    ``unclear`` ones open and could not be asked about ``failed`` ones, both with their ``reasons``. ``kappa`` and its
+    interval from ``low`` to ``high`` are None where labels or verdicts never vary.
     """
 
     judge: str

@@ -57,13 +57,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 class Conversation:
     """The parts of a conversation that rules see.
 
-    Args:
-        id: The id of its task.
-        calls: The tool calls with their results.
-        answer: The last text of the agent.
-        user: The last text of the user.
-        turns: The number of the agent's messages.
-        end_cause: Why it ended.
+    ``answer`` and ``user`` are the last texts of either side, ``turns`` counts the agent's messages.
     """
 
     id: str

@@ -44,13 +44,7 @@ NO_RULE = Decision(Outcome.UNKNOWN, reason="no rule matches any more")
 class RuleCount:
     """The trajectories that one rule decides, compared with their outcomes; printed as JSON.
 
-    Args:
-        rule: The name of the rule.
-        outcome: The outcome that it gives.
-        decides: The number of trajectories.
-        agrees: The number with the same outcome, by "people", "source" and "judge".
-        disagrees: The number with another outcome, likewise.
-        against: The ids of those with another outcome.
+    ``agrees`` and ``disagrees`` count by "people", "source" and "judge"; ``against`` are the ids with another outcome.
     """
 
     rule: str
@@ -76,14 +70,8 @@ class RulesReport:
 class ApplyReport:
     """The result of applying rules or the judge; printed as JSON.
 
-    Args:
-        source: The source of the trajectories.
-        verdicts: New verdicts.
-        judged: Trajectories with a new outcome, by outcome.
-        unknown: Trajectories that stay unknown.
-        reasons: Why they stay unknown, with their number.
-        prompt_tokens: Tokens that the judge read.
-        completion_tokens: Tokens that the judge wrote.
+    ``verdicts`` counts the new ones, ``judged`` the trajectories with a new outcome by outcome, ``reasons`` why others
+    stay unknown.
     """
 
     source: str

@@ -81,13 +81,8 @@ class ImportJob:
 class Step:
     """The result of reading some records.
 
-    Args:
-        trajectories: What may be stored now.
-        good: The number of valid records.
-        passed: The number of valid records without a model call.
-        bad: An invalid record.
-        size: The approximate number of bytes.
-        resume_point: Where reading continues once everything up to this step is stored; None where it cannot.
+    ``passed`` counts valid records without a model call, ``size`` the approximate bytes. Reading resumes at
+    ``resume_point`` once everything up to this step is stored; None where it cannot.
     """
 
     trajectories: Sequence[Trajectory] = ()

@@ -59,15 +59,7 @@ CREATE TABLE IF NOT EXISTS scores
 class Call:
     """One model call.
 
-    Args:
-        trace: The id of its trace.
-        task: The id of the trace, redacted.
-        id: Its own id.
-        at: A time stamp that sorts the calls of a trace.
-        messages: The input.
-        answer: The assistant's message, None where the call failed.
-        tools: The tools that were offered.
-        error: The error of a failed call.
+    ``task`` is the redacted id of its trace, ``at`` a time stamp that sorts calls, ``answer`` None for a failed call.
     """
 
     trace: str
