@@ -227,7 +227,9 @@ def test_a_database_without_utf8_is_rejected_with_advice(url: str) -> None:
     ascii_only = "CREATE DATABASE ascii_only ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
     with psycopg.connect(url, autocommit=True) as server:
         server.execute(ascii_only)
-    with pytest.raises(StoreUnavailable, match="SQL_ASCII, traced needs UTF8: `CREATE DATABASE"):
+    with pytest.raises(
+        StoreUnavailable, match="SQL_ASCII, traced needs UTF8; create another one with `CREATE DATABASE"
+    ):
         open_store(make_url(url).set(database="ascii_only").render_as_string(hide_password=False))
 
 

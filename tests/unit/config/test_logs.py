@@ -1,4 +1,4 @@
-"""One line per record for every logger, with ids bound and secrets gone; through the real handlers."""
+"""Log records of all loggers through the real handlers: one line each, with ids, without secrets."""
 
 import asyncio
 import errno
@@ -224,7 +224,7 @@ def test_a_failed_write_is_harmless_and_leaks_nothing(
 
 
 def test_it_fits_the_idle_budget() -> None:
-    """Resident memory that the log adds to a process which has the settings anyway, MiB."""
+    """Return the resident memory (MiB) that the log adds to a process with settings."""
     script = """
 import traced.config.settings, psutil, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The few keys that a quick look reads mean what all settings mean."""
+"""Settings read without validation agree with those of the settings class."""
 
 from pathlib import Path
 

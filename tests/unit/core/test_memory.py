@@ -1,4 +1,4 @@
-"""The memory that there is: the least of the machine's and of every group above the process."""
+"""The memory limit: the smallest of the machine and all cgroups above the process."""
 
 from pathlib import Path
 

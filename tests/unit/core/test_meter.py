@@ -1,4 +1,4 @@
-"""The meter counts each second once, however often it is read."""
+"""The meter counts each second once."""
 
 import pytest
 

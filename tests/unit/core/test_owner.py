@@ -1,4 +1,4 @@
-"""The name of a data directory's containers: drawn once, another for every directory."""
+"""The owner label of the containers of a data directory: stable and unique."""
 
 import multiprocessing
 from pathlib import Path

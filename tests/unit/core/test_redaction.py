@@ -1,4 +1,4 @@
-"""No secret comes through, wherever it stands; everything else does."""
+"""Redaction removes secrets in every place and keeps everything else."""
 
 import json
 import string
@@ -78,7 +78,7 @@ def test_names_of_no_secret(name: str) -> None:
 
 @dataclass
 class Holding:
-    """An object whose text gives a secret away."""
+    """An object whose text contains a secret."""
 
     password: str
 
@@ -134,7 +134,7 @@ PLACES = [*SECRET_FORMS, *IN_TEXT]
 
 @st.composite
 def buried(draw: st.DrawFn, place: str | None = None) -> tuple[str, Any]:
-    """A secret, and a value somewhere in which it stands at ``place``."""
+    """Generate a secret and a value that contains it at ``place``."""
     place = place or draw(st.sampled_from(PLACES))
     secret = draw(any_secret if place in SECRET_FORMS else secrets)
     if "URL" in place:

@@ -1,4 +1,4 @@
-"""Cron expressions as crontab(5) means them."""
+"""Cron expressions with the meaning of crontab(5)."""
 
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo

@@ -1,4 +1,4 @@
-"""A small, complete evidence chain for tests, saved through the repositories in the order of the data's way."""
+"""A small, complete evidence chain for tests, saved through the repositories in the order of the pipeline."""
 
 import hashlib
 from dataclasses import replace
@@ -144,7 +144,7 @@ def approval(name: str = "date-reasoning@v1", decision: Decision = Decision.APPR
 
 
 def save_origin(session: Session) -> None:
-    """From the cycle to the admission."""
+    """Save the chain from the cycle to the admission."""
     cycles.save_cycle(session, CYCLE)
     cycles.save_stage_event(session, StageEvent("c1", "collect", StageState.STARTED, T0, detail={"episodes": 2}))
     save_trajectories(session, [trajectory("t1"), trajectory("t2", Outcome.SUCCESS, trial=1)])
@@ -163,7 +163,7 @@ def save_origin(session: Session) -> None:
 
 
 def save_chain(session: Session) -> None:
-    """Everything, up to a live adapter with traffic."""
+    """Save the whole chain, up to a live adapter with traffic."""
     save_origin(session)
     training.save_training_run(session, training_run())
     training.save_iterations(session, [IterationMetrics("r1", 0, {"reward": 0.3, "loss": float("nan")})])
@@ -178,7 +178,7 @@ def save_chain(session: Session) -> None:
 
 
 def save_conversation(session: Session) -> None:
-    """One that the router was asked for, and what somebody thought of it."""
+    """Save a production conversation with feedback."""
     route = ConversationRoute("conv-1", "date-reasoning@v1", {"date-reasoning@v1": -0.1}, 0.02, "", later(9))
     serving.save_routes(session, [route])
     body = {"messages": [{"role": "user", "content": "Which day?"}], "tools": TOOLS, "answer": None}

@@ -1,4 +1,4 @@
-"""Attempts and parked inputs."""
+"""Attempts and quarantined inputs."""
 
 import pytest
 from sqlalchemy import Engine

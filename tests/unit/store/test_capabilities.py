@@ -1,4 +1,4 @@
-"""Capabilities over all cycles: the newest of each name, and label tables that read no more than they show."""
+"""Capabilities over all cycles, and label tables with bounded reads."""
 
 from datetime import timedelta
 

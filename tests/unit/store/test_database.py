@@ -91,7 +91,7 @@ def test_writers_wait_for_each_other(on_disk: Engine) -> None:
 
 
 def test_opening_waits_for_a_concurrent_switch_to_wal(tmp_path: Path) -> None:
-    """SQLite answers the second switch with "database is locked" at once, whatever the busy time-out is."""
+    """SQLite rejects the second switch as "database is locked" at once, without waiting for the busy timeout."""
     file = tmp_path / "traced.db"
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     other.execute("CREATE TABLE seen (n INTEGER)")
@@ -166,7 +166,7 @@ def test_a_full_disk_is_reported_and_leaves_the_store_intact(on_disk: Engine) ->
 
     def write_too_much() -> None:
         with write_session(on_disk) as session:
-            session.execute(text("PRAGMA max_page_count=1"))  # SQLite's own way to run out of room
+            session.execute(text("PRAGMA max_page_count=1"))  # simulates a full disk
             set_cycle_state(session, "c1", CycleState.FAILED, at=T0, summary={"text": "x" * 10_000_000})
 
     with pytest.raises(StoreUnavailable, match="full"):

@@ -114,7 +114,7 @@ def test_a_cycle_that_is_not_stored_is_refused(engine: Engine) -> None:
 
 def test_a_clock_step_back_keeps_live_leases_and_expires_dead_ones(db: Session) -> None:
     take(db, "a", 0)
-    assert take(db, "b", -3600) is None  # counted anew from here
+    assert take(db, "b", -3600) is None  # its time to live starts again here
     assert get_lease(db, "cpu") == Lease("cpu", "a", "train", None, later(0), later(-3600), later(-3540))
     assert take(db, "b", -3541) is None
     assert heartbeat(db, "cpu", "a", later(-3541)).expires_at == later(-3481)
@@ -124,7 +124,7 @@ def test_a_clock_step_back_keeps_live_leases_and_expires_dead_ones(db: Session) 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Engine]:
-    """One database for many examples, each of which is rolled back."""
+    """One database for all examples; each example is rolled back."""
     session = open_store("sqlite://")
     yield session
     session.dispose()
@@ -134,7 +134,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1e6)), max_size=4)
 
 
 def wall(steps: list[tuple[int, float]], true_s: float) -> float:
-    """What the clock shows at a true time: it is stepped back by each size once its moment has come."""
+    """Return the clock's time at a true time, after all its steps back until then."""
     return true_s - sum(size for moment, size in steps if moment <= true_s)
 
 
@@ -160,6 +160,7 @@ def test_a_dead_holder_loses_its_lease_over_any_clock_steps_back(
     last = max([moment for moment, _ in steps] + [death])
     with Session(shared) as session:
         take(session, "a", wall(steps, death))
-        lease = range(last + 1, last + 1000, ask_s)  # nobody asked before: the worst case
-        taken_at = next(true_s for true_s in lease if take(session, "b", wall(steps, true_s)))
+        # Nobody asked before: the worst case.
+        request_times = range(last + 1, last + 1000, ask_s)
+        taken_at = next(true_s for true_s in request_times if take(session, "b", wall(steps, true_s)))
     assert taken_at <= last + 1 + 60 + ask_s

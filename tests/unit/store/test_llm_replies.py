@@ -1,4 +1,4 @@
-"""Replies of language models, citations, faults and prompt patches: saved twice, changed, added up, in any text."""
+"""LLM replies, citations, faults and prompt patches: saving twice, conflicts, sums, unstorable text."""
 
 from dataclasses import replace
 

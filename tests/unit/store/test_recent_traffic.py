@@ -1,4 +1,4 @@
-"""What the router did of late by model, and its decisions page by page, however many there are."""
+"""Recent traffic by model, and pages of routing decisions, with bounded reads."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -131,8 +131,8 @@ def test_decision_pages_use_an_index(store: Engine) -> None:
 
     def explain(connection: object, cursor: object, statement: str, parameters: object, *_: object) -> None:
         if "conversations" in statement and not statement.startswith("EXPLAIN"):
-            exchanges = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)  # type: ignore[attr-defined]
-            plans.extend(row[3] for row in exchanges)
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)  # type: ignore[attr-defined]
+            plans.extend(row[3] for row in plan)
 
     event.listen(store, "before_cursor_execute", explain)
     with read_session(store) as session:

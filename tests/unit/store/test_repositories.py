@@ -1,4 +1,4 @@
-"""Cycles, analysis, environments, training, adapters and gates: same save twice, other content, unknown ids."""
+"""Cycles, analysis, environments, training, adapters and gates: saving twice, conflicts, unknown ids."""
 
 import hashlib
 import math

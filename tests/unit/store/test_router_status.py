@@ -1,4 +1,4 @@
-"""What the router does of late, as a quick look tells it: the right day, the right model, the right reasons."""
+"""The router part of the status: time windows, models, fallback reasons."""
 
 from collections.abc import Iterator
 from dataclasses import replace

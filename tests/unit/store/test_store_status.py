@@ -1,4 +1,4 @@
-"""The quick look says what the repositories say, whatever was decided."""
+"""The status equals what the repositories return after any decisions."""
 
 import sqlite3
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Halves of characters, which JSON's escapes may hold and UTF-8 may not."""
+"""Lone surrogates, which JSON escapes may contain and UTF-8 may not."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Pages of trajectories: every one once, what fits and nothing else, and no more work than allowed."""
+"""Pages of trajectories: every match once, nothing else, bounded work."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.unit.store.chain import CAPABILITY, save_origin, trajectory
 
 
 def walk_pages(session: Session, criteria: PageFilter, limit: int = 7) -> list[str]:
-    """All pages' ids, one page after the other."""
+    """Return the ids of all pages."""
     ids, cursor = list[str](), None
     while True:
         page = trajectory_page(session, criteria, limit=limit, after_id=cursor)

@@ -1,1 +1,1 @@
-"""Writes the golden database of the newest schema: ``python -m tests.unit.store.golden`` (once per new migration)."""
+"""Golden database dumps; ``python -m tests.unit.store.golden`` writes that of the newest schema."""
