@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.analyst.llm.prompting import instructions
-from tests.scripted_model import Sent
+from tests.scripted_model import ScriptedReply
 
 KINDS = ("blame", "discover", "merge", "match", "label")
 CHANGE = re.compile(r"(renew|reserve|update|cancel|book|return|exchange|schedule|change|send|modify|create|waive)_")
-LOOK = re.compile(r"(get|find|search|list|lookup)_")
+LOOKUP_TOOL = re.compile(r"(get|find|search|list|lookup)_")
 LINE = re.compile(r"^m(\d+) (user|agent|agent calls|\S+ answers): (.*)$", re.MULTILINE)
-MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n(.*?)\n</\1 \2>", re.DOTALL)
-LOOKING = {
+DELIMITED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n(.*?)\n</\1 \2>", re.DOTALL)
+VERIFICATION = {
     "name": "look-before-change",
     "title": "Look before a change",
     "description": "Look a record up before changing it.",
@@ -40,7 +40,7 @@ ANSWERING = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScriptedQuestion:
     """A question as the model sees it; ``times``: how often the very same was asked before."""
 
     kind: str
@@ -60,20 +60,20 @@ class Asked:
 
     def delimited(self, name: str) -> list[str]:
         """The texts between marks of a name."""
-        return [text for result, _, text in MARKED.findall(self.text) if result == name]
+        return [text for result, _, text in DELIMITED.findall(self.text) if result == name]
 
 
 @dataclass
 class Thinking:
     """The script; ``kinds`` counts what was asked."""
 
-    replacement: Callable[[Asked], Sent | None] = lambda question: None
-    candidates: list[dict[str, Any]] = field(default_factory=lambda: [LOOKING, ANSWERING])
+    replacement: Callable[[ScriptedQuestion], ScriptedReply | None] = lambda question: None
+    candidates: list[dict[str, Any]] = field(default_factory=lambda: [VERIFICATION, ANSWERING])
     kinds: Counter[str] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __call__(self, body: dict[str, Any], nth: int) -> Sent:
+    def __call__(self, body: dict[str, Any], nth: int) -> ScriptedReply:
         system = body["messages"][0]["content"]
         kind = next(kind for kind in KINDS if system.startswith(instructions(kind)))
         key = json.dumps(body["messages"])
@@ -81,14 +81,14 @@ class Thinking:
             times = self.observed[key]
             self.observed[key] += 1
             self.kinds[kind] += 1
-        question = Asked(kind, body, times)
+        question = ScriptedQuestion(kind, body, times)
         message = self.replacement(question)
         if message is not None:
             return message
         answer: dict[str, Any] = getattr(self, kind)(question)
         return answer
 
-    def blame(self, question: Asked) -> dict[str, Any]:
+    def blame(self, question: ScriptedQuestion) -> dict[str, Any]:
         (conversation,) = question.delimited("conversation")
         user = [(index, text) for index, speaker, text in LINE.findall(conversation) if speaker == "user"]
         for index, text in user:
@@ -97,7 +97,7 @@ class Thinking:
         last = LINE.findall(conversation)[-1][0]
         return {"why": "It guessed.", "fault": "agent", "message": f"m{last}"}
 
-    def discover(self, question: Asked) -> dict[str, Any]:
+    def discover(self, question: ScriptedQuestion) -> dict[str, Any]:
         conversation = question.delimited("conversation")
         citation = [
             {"conversation": f"t{number}", "message": f"m{LINE.findall(text)[-1][0]}"}
@@ -105,13 +105,13 @@ class Thinking:
         ]
         return {"candidates": [{**candidate, "cited": citation[:3]} for candidate in self.candidates]}
 
-    def merge(self, question: Asked) -> dict[str, Any]:
+    def merge(self, question: ScriptedQuestion) -> dict[str, Any]:
         return {"groups": [{"keep": name, "same": []} for name in names(question.delimited("capabilities")[0])]}
 
-    def match(self, question: Asked) -> dict[str, Any]:
+    def match(self, question: ScriptedQuestion) -> dict[str, Any]:
         return {"matches": [{"new": name, "known": ""} for name in names(question.delimited("new")[0])]}
 
-    def label(self, question: Asked) -> dict[str, Any]:
+    def label(self, question: ScriptedQuestion) -> dict[str, Any]:
         (conversation,) = question.delimited("conversation")
         lines = LINE.findall(conversation)
         return {"cells": [cell(name, lines) for name in names(question.delimited("capabilities")[0])]}
@@ -125,18 +125,18 @@ def cell(name: str, lines: list[tuple[str, str, str]]) -> dict[str, Any]:
     """How a conversation stands: of looks and changes for any capability but that of answers."""
     if name == ANSWERING["name"]:
         message = [index for index, speaker, _ in lines if speaker == "agent"]
-        return filled(name, "PRESENT" if message else "LACKING", message[-1] if message else lines[-1][0])
+        return labelled_cell(name, "PRESENT" if message else "LACKING", message[-1] if message else lines[-1][0])
     lookups, changed, blind = False, "", ""
     for index, speaker, text in lines:
-        if speaker == "agent calls" and LOOK.match(text):
+        if speaker == "agent calls" and LOOKUP_TOOL.match(text):
             lookups = True
         elif speaker == "agent calls" and CHANGE.match(text):
             changed = index
             blind = blind or ("" if lookups else index)
     if not changed:
-        return filled(name, "NA", "")
-    return filled(name, "LACKING" if blind else "PRESENT", blind or changed)
+        return labelled_cell(name, "NA", "")
+    return labelled_cell(name, "LACKING" if blind else "PRESENT", blind or changed)
 
 
-def filled(name: str, verdict: str, index: str) -> dict[str, Any]:
+def labelled_cell(name: str, verdict: str, index: str) -> dict[str, Any]:
     return {"capability": name, "why": "It is so.", "verdict": verdict, "message": f"m{index}" if index else ""}

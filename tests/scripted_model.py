@@ -1,6 +1,6 @@
 """A model's server that does what a test's script says: OpenAI's protocol over real HTTP, misbehaviour included.
 
-``served(script)`` answers ``POST /v1/chat/completions`` (streamed where asked) with what ``script(body, nth)`` returns:
+``scripted_server(script)`` answers ``POST /v1/chat/completions`` (streamed if requested) with ``script(body, nth)``:
 a text, a dict (its JSON), a ``Message`` or a ``Misbehaviour``; ``nth`` counts requests from 0. ``GET /v1/models`` tells
 ``models``, or ``listing`` instead. A request with one of ``canaries``, or on which the script fails, gets a 400, and
 the test the failure.
@@ -18,7 +18,7 @@ from agents.llm.structured_output import server_capabilities
 
 USAGE = (11, 3)
 PIECE = 40  # characters of a streamed piece
-LISTED = object()  # the models, as the protocol has it
+MODEL_LIST = object()  # the models, as the protocol has it
 MODELS: list[dict[str, Any]] = [{"id": "scripted", "object": "model", "max_model_len": 32768}]
 
 
@@ -70,7 +70,7 @@ class NotJson:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedResponse:
     """What another server once sent, byte by byte."""
 
     body: bytes
@@ -78,10 +78,10 @@ class Recorded:
     content_type: str = "text/event-stream; charset=utf-8"
 
 
-Misbehaviour = Status | Silence | Dropped | NotJson | Recorded
-Sent = str | dict[str, Any] | Message | Misbehaviour
+Misbehaviour = Status | Silence | Dropped | NotJson | RecordedResponse
+ScriptedReply = str | dict[str, Any] | Message | Misbehaviour
 Headers = Mapping[str, object]  # None is none
-Script = Callable[[dict[str, Any], int], Sent]
+Script = Callable[[dict[str, Any], int], ScriptedReply]
 
 
 def Text(content: str, usage: tuple[int, int] | None = USAGE) -> Message:
@@ -98,7 +98,9 @@ def Refusal(reason: str = "I will not help with that.") -> Message:
     return Message(refusal=reason)
 
 
-def Prose(answer: Mapping[str, Any] | str, earlier: str = "Sure! Here it is:", later: str = "Anything else?") -> Message:
+def Prose(
+    answer: Mapping[str, Any] | str, earlier: str = "Sure! Here it is:", later: str = "Anything else?"
+) -> Message:
     """JSON in a code fence, with words around it."""
     text = answer if isinstance(answer, str) else json.dumps(answer)
     return Message(f"{earlier}\n\n```json\n{text}\n```\n\n{later}")
@@ -118,15 +120,15 @@ def NoChoices() -> Message:
 
 @dataclass
 class Scripted:
-    """What was asked: ``asked`` the bodies, ``headers`` in small letters; ``connections`` counts those opened."""
+    """What was asked: ``requests`` the bodies, ``headers`` in small letters; ``connections`` counts those opened."""
 
     script: Script
     canaries: Sequence[str] = ()
     models: Sequence[Mapping[str, Any]] = ()
-    listing: Any = LISTED
+    listing: Any = MODEL_LIST
     key: str | None = None
     url: str = ""
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     connections: int = 0
     at_once: int = 0
@@ -135,26 +137,26 @@ class Scripted:
     lock: threading.Lock = field(default_factory=threading.Lock)
     closing: threading.Event = field(default_factory=threading.Event)
 
-    def said(self, raw: str, headers: dict[str, str]) -> Sent:
+    def reply_to(self, raw: str, headers: dict[str, str]) -> ScriptedReply:
         """What the script says to a request, which is counted meanwhile."""
         body = json.loads(raw)
         with self.lock:
-            nth = len(self.asked)
-            self.asked.append(body)
+            nth = len(self.requests)
+            self.requests.append(body)
             self.headers.append(headers)
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
             return Status(401, message="Incorrect API key provided", error_code="invalid_api_key")
-        told = "\n".join([*_texts(body), *headers.values()])
+        text = "\n".join([*_texts(body), *headers.values()])
         try:
             for canary in self.canaries:
-                assert canary not in told, f"request {nth} holds {canary!r}: {raw[:2000]}"
+                assert canary not in text, f"request {nth} holds {canary!r}: {raw[:2000]}"
             return self.script(body, nth)
         except BaseException as failure:
             self.failures.append(failure)
             return Status(400, message=f"the test's script failed: {failure!r}")
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         with self.lock:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
@@ -166,8 +168,8 @@ class Scripted:
 
 
 @contextmanager
-def served(
-    script: Script | Sent,
+def scripted_server(
+    script: Script | ScriptedReply,
     *,
     canaries: Sequence[str] = (),
     models: Sequence[Mapping[str, Any]] = MODELS,
@@ -176,23 +178,23 @@ def served(
     """Serve as long as the body runs; ``key`` is the only one that is accepted, where given."""
     server_capabilities.cache_clear()  # another server may have had this port
     answer: Script = script if callable(script) else lambda body, nth: script
-    made = Scripted(answer, canaries, models, key=key)
+    instance = Scripted(answer, canaries, models, key=key)
 
     class Handler(_Handler):
-        scripted = made
+        scripted = instance
 
     with _Server(("127.0.0.1", 0), Handler) as server:
-        made.url = f"http://127.0.0.1:{server.server_port}/v1"
+        instance.url = f"http://127.0.0.1:{server.server_port}/v1"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield made
+            yield instance
         finally:
-            made.closing.set()
+            instance.closing.set()
             server.shutdown()
             thread.join()
-    if made.failures:
-        raise made.failures[0]
+    if instance.failures:
+        raise instance.failures[0]
 
 
 class _Server(ThreadingHTTPServer):
@@ -212,13 +214,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.rstrip("/") != "/v1/models":
-            return self._whole(404, {"error": {"message": f"no {self.path}", "type": "not_found", "code": None}})
+            return self._send_json(404, {"error": {"message": f"no {self.path}", "type": "not_found", "code": None}})
         headers = {name.lower(): value for name, value in self.headers.items()}
         if self.scripted.key is not None and headers.get("authorization") != f"Bearer {self.scripted.key}":
-            return self._whole(401, _error(Status(401, message="Incorrect API key provided")))
+            return self._send_json(401, _error(Status(401, message="Incorrect API key provided")))
         listing = self.scripted.listing
-        return self._whole(
-            200, {"object": "list", "data": list(self.scripted.models)} if listing is LISTED else listing
+        return self._send_json(
+            200, {"object": "list", "data": list(self.scripted.models)} if listing is MODEL_LIST else listing
         )
 
     def do_POST(self) -> None:
@@ -226,38 +228,42 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         try:
             if self.path != "/v1/chat/completions":
-                return self._whole(404, {"error": {"message": f"no {self.path}", "type": "not_found", "code": None}})
-            with self.scripted.counted():
-                self._answer(self.scripted.said(raw, headers), json.loads(raw))
+                return self._send_json(
+                    404, {"error": {"message": f"no {self.path}", "type": "not_found", "code": None}}
+                )
+            with self.scripted.counting():
+                self._answer(self.scripted.reply_to(raw, headers), json.loads(raw))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # whoever asked has gone
 
-    def _answer(self, said: Sent, body: dict[str, Any]) -> None:
-        match said:
+    def _answer(self, message: ScriptedReply, body: dict[str, Any]) -> None:
+        match message:
             case Status():
-                self._whole(said.code, _error(said), {"Retry-After": said.retry_after, "Location": said.location})
+                self._send_json(
+                    message.code, _error(message), {"Retry-After": message.retry_after, "Location": message.location}
+                )
             case NotJson():
-                self._bytes(200, said.body)
-            case Recorded():
-                self._bytes(said.status, said.body, {"Content-Type": said.content_type})
+                self._bytes(200, message.body)
+            case RecordedResponse():
+                self._bytes(message.status, message.body, {"Content-Type": message.content_type})
             case Silence(midway=False):
-                self.scripted.closing.wait(said.seconds)
-                self._message(_message(said.next_step), body)
+                self.scripted.closing.wait(message.seconds)
+                self._message(_message(message.next_step), body)
             case Silence():
-                self._message(_message(said.next_step), body, pause=said.seconds)
+                self._message(_message(message.next_step), body, pause=message.seconds)
             case Dropped(midway=False):
                 self.close_connection = True
             case Dropped():
-                self._message(_message(said.source), body, drop=True)
+                self._message(_message(message.source), body, drop=True)
             case _:
-                self._message(_message(said), body)
+                self._message(_message(message), body)
 
     def _message(self, message: Message, body: dict[str, Any], pause: float = 0.0, drop: bool = False) -> None:
         pieces = list(_pieces(message, body)) if body.get("stream") else [_completion(message, body)]
         half = max(1, len(pieces) // 2)
         if not body.get("stream"):
-            cut = len(pieces[0]) // 2
-            pieces, half = [pieces[0][:cut], pieces[0][cut:]], 1
+            truncation = len(pieces[0]) // 2
+            pieces, half = [pieces[0][:truncation], pieces[0][truncation:]], 1
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
         self.send_header("Content-Length", str(sum(map(len, pieces))))
@@ -270,17 +276,17 @@ class _Handler(BaseHTTPRequestHandler):
                 self.scripted.closing.wait(pause)
             self.wfile.write(piece)
 
-    def _whole(self, status: int, told: Any, headers: Headers | None = None) -> None:
-        self._bytes(status, json.dumps(told).encode(), headers)
+    def _send_json(self, status: int, text: Any, headers: Headers | None = None) -> None:
+        self._bytes(status, json.dumps(text).encode(), headers)
 
-    def _bytes(self, status: int, told: bytes, headers: Headers | None = None) -> None:
+    def _bytes(self, status: int, text: bytes, headers: Headers | None = None) -> None:
         self.send_response(status)
-        sent = {"Content-Type": "application/json", "Content-Length": len(told), **(headers or {})}
-        for name, value in sent.items():
+        request_line = {"Content-Type": "application/json", "Content-Length": len(text), **(headers or {})}
+        for name, value in request_line.items():
             if value is not None:
                 self.send_header(name, str(value))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -290,13 +296,17 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from (text for pair in value.items() for one in pair for text in _texts(one))
+        yield from (text for pair in value.items() for item in pair for text in _texts(item))
     elif isinstance(value, list):
-        yield from (text for one in value for text in _texts(one))
+        yield from (text for item in value for text in _texts(item))
 
 
-def _message(said: str | dict[str, Any] | Message) -> Message:
-    return said if isinstance(said, Message) else Message(said if isinstance(said, str) else json.dumps(said))
+def _message(message: str | dict[str, Any] | Message) -> Message:
+    return (
+        message
+        if isinstance(message, Message)
+        else Message(message if isinstance(message, str) else json.dumps(message))
+    )
 
 
 def _error(status: Status) -> dict[str, Any]:
@@ -305,8 +315,8 @@ def _error(status: Status) -> dict[str, Any]:
 
 
 def _call(message: Message, body: dict[str, Any]) -> dict[str, Any]:
-    offered = [tool["function"]["name"] for tool in body.get("tools") or []]
-    function = {"name": offered[0] if offered else "answer", "arguments": message.arguments}
+    tools = [tool["function"]["name"] for tool in body.get("tools") or []]
+    function = {"name": tools[0] if tools else "answer", "arguments": message.arguments}
     return {"id": "call-1", "type": "function", "function": function}
 
 
@@ -318,28 +328,28 @@ def _usage(message: Message) -> dict[str, Any] | None:
 
 
 def _completion(message: Message, body: dict[str, Any]) -> bytes:
-    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": message.refusal}
+    reply_message: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": message.refusal}
     if message.arguments is not None:
-        said["tool_calls"] = [_call(message, body)]
-    choice = {"index": 0, "message": said, "finish_reason": message.finish_reason, "logprobs": None}
-    made = {"id": "c-1", "object": "chat.completion", "created": 1, "model": body["model"]}
-    told = {**made, "choices": [choice] * message.choices, "usage": _usage(message)}
-    return json.dumps(told).encode()
+        reply_message["tool_calls"] = [_call(message, body)]
+    choice = {"index": 0, "message": reply_message, "finish_reason": message.finish_reason, "logprobs": None}
+    instance = {"id": "c-1", "object": "chat.completion", "created": 1, "model": body["model"]}
+    text = {**instance, "choices": [choice] * message.choices, "usage": _usage(message)}
+    return json.dumps(text).encode()
 
 
 def _pieces(message: Message, body: dict[str, Any]) -> Iterator[bytes]:
     """The answer as server-sent events, at least two before the last."""
-    made = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+    instance = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
 
-    def event(delta: dict[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
+    def event(delta: dict[str, Any] | None, finish: str | None = None, **extra: Any) -> bytes:
         choices = [{"index": 0, "delta": delta, "finish_reason": finish}] if delta is not None else []
-        return f"data: {json.dumps({**made, 'choices': choices[: message.choices], **more})}\n\n".encode()
+        return f"data: {json.dumps({**instance, 'choices': choices[: message.choices], **extra})}\n\n".encode()
 
     yield event({"role": "assistant", "content": ""})
     if message.arguments is not None:
         call = _call(message, body)
-        opened = {**call, "index": 0, "function": {**call["function"], "arguments": ""}}
-        yield event({"tool_calls": [opened]})
+        session = {**call, "index": 0, "function": {**call["function"], "arguments": ""}}
+        yield event({"tool_calls": [session]})
         for part in _cut(message.arguments):
             yield event({"tool_calls": [{"index": 0, "function": {"arguments": part}}]})
     for name, text in (("content", message.content), ("refusal", message.refusal)):

@@ -11,8 +11,8 @@ from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import save_trajectories
 from tests.acceptance.conftest import Traced
 from tests.acceptance.test_llm_analysis import RUNS, analyze
-from tests.scripted_analyst import ANSWERING, LOOKING, Thinking
-from tests.scripted_model import served
+from tests.scripted_analyst import ANSWERING, VERIFICATION, Thinking
+from tests.scripted_model import scripted_server
 from tests.unit.agents.synthesis.conversations import FAULTS
 from tests.unit.store.chain import T0
 from traced.config.settings import configuration, load_settings
@@ -36,17 +36,17 @@ def collected(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("collected")
 def test_two_are_compared_and_one_is_chosen_for_what_was_collected_before(traced: Traced) -> None:
-    with served(Thinking()) as server:
+    with scripted_server(Thinking()) as server:
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
         assert both.code == 0, both.err
-        asked = len(server.question)
+        asked = len(server.requests)
         alone = analyze(traced, server, "--analyst", "llm", "--json")
         assert alone.code == 0, alone.err
-        assert len(server.question) == asked
+        assert len(server.requests) == asked
         again = analyze(traced, server, "--analyst", "llm", "--json")
     llm = next(side for side in both.json["comparison"]["sides"] if side["analyst"] == "llm")
     assert (both.json["cycle"], alone.json["cycle"]) == (CYCLE, CYCLE)
-    assert {one["capability"] for one in alone.json["capabilities"]} == {LOOKING["name"], ANSWERING["name"]}
+    assert {one["capability"] for one in alone.json["capabilities"]} == {VERIFICATION["name"], ANSWERING["name"]}
     assert {one["runs"] for one in alone.json["capabilities"]} == {RUNS}
     assert alone.json["capabilities"] == llm["findings"]
     assert again.json == alone.json
@@ -57,13 +57,13 @@ def test_what_one_has_analysed_another_does_not_analyse_again(traced: Traced) ->
     """Labels are a cycle's for good; the other analyst needs a cycle of its own, or --compare."""
     builtin = traced("analyze", "--json")
     assert builtin.code == 0, builtin.err
-    with served(Thinking()) as server:
+    with scripted_server(Thinking()) as server:
         ran = analyze(traced, server, "--analyst", "llm", "--json")
         assert ran.code == 1
         told = ran.json["error"]
         assert "analysis.analyst = 'builtin', not 'llm'" in told["message"]
         assert "--set analysis.analyst=builtin" in told["hint"]
-        assert not server.question
+        assert not server.requests
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
     assert both.code == 0, both.err
     assert traced("analyze", "--json").json == builtin.json

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.agents import variants
 from tests.acceptance.conftest import Ran, Traced
-from tests.scripted_analyst import ANSWERING, LOOKING, Asked, Thinking, filled
-from tests.scripted_model import Refusal, Scripted, Sent, served
+from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_model import Refusal, Scripted, ScriptedReply, scripted_server
 
 CANARY = "canary-in-the-ground-truth"
 RUNS = 2
@@ -46,28 +46,28 @@ def imported(traced: Traced, tmp_path: Path, trials: int) -> Any:
 def test_120_conversations_and_five_runs_of_their_own_accord(traced: Traced, tmp_path: Path) -> None:
     assert imported(traced, tmp_path, 40)["added"] == 120
     thinking = Thinking()
-    with served(thinking, canaries=[CANARY, "tau-bench", ".json"]) as server:
+    with scripted_server(thinking, canaries=[CANARY, "tau-bench", ".json"]) as server:
         ran = analyze(traced, server, "--analyst", "llm", "--json", runs=0)
         assert ran.code == 0, ran.err
         assert thinking.kinds["label"] == 120 * 5
         again = analyze(traced, server, "--analyst", "llm", "--json", runs=0)
         assert again.json == ran.json
-        assert sum(thinking.kinds.values()) == len(server.question)
+        assert sum(thinking.kinds.values()) == len(server.requests)
     assert {one["runs"] for one in ran.json["capabilities"]} == {5}
-    assert {one["capability"] for one in ran.json["citations"]} == {LOOKING["name"], ANSWERING["name"]}
+    assert {one["capability"] for one in ran.json["citations"]} == {VERIFICATION["name"], ANSWERING["name"]}
     assert len(ran.json["faults"]) == 80
 
 
 def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced, tmp_path: Path) -> None:
     imported(traced, tmp_path, 4)
-    named = {**LOOKING, "name": "tool-calling-precision"}
-    with served(Thinking(candidates=[named, ANSWERING])) as server:
+    named = {**VERIFICATION, "name": "tool-calling-precision"}
+    with scripted_server(Thinking(candidates=[named, ANSWERING])) as server:
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
         assert both.code == 0, both.err
-        asked = len(server.question)
+        asked = len(server.requests)
         shown = analyze(traced, server, "--compare", "llm,builtin")
         alone = analyze(traced, server, "--analyst", "llm", "--json")
-        assert len(server.question) == asked
+        assert len(server.requests) == asked
     told = both.json["comparison"]
     assert told["trajectories"] == 12
     assert [side["analyst"] for side in told["sides"]] == ["builtin", "llm"]
@@ -98,17 +98,17 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
 def test_an_analysis_reads_well_on_80_columns(traced: Traced, tmp_path: Path) -> None:
     imported(traced, tmp_path, 4)
 
-    def instead(asked: Asked) -> Sent | None:
+    def instead(asked: ScriptedQuestion) -> ScriptedReply | None:
         if asked.kind == "blame" and "(This is call 0.)" in asked.text:
             return {"why": "It broke.", "fault": "infrastructure", "message": "m1"}
         if asked.kind == "label" and "I booked a flight" in asked.text and "(This is call 1.)" in asked.text:
             return Refusal()
         if asked.kind == "label":
             verdict = "LACKING" if "passenger name" in asked.text else "PRESENT"
-            return {"cells": [filled(LONGEST, verdict, "2")]}
+            return {"cells": [labelled_cell(LONGEST, verdict, "2")]}
         return None
 
-    with served(Thinking(instead, candidates=[{**LOOKING, "name": LONGEST}])) as server:
+    with scripted_server(Thinking(instead, candidates=[{**VERIFICATION, "name": LONGEST}])) as server:
         ran = analyze(traced, server, "--analyst", "llm", columns=80)
         told = analyze(traced, server, "--analyst", "llm", "--json").json
     assert max(map(len, ran.out.split("Lacking:", maxsplit=1)[0].splitlines())) <= 80
@@ -134,13 +134,13 @@ def test_what_was_answered_before_a_sudden_end_is_not_paid_for_again(
     imported(traced, tmp_path, 4)
     thinking, working, going_on = Thinking(), threading.Event(), threading.Event()
 
-    def halting(body: dict[str, Any], nth: int) -> Sent:
+    def halting(body: dict[str, Any], nth: int) -> ScriptedReply:
         if nth >= ANSWERED:
             working.set()
             assert going_on.wait(120)
         return thinking(body, nth)
 
-    with served(halting) as server:
+    with scripted_server(halting) as server:
         command = [sys.executable, "-m", "traced", "analyze", "--analyst", "llm", *settings(server, RUNS)]
         with subprocess.Popen(command, cwd=tmp_path, env=os.environ, stderr=subprocess.PIPE, text=True) as running:
             assert working.wait(120)
@@ -148,11 +148,11 @@ def test_what_was_answered_before_a_sudden_end_is_not_paid_for_again(
             _, said = running.communicate(timeout=120)
         assert running.returncode in (130, -signal.SIGKILL)
         assert "Traceback" not in said
-        assert len(server.question) <= ANSWERED + CONCURRENCY
+        assert len(server.requests) <= ANSWERED + CONCURRENCY
         going_on.set()
         ran = analyze(traced, server, "--analyst", "llm", "--json")
         assert ran.code == 0, ran.err
-        asked = len(server.question)
+        asked = len(server.requests)
     undisturbed = 8 + 3 + 12 * RUNS  # whose fault, three to find capabilities, labels
     assert undisturbed < asked <= undisturbed + CONCURRENCY
     with sqlite3.connect(tmp_path / "traced-data" / "traced.db") as database:
@@ -168,10 +168,10 @@ def test_who_is_no_analyst_is_a_wrong_usage(traced: Traced, options: tuple[str, 
 def test_a_model_that_will_not_do_it_is_named_with_what_to_do(traced: Traced, tmp_path: Path) -> None:
     imported(traced, tmp_path, 2)
 
-    def refusing(asked: Asked) -> Sent | None:
+    def refusing(asked: ScriptedQuestion) -> ScriptedReply | None:
         return Refusal() if asked.kind == "label" else None
 
-    with served(Thinking(refusing)) as server:
+    with scripted_server(Thinking(refusing)) as server:
         ran = analyze(traced, server, "--analyst", "llm", "--json")
     assert ran.code == 1
     assert "none of the first 6 conversations could be labelled" in ran.json["error"]["message"]

@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.chaos.watching import until
 from tests.acceptance.conftest import Ran, Traced
 from tests.integration.synthesis.world import CANARIES, NAME, prepared
-from tests.scripted_model import Dropped, Scripted, Sent, Status, Text, served
+from tests.scripted_model import Dropped, Scripted, ScriptedReply, Status, Text, scripted_server
 
 SOUND_TO_READ = "```python\nclass Environment:\n    pass\n```"
 REFUSED = SOUND_TO_READ.replace("class", "import time\n\n\nclass")
@@ -51,14 +51,14 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
 ) -> None:
     asked, ended = threading.Event(), threading.Event()
 
-    def answer(body: dict[str, Any], nth: int) -> Sent:
+    def answer(body: dict[str, Any], nth: int) -> ScriptedReply:
         if nth == answered:  # answered when nobody waits any more
             asked.set()
             assert ended.wait(120)
         return f"{REFUSED} ({nth})" if nth < 3 else SOUND_TO_READ
 
     chosen = ["--set", f"synthesis.candidates={candidates}"]
-    with served(answer, canaries=CANARIES) as server:
+    with scripted_server(answer, canaries=CANARIES) as server:
         prepared(tmp_path / "traced-data", server.url)
         command = [sys.executable, "-m", "traced", *words(server, *chosen)]
         environment = os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"}
@@ -74,14 +74,14 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
         ended.set()
         ran = synthesize(traced, server, *chosen, "--json")
         assert ran.code == 0, ran.err
-        assert len(server.question) == 4  # three that were answered, and once more the one that was stopped
+        assert len(server.requests) == 4  # three that were answered, and once more the one that was stopped
     assert [stored(tmp_path, table) for table in KEPT] == [3, 3, 2]
     assert ran.json["environments"][0]["capability"] == NAME
 
 
 def test_what_was_written_and_refused_can_be_read(traced: Traced, tmp_path: Path) -> None:
     hidden = f"{REFUSED[:-3]}\nHIDDEN = '\x1b[31m'\n```"
-    with served(lambda body, nth: SOUND_TO_READ if nth else hidden) as server:
+    with scripted_server(lambda body, nth: SOUND_TO_READ if nth else hidden) as server:
         prepared(tmp_path / "traced-data", server.url)
         assert "No environment was written yet. Next: traced synthesize" in traced("show", "environment").out
         assert synthesize(traced, server).code == 0
@@ -110,7 +110,7 @@ def test_what_was_written_and_refused_can_be_read(traced: Traced, tmp_path: Path
     assert (unknown.code, unknown.json["error"]["type"]) == (1, "NoSuchEnvironment")
 
 
-TROUBLES: dict[str, tuple[Sent, list[str], str]] = {
+TROUBLES: dict[str, tuple[ScriptedReply, list[str], str]] = {
     "a wrong key": (Status(401, message="Incorrect API key provided"), [], "llm.api_key_env or llm.api_key_file"),
     "no such model": (Status(404, message="The model scripted does not exist"), [], "llm.model"),
     "a server that is down": (Dropped(midway=False), ["--set", "llm.patience_s=0.1"], "traced llm check"),
@@ -119,9 +119,9 @@ TROUBLES: dict[str, tuple[Sent, list[str], str]] = {
 
 @pytest.mark.parametrize(("said", "chosen", "hint"), TROUBLES.values(), ids=TROUBLES)
 def test_what_keeps_a_model_from_answering_is_said_with_what_to_do(
-    traced: Traced, tmp_path: Path, said: Sent, chosen: list[str], hint: str
+    traced: Traced, tmp_path: Path, said: ScriptedReply, chosen: list[str], hint: str
 ) -> None:
-    with served(said) as server:
+    with scripted_server(said) as server:
         prepared(tmp_path / "traced-data", server.url)
         ran = synthesize(traced, server, *chosen, "--json")
         assert ran.code == 1
@@ -135,7 +135,7 @@ def test_what_keeps_a_model_from_answering_is_said_with_what_to_do(
 def test_a_budget_that_is_spent_is_told_with_the_setting_to_raise(traced: Traced, tmp_path: Path) -> None:
     """What is kept then is no loss: with more money the same command goes on."""
     bound = ["--set", "llm.prompt_price=10", "--set", "synthesis.max_cost=0.01"]
-    with served(lambda body, nth: Text(f"{REFUSED} ({nth})" if nth < 2 else SOUND_TO_READ, usage=(1_000, 0))) as server:
+    with scripted_server(lambda body, nth: Text(f"{REFUSED} ({nth})" if nth < 2 else SOUND_TO_READ, usage=(1_000, 0))) as server:
         prepared(tmp_path / "traced-data", server.url)
         ran = synthesize(traced, server, *bound)
         assert ran.code == 1
@@ -143,7 +143,7 @@ def test_a_budget_that_is_spent_is_told_with_the_setting_to_raise(traced: Traced
         assert "(try: raise synthesis.max_cost)" in ran.out
         told = synthesize(traced, server, *bound, "--json").json
         assert [(one["capability"], one["hint"]) for one in told["failed"]] == [(NAME, "raise synthesis.max_cost")]
-        assert len(server.question) == 1
+        assert len(server.requests) == 1
         more = synthesize(traced, server, *bound[:2], "--set", "synthesis.max_cost=1")
         assert more.code == 0, more.err
-        assert len(server.question) == 3
+        assert len(server.requests) == 3

@@ -12,7 +12,7 @@ from store.repositories.cycles import save_cycle
 from tests.acceptance.conftest import Traced
 from tests.integration.llm.asking import KEY
 from tests.integration.llm.test_check import able
-from tests.scripted_model import Scripted, Sent, Status, served
+from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
 from tests.unit.store.chain import CYCLE, T0
 from traced.llm.connection import StoreLedger
 
@@ -23,7 +23,7 @@ def at(server: Scripted, *more: str) -> list[str]:
 
 
 def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Traced, tmp_path: Path) -> None:
-    with served(able, key=KEY) as server:
+    with scripted_server(able, key=KEY) as server:
         (tmp_path / "key").write_text(KEY)
         ran = traced("llm", "check", *at(server, "llm.api_key_file=key"))
         assert ran.code == 0, ran.err
@@ -45,11 +45,11 @@ def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Trace
 
 @pytest.mark.parametrize("debug", ["", "1"])
 def test_check_on_a_server_that_says_the_key_back(traced: Traced, debug: str) -> None:
-    def script(body: dict[str, Any], nth: int) -> Sent:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return Status(500, message=f"You sent Bearer {KEY}")
 
     env = {"OPENAI_API_KEY": KEY, "TRACED_DEBUG": debug, "OPENAI_LOG": "debug" if debug else ""}
-    with served(script) as server:
+    with scripted_server(script) as server:
         ran = traced("llm", "check", *at(server), env=env)
     assert ran.code == 1
     assert "status 500: You sent Bearer ***" in ran.out
@@ -57,7 +57,7 @@ def test_check_on_a_server_that_says_the_key_back(traced: Traced, debug: str) ->
 
 
 def test_what_the_surroundings_say_sends_nothing_elsewhere(traced: Traced) -> None:
-    with served("{}") as elsewhere, served(able, key=KEY) as server:
+    with scripted_server("{}") as elsewhere, scripted_server(able, key=KEY) as server:
         address = elsewhere.url.removesuffix("/v1")
         env = {
             "OPENAI_API_KEY": KEY,
@@ -70,7 +70,7 @@ def test_what_the_surroundings_say_sends_nothing_elsewhere(traced: Traced) -> No
         }
         ran = traced("llm", "check", *at(server), env=env)
         assert (ran.code, ran.err) == (0, ""), ran.err
-        assert (len(server.asked), elsewhere.connections) == (5, 0)
+        assert (len(server.requests), elsewhere.connections) == (5, 0)
 
 
 @pytest.mark.parametrize("variable", ["ALL_PROXY=socks5://127.0.0.1:9", "SSL_CERT_FILE=/nonexistent"])

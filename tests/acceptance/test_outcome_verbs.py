@@ -12,7 +12,7 @@ from store.records import Feedback
 from store.repositories.trajectories import save_trajectories
 from tests.acceptance.conftest import Traced
 from tests.integration.scoring.reading_judge import by_words
-from tests.scripted_model import served
+from tests.scripted_model import scripted_server
 from tests.unit.scoring.conversations import call, conversation, text_message
 from tests.unit.store.chain import T0
 from traced.scoring.evidence import Labels, label_trajectory
@@ -116,13 +116,13 @@ def test_rules_decide_what_nobody_did_and_a_person_overrules_them(traced: Traced
 
 
 def test_a_judge_counts_only_after_it_agreed_with_people(traced: Traced, production: Path) -> None:
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         chosen = ["model=m", f"base_url={server.url}", "min_labels=4"]
         judge = [word for one in chosen for word in ("--set", f"outcomes.judge.{one}")]
         refused = traced("outcomes", "apply", "--judge", *judge, "--json")
         assert (refused.code, refused.json["error"]["type"]) == (1, "JudgeNotTrusted")
         assert refused.json["error"]["hint"] == "traced outcomes agreement"
-        assert server.asked == []
+        assert server.requests == []
         people_label(production, {"done-00": 1.0, "done-01": 1.0, "sorr-00": 0.0, "sorr-01": 0.0})
         enough = traced("outcomes", "agreement", *judge)
         assert enough.code == 0, enough.err

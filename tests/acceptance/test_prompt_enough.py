@@ -23,7 +23,7 @@ from tests.acceptance.conftest import Ran
 from tests.acceptance.prompted import admit, analysed, on_store
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP
 from tests.obedient_agent import HINT, Agent, at_work, obedient, tasks_of
-from tests.scripted_model import Scripted, Silence, served
+from tests.scripted_model import Scripted, Silence, scripted_server
 from tests.unit.store.chain import CAPABILITY
 from traced.config.settings import Settings, load_settings
 from traced.core.progress import Progress
@@ -110,7 +110,7 @@ def run(data_dir: Path, agent: Agent, *arguments: str) -> Ran:
 
 
 def optimized(data_dir: Path, agent: Agent) -> tuple[Ran, Scripted]:
-    with served(proposals) as server:
+    with scripted_server(proposals) as server:
         ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), "--json")
     assert ran.code == 0, ran.err
     return ran, server
@@ -189,7 +189,7 @@ def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enoug
         async with open_context(settings, CYCLE, Progress(Console(quiet=True)), Meter()) as context:
             return gather(context)
 
-    with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
+    with obedient(tasks, obeys=True, trained=False) as agent, scripted_server(proposals) as server:
         overrides = SMALL | {"llm.base_url": server.url, "llm.model": "scripted"}
         station = {"stage": PROMPT, "given": [COMPOUND, environment_hash(LAMP_SHOP)], "cycle_id": CYCLE}
         with at_work(agent.url), open(os.devnull, "wb") as nobody:
@@ -203,11 +203,11 @@ def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enoug
 
 
 def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir: Path, tasks: dict[str, Any]) -> None:
-    with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
+    with obedient(tasks, obeys=True, trained=False) as agent, scripted_server(proposals) as server:
         none = ["--set", "prompting.max_tokens=1"]
         ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), *none)
     assert ran.code == 0, ran.err
-    assert len(server.asked) == 1  # a budget is overrun by less than one reply
+    assert len(server.requests) == 1  # a budget is overrun by less than one reply
     assert "14 tokens of 1 spent on optimize-prompt" in ran.out
     assert "(prompting.max_tokens, max_cost and max_minutes allow more)" in ran.out
     assert "texts proposed: 1, better than the one before: 0" in ran.out
@@ -241,7 +241,7 @@ def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
             return Silence(200)
         return proposals(body, nth)
 
-    with obedient(tasks, obeys=True, trained=False) as agent, served(answer) as server:
+    with obedient(tasks, obeys=True, trained=False) as agent, scripted_server(answer) as server:
         asked = ["optimize-prompt", COMPOUND, *words(server)]
         with subprocess.Popen(
             [sys.executable, "-m", "tests.obedient_agent", *asked, "--data-dir", str(data_dir)],
@@ -261,8 +261,8 @@ def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
         assert played >= 9
         ran = run(data_dir, agent, *asked, "--json")
         assert ran.code == 0, ran.err
-        assert server.asked[2] == server.asked[1]  # what was not answered
-        assert len(server.asked) == ran.json["spent"]["calls"] + 1
+        assert server.requests[2] == server.requests[1]  # what was not answered
+        assert len(server.requests) == ran.json["spent"]["calls"] + 1
         assert ran.json["enough"] == "a prompt is enough"
 
 

@@ -29,8 +29,8 @@ from tests.acceptance.conftest import Ran
 from tests.guard import sitecustomize
 from tests.integration.synthesis.world import fenced
 from tests.obedient_agent import HINT, Agent, desk_play, obedient, played
-from tests.scripted_analyst import Asked, Thinking, filled
-from tests.scripted_model import Scripted, Sent, served
+from tests.scripted_analyst import ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
 from traced.config.settings import load_settings
 from traced.core.seeds import derive_seed
@@ -132,10 +132,10 @@ def _validation() -> range:
     return range(VALIDATION_SEEDS, VALIDATION_SEEDS + SETTINGS["prompting.validation"])
 
 
-def model_of(world: World) -> Callable[[dict[str, Any], int], Sent]:
+def model_of(world: World) -> Callable[[dict[str, Any], int], ScriptedReply]:
     """A model that finds one capability, labels it soundly, writes an admitted environment, and knows the hint."""
 
-    def label(asked: Asked) -> Sent | None:
+    def label(asked: ScriptedQuestion) -> ScriptedReply | None:
         if asked.kind != "label":
             return None
         (read,) = asked.marked("conversation")
@@ -143,11 +143,11 @@ def model_of(world: World) -> Callable[[dict[str, Any], int], Sent]:
         said = [line for line in read.splitlines() if " agent" in line.partition(":")[0]]
         last = said[-1].partition(" ")[0].removeprefix("m")
         done = sum("agent calls" in line for line in said) > 2
-        return {"cells": [filled(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]}
+        return {"cells": [labelled_cell(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]}
 
     thinking = Thinking(replacement=label, candidates=[MEANT])
 
-    def answer(body: dict[str, Any], nth: int) -> Sent:
+    def answer(body: dict[str, Any], nth: int) -> ScriptedReply:
         told = str(body["messages"][0]["content"])
         if told.startswith(evolution.SYSTEM[:60]):
             return f"```\nIn every conversation, {HINT}.\n```"
@@ -222,14 +222,14 @@ def _ready(service: Service) -> None:
 def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world: World) -> None:
     with (
         obedient(world.tasks, obeys=False, trained=True) as agent,
-        served(model_of(world)) as server,
+        scripted_server(model_of(world)) as server,
         running(tmp_path, agent, server, **SHORT) as service,
     ):
         service.ask("cycle", "start")
         told = service.until("waiting", "finished", "failed")
         assert told["waiting"] == [f"{NAME}@v1"]
         assert {one["stage"]: one["calls"] for one in told["costs"]} == {
-            "analyze": len(server.asked) - 1 - SEEDS,
+            "analyze": len(server.requests) - 1 - SEEDS,
             "gate": SEEDS,  # which of the target's tasks the capability does not touch
             "synthesize": 1,
         }
@@ -245,7 +245,7 @@ def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_
 ) -> None:
     with (
         obedient(world.tasks, obeys=True, trained=False) as agent,
-        served(model_of(world)) as server,
+        scripted_server(model_of(world)) as server,
         running(tmp_path, agent, server, training__prompt_first="true") as service,
     ):
         service.ask("cycle", "start")

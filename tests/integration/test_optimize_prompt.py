@@ -19,7 +19,7 @@ from store.repositories.adapters import set_training_state
 from store.repositories.llm_replies import list_patches
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
-from tests.scripted_model import Scripted, Silence, Status, served
+from tests.scripted_model import Scripted, Silence, Status, scripted_server
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
@@ -97,11 +97,11 @@ def stored_episodes(data_dir: Path, **filters: Any) -> list[Any]:
 
 
 def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir: Path, engine: EngineProcess) -> None:
-    with served(advice, canaries=[CANARY]) as server:
+    with scripted_server(advice, canaries=[CANARY]) as server:
         patch = asyncio.run(optimized(data_dir, engine, server))
-        question_count, episodes = len(server.asked), stored_episodes(data_dir)
+        question_count, episodes = len(server.requests), stored_episodes(data_dir)
         repeated = asyncio.run(optimized(data_dir, engine, server))
-        assert len(server.asked) == question_count
+        assert len(server.requests) == question_count
     assert [item.id for item in stored_episodes(data_dir)] == [item.id for item in episodes]
     assert (repeated.id, repeated.figures) == (patch.id, patch.figures)
     check_figures(patch, question_count)
@@ -114,9 +114,9 @@ def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir:
 
 def test_a_question_that_is_filtered_costs_its_step_and_ends_nothing(data_dir: Path, engine: EngineProcess) -> None:
     filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
-    with served(lambda body, nth: filtered if nth % 2 else advice(body, nth)) as server:
+    with scripted_server(lambda body, nth: filtered if nth % 2 else advice(body, nth)) as server:
         patch = asyncio.run(optimized(data_dir, engine, server))
-        assert server.asked
+        assert server.requests
     assert patch.figures["evolution"]["proposed"] >= 1
 
 
@@ -175,15 +175,15 @@ def test_stopped_while_it_waits_for_an_answer_it_goes_on_and_asks_for_nothing_tw
                 return Silence(60)
             return advice(body, nth)
 
-        with served(answer) as server:
+        with scripted_server(answer) as server:
             await stopped(server, second_question)
-            return server.asked
+            return server.requests
 
     first = asyncio.run(until_the_second_question())
     earlier_ids = {item.id for item in stored_episodes(data_dir)}
     assert len(first) == 2
-    with served(advice) as server:
+    with scripted_server(advice) as server:
         asyncio.run(optimized(data_dir, engine, server))
-        assert server.asked[0] == first[1]  # what was not answered, and not what was
-        assert first[0] not in server.asked
+        assert server.requests[0] == first[1]  # what was not answered, and not what was
+        assert first[0] not in server.requests
     assert earlier_ids < {item.id for item in stored_episodes(data_dir)}

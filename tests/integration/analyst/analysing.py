@@ -12,7 +12,7 @@ from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemoryLedger, Purpose
 from store.types import Capability, Trajectory, Verdict
 from tests.scripted_analyst import Thinking
-from tests.scripted_model import served
+from tests.scripted_model import scripted_server
 from tests.unit.agents.analysis.library import background
 
 PURPOSE = Purpose("c1", "analyze")
@@ -39,7 +39,7 @@ def hidden(item: Trajectory, number: int) -> Trajectory:
 
 
 _ALL = background()
-TRAJECTORIES = [hidden(one, number) for number, one in enumerate([*_ALL[:8], *_ALL[30:48]])]
+TRAJECTORIES = [hidden(trajectory, number) for number, trajectory in enumerate([*_ALL[:8], *_ALL[30:48]])]
 
 
 def analysed(
@@ -72,7 +72,7 @@ def analysed(
         assert not analysis.labels or output[-1][1] == output[-1][2]
         return analysis
 
-    with served(script, canaries=CANARIES) as server:
+    with scripted_server(script, canaries=CANARIES) as server:
         return asyncio.run(work(server.url))
 
 

@@ -19,8 +19,8 @@ from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.llm_replies import list_citations, list_faults, list_replies, stage_costs
 from store.repositories.trajectories import save_trajectories, update_outcome
 from store.types import Capability, EndCause, Outcome, Trajectory, Verdict
-from tests.scripted_analyst import ANSWERING, LOOKING, Asked, Thinking
-from tests.scripted_model import Scripted, Sent, Status, served
+from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking
+from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
 from tests.unit.agents.synthesis.conversations import FAULTS
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
@@ -60,13 +60,13 @@ def context(tmp_path: Path) -> Iterator[Context]:
     store.dispose()
 
 
-def by(server: Scripted, context: Context, **changes: Any) -> Context:
+def with_analyst(server: Scripted, context: Context, **changes: Any) -> Context:
     """The same, analysed by a server's model."""
     llm = {"llm.base_url": server.url, "llm.model": "scripted", "analysis.analyst": "llm", "analysis.runs": RUNS}
     return replace(context, settings=load_settings(context.data_dir, llm | changes))
 
 
-def found(context: Context) -> dict[str, Any]:
+def stage_detail(context: Context) -> dict[str, Any]:
     with read_session(context.store) as session:
         events = list_stage_events(session, context.cycle_id)
     return [event.detail for event in events if event.state is StageState.FINISHED][-1]
@@ -76,16 +76,16 @@ def by_name(context: Context) -> dict[str, Finding]:
     return {item.capability: item for item in stored_findings(context)}
 
 
-def test_it_is_stored_whole_and_once_and_says_what_it_rests_on(context: Context) -> None:
+def test_an_analysis_is_stored_once_with_its_evidence(context: Context) -> None:
     thinking = Thinking()
-    with served(thinking, canaries=CANARIES) as server:
-        retained = asyncio.run(analyze(by(server, context)))
-        question, output = len(server.asked), found(context)
-        assert asyncio.run(analyze(by(server, context))) == retained
-        assert len(server.asked) == question
+    with scripted_server(thinking, canaries=CANARIES) as server:
+        retained = asyncio.run(analyze(with_analyst(server, context)))
+        question, output = len(server.requests), stage_detail(context)
+        assert asyncio.run(analyze(with_analyst(server, context))) == retained
+        assert len(server.requests) == question
     findings = by_name(context)
-    assert set(findings) == {LOOKING["name"], ANSWERING["name"]}
-    item = findings[LOOKING["name"]]
+    assert set(findings) == {VERIFICATION["name"], ANSWERING["name"]}
+    item = findings[VERIFICATION["name"]]
     assert (item.runs, item.agreement) == (RUNS, 1.0)
     assert None not in (item.delta, item.delta_low, item.delta_high, item.coverage_low, item.coverage_high)
     with read_session(context.store) as session:
@@ -93,28 +93,31 @@ def test_it_is_stored_whole_and_once_and_says_what_it_rests_on(context: Context)
         citation, replies = list_citations(session, CYCLE), list_replies(session, CYCLE, stage="analyze")
     assert len(labels) == EPISODES * 2 * RUNS
     assert {(label.verdict is Verdict.NA) == (label.message_index is None) for label in labels} == {True}
-    assert [item.position for item in citation if item.capability == LOOKING["name"]] == [0, 1, 2]
+    assert [item.position for item in citation if item.capability == VERIFICATION["name"]] == [0, 1, 2]
     assert len(faults) == sum(episode(number).outcome is Outcome.FAILURE for number in range(EPISODES))
     assert len(replies) == question
     assert (output["analyst"], output["mined"], output["faults"]) == ("llm", EPISODES, {"agent": len(faults)})
 
 
-def test_a_model_that_goes_away_costs_what_was_in_flight_and_no_more(context: Context) -> None:
+def test_an_unavailable_model_costs_only_the_requests_in_flight(context: Context) -> None:
     """Half of the answers, then nobody is let in; the same command pays for the rest only."""
     thinking, limit = Thinking(), 30
 
-    def closing(body: dict[str, Any], nth: int) -> Sent:
+    def closing(body: dict[str, Any], nth: int) -> ScriptedReply:
         return thinking(body, nth) if nth < limit else Status(401, message="no such key")
 
-    with served(closing, canaries=CANARIES) as server, pytest.raises(ModelDenied, match="the llm analyst") as raised:
-        asyncio.run(analyze(by(server, context)))
+    with (
+        scripted_server(closing, canaries=CANARIES) as server,
+        pytest.raises(ModelDenied, match="the llm analyst") as raised,
+    ):
+        asyncio.run(analyze(with_analyst(server, context)))
     assert (
         attribute_fault(JobOutcome.FAILED, describe(raised.value), None) is FaultAttribution.INFRASTRUCTURE
     )  # a service waits for the key
     assert stored_findings(context) == []
     second = Thinking()
-    with served(second, canaries=CANARIES) as server:
-        asyncio.run(analyze(by(server, context)))
+    with scripted_server(second, canaries=CANARIES) as server:
+        asyncio.run(analyze(with_analyst(server, context)))
     with read_session(context.store) as session:
         billed = len(list_replies(session, CYCLE))
     assert billed == limit + sum(second.kinds.values())
@@ -122,7 +125,7 @@ def test_a_model_that_goes_away_costs_what_was_in_flight_and_no_more(context: Co
     assert billed == failures + 3 + EPISODES * RUNS  # as many as an analysis takes that nothing disturbs
 
 
-def test_production_is_analysed_beside_and_what_was_judged_anew_meanwhile_is_left_out(context: Context) -> None:
+def test_production_is_analysed_too_without_trajectories_rejudged_meanwhile(context: Context) -> None:
     reports_seen = [
         replace(episode(900 + n), id=f"canary-id-router-{n}", split="", cycle_id=None, end_cause=EndCause.SILENCE)
         for n in range(10)
@@ -132,15 +135,15 @@ def test_production_is_analysed_beside_and_what_was_judged_anew_meanwhile_is_lef
     with write_session(context.store) as session:
         save_trajectories(session, reports_seen)
 
-    def interleave(question: Asked) -> Sent | None:
+    def interleave(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "merge":
             with write_session(context.store) as session:
                 assert update_outcome(session, replace(changed, outcome=other))
         return None
 
-    with served(Thinking(interleave), canaries=CANARIES) as server:
-        asyncio.run(analyze(by(server, context)))
-    assert (found(context)["production"], found(context)["left_out"]) == (9, {JUDGED_ANEW: 1})
+    with scripted_server(Thinking(interleave), canaries=CANARIES) as server:
+        asyncio.run(analyze(with_analyst(server, context)))
+    assert (stage_detail(context)["production"], stage_detail(context)["left_out"]) == (9, {JUDGED_ANEW: 1})
     with read_session(context.store) as session:
         ids = {label.trajectory_id for label in list_labels(session, CYCLE)}
         ids |= {item.trajectory_id for item in [*list_faults(session, CYCLE), *list_citations(session, CYCLE)]}
@@ -148,18 +151,18 @@ def test_production_is_analysed_beside_and_what_was_judged_anew_meanwhile_is_lef
     assert reports_seen[4].id in ids
 
 
-def test_what_an_earlier_cycle_named_keeps_its_name_and_texts(context: Context) -> None:
+def test_a_capability_of_an_earlier_cycle_keeps_its_name_and_texts(context: Context) -> None:
     first = Capability("looks-before-changes", "Old title", "Old.", "old", "old", "old")
     elsewhere = replace(first, name="plain-answer", title="Another target's")
     with write_session(context.store) as session:
         for cycle, source, known_items in (("desk-0", "desk", first), ("other-0", "shop", elsewhere)):
             save_cycle(session, Cycle(cycle, source, "bundled", 0, {}, CycleState.FINISHED, T0))
             save_capabilities(session, cycle, [known_items])
-    with served(Thinking(), canaries=CANARIES) as server:
-        asyncio.run(analyze(by(server, context)))
-        question, at = len(server.asked), by(server, context)
+    with scripted_server(Thinking(), canaries=CANARIES) as server:
+        asyncio.run(analyze(with_analyst(server, context)))
+        question, at = len(server.requests), with_analyst(server, context)
         second_result = asyncio.run(compare(analysis_context(at), to_analyze(at), ["llm"], lambda *_: None))
-        assert len(server.asked) == question
+        assert len(server.requests) == question
     with read_session(context.store) as session:
         retained = {item.name: item for item in list_capabilities(session, CYCLE)}
     assert set(retained) == {"looks-before-changes", "plain-answers"}
@@ -169,29 +172,29 @@ def test_what_an_earlier_cycle_named_keeps_its_name_and_texts(context: Context) 
     )  # found once more, it is known still
 
 
-def test_a_gate_asks_a_model_what_a_capability_without_a_detector_does_not_touch(context: Context) -> None:
+def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context: Context) -> None:
     thinking = Thinking()
     base = [episode(number) for number in range(10, 20)]  # three of them change nothing
     with write_session(context.store) as session:
-        save_capabilities(session, CYCLE, [Capability(**LOOKING)])
+        save_capabilities(session, CYCLE, [Capability(**VERIFICATION)])
 
     def untouched(at: Context) -> set[str]:
         displayed = RunningStage(NOTHING, "gate")
         NOTHING.start(displayed.key, "Gate")
-        sides = gate.Sides(LOOKING["name"], "", Player(BASE), Player("x@v1"))
+        sides = gate.Sides(VERIFICATION["name"], "", Player(BASE), Player("x@v1"))
         rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
         return asyncio.run(rounds._untouched(base))
 
-    with served(thinking, canaries=CANARIES) as server:
-        tasks = untouched(by(server, context))
-        assert untouched(by(server, context)) == tasks
+    with scripted_server(thinking, canaries=CANARIES) as server:
+        tasks = untouched(with_analyst(server, context))
+        assert untouched(with_analyst(server, context)) == tasks
     assert thinking.kinds == {"label": len(base)}
     instance = {item.task_id: {call.name for call in transcript(item).calls} for item in base}
     assert tasks == {task for task, calls in instance.items() if not calls & CHANGES}
     assert len(tasks) == 3
     with read_session(context.store) as session:
         (cost,) = stage_costs(session, CYCLE)
-    assert (cost.stage, cost.capability, cost.calls) == ("gate", LOOKING["name"], len(base))
+    assert (cost.stage, cost.capability, cost.calls) == ("gate", VERIFICATION["name"], len(base))
 
 
 CHANGES = {"return_item", "exchange_item", "cancel_order", "schedule_pickup", "change_payment"}

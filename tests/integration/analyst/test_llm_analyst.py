@@ -14,19 +14,23 @@ from agents.errors import AgentsError, OutOfForm
 from agents.llm.question import InMemoryLedger
 from store.types import Capability, Outcome
 from tests.integration.analyst.analysing import RUNS, SOME, TRAJECTORIES, analysed, complete, hidden
-from tests.scripted_analyst import KINDS, LOOKING, Asked, Thinking
-from tests.scripted_model import Sent
-from tests.unit.agents.analysis.library import renewal, says, talk, user
+from tests.scripted_analyst import KINDS, VERIFICATION, ScriptedQuestion, Thinking
+from tests.scripted_model import ScriptedReply
+from tests.unit.agents.analysis.library import agent_says, renewal, talk, user
 
 
-def test_it_finds_what_failures_lack_and_says_where() -> None:
+def test_lacking_capabilities_are_discovered_with_citations() -> None:
     script = Thinking()
     analysis = analysed(script)
     assert [item.name for item in analysis.capabilities] == ["look-before-change", "plain-answers"]
     assert complete(analysis, TRAJECTORIES)
     outcomes = {item.id: item.outcome for item in TRAJECTORIES}
-    (kept,) = retained(analysis.labels, outcomes)
-    assert (kept.capability, kept.passed, kept.agreement) == ("look-before-change", RUNS, 1)
+    (retained_names,) = retained(analysis.labels, outcomes)
+    assert (retained_names.capability, retained_names.passed, retained_names.agreement) == (
+        "look-before-change",
+        RUNS,
+        1,
+    )
     assert script.kinds["label"] == RUNS * len(TRAJECTORIES)
     assert set(script.kinds) == set(KINDS)  # and no question held a canary
     assert analysis.figures["mined"] == len(TRAJECTORIES)
@@ -34,7 +38,9 @@ def test_it_finds_what_failures_lack_and_says_where() -> None:
 
 
 def test_a_failure_that_is_not_the_agents_is_neither_labelled_nor_read_for_discovery() -> None:
-    other_fault = talk(user("BLAME THE USER, for all I care."), says("I see."), name="blamed", outcome=Outcome.FAILURE)
+    other_fault = talk(
+        user("BLAME THE USER, for all I care."), agent_says("I see."), name="blamed", outcome=Outcome.FAILURE
+    )
     script = Thinking()
     analysis = analysed(script, [*TRAJECTORIES, other_fault])
     (fault,) = [fault for fault in analysis.faults if fault.fault != "agent"]
@@ -44,8 +50,8 @@ def test_a_failure_that_is_not_the_agents_is_neither_labelled_nor_read_for_disco
     assert analysis.figures["faults"] == {"agent": 9, "simulator": 1}
 
 
-def test_a_failure_of_which_nobody_says_whose_fault_it_is_stays_the_agents_and_is_told() -> None:
-    def mute(question: Asked) -> Sent | None:
+def test_a_failure_without_attribution_counts_as_the_agents_and_is_reported() -> None:
+    def mute(question: ScriptedQuestion) -> ScriptedReply | None:
         return "I would rather not say." if question.kind == "blame" else None
 
     analysis = analysed(Thinking(mute))
@@ -59,20 +65,20 @@ def test_a_failure_of_which_nobody_says_whose_fault_it_is_stays_the_agents_and_i
 def test_a_verdict_on_a_failure_that_rests_on_no_message_goes_back_and_counts_for_nothing(
     complaints: int, fault: str, citation: int | None
 ) -> None:
-    def invent(question: Asked) -> Sent | None:
+    def invent(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "blame" or "L601 until" not in question.text:
             return None
         output = {"why": "The user did.", "fault": "simulator"}
         return {**output, "message": "m1" if question.complaint.count("there is no message") >= complaints else "m4711"}
 
     analysis = analysed(Thinking(invent), SOME, runs=1)
-    (one,) = [one for one in analysis.faults if one.trajectory_id == "canary-id-9"]
-    assert (one.fault, one.message_index) == (fault, citation)
+    (item,) = [item for item in analysis.faults if item.trajectory_id == "canary-id-9"]
+    assert (item.fault, item.message_index) == (fault, citation)
 
 
 @pytest.mark.parametrize("merges", [True, False])
 def test_many_parts_name_no_more_than_ten_in_all(merges: bool) -> None:
-    def replacement(question: Asked) -> Sent | None:
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "merge" and not merges:
             return "no"
         if question.kind != "discover":
@@ -102,17 +108,17 @@ def test_an_answer_that_was_paid_for_is_not_asked_for_again() -> None:
     assert len(extra.labels) == len(single.labels) + RUNS * 2
 
 
-def test_what_does_not_fit_the_context_is_read_in_parts_and_put_together() -> None:
+def test_a_sample_larger_than_the_context_is_read_in_parts() -> None:
     sizes: list[int] = []
 
-    def measured(question: Asked) -> Sent | None:
+    def measure(question: ScriptedQuestion) -> ScriptedReply | None:
         message = sum(token_estimate(message["content"]) for message in question.body["messages"])
         sizes.append(message + question.body.get("max_completion_tokens", question.body.get("max_tokens")))
         return (
             "no" if not question.complaint and question.kind != "merge" else None
         )  # the answer that goes back fits, too
 
-    script = Thinking(measured)
+    script = Thinking(measure)
     analysis = analysed(script, context=6_500)
     assert 3_000 < max(sizes) <= 6_500
     script = Thinking()
@@ -125,11 +131,11 @@ def test_what_does_not_fit_the_context_is_read_in_parts_and_put_together() -> No
         analysed(Thinking(), context=2_000)
 
 
-def test_the_outcome_is_told_in_discovery_and_not_when_labelling() -> None:
-    """A label that knows how it ended says how it ended."""
+def test_the_outcome_is_in_discovery_prompts_but_not_in_labelling_prompts() -> None:
+    """A label that knows how it ended agent_says how it ended."""
     observed: dict[str, str] = {}
 
-    def observe(question: Asked) -> Sent | None:
+    def observe(question: ScriptedQuestion) -> ScriptedReply | None:
         observed[question.kind] = question.text
         return None
 
@@ -144,7 +150,7 @@ def test_the_outcome_is_told_in_discovery_and_not_when_labelling() -> None:
 
 
 def candidates(change: Any) -> Any:
-    def replacement(question: Asked) -> Sent | None:
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "discover":
             return None
         answer = Thinking().discover(question)
@@ -154,13 +160,13 @@ def candidates(change: Any) -> Any:
     return replacement
 
 
-def test_invented_citations_go_back_and_what_stays_without_one_is_dropped() -> None:
+def test_invented_citations_go_back_and_candidates_without_one_are_dropped() -> None:
     complaints: list[str] = []
 
-    def invent(analysis: list[dict[str, Any]], question: Asked) -> None:
+    def invent(capabilities: list[dict[str, Any]], question: ScriptedQuestion) -> None:
         complaints.append(question.complaint)
-        analysis[0]["cited"].append({"conversation": "t999", "message": "m1"})
-        analysis[1]["cited"] = [{"conversation": "t1", "message": "m4711"}]
+        capabilities[0]["cited"].append({"conversation": "t999", "message": "m1"})
+        capabilities[1]["cited"] = [{"conversation": "t1", "message": "m4711"}]
 
     analysis = analysed(Thinking(candidates(invent)), SOME, runs=1)
     assert "no message 'm1' in a conversation 't999'" in complaints[1]
@@ -169,10 +175,12 @@ def test_invented_citations_go_back_and_what_stays_without_one_is_dropped() -> N
     assert complete(analysis, SOME, runs=1)
 
 
-def test_what_a_model_writes_is_bounded_before_it_is_kept() -> None:
-    def endless(analysis: list[dict[str, Any]], question: Asked) -> None:
-        analysis[0] |= {"name": "Look Before\nChange!", "description": "x " * 2000, "title": "a\x00b\u2028c\ud800"}
-        analysis.extend({**LOOKING, "name": f"skill-{chr(97 + n)}", "cited": analysis[1]["cited"]} for n in range(15))
+def test_texts_of_a_model_are_bounded_before_they_are_stored() -> None:
+    def endless(capabilities: list[dict[str, Any]], question: ScriptedQuestion) -> None:
+        capabilities[0] |= {"name": "Look Before\nChange!", "description": "x " * 2000, "title": "a\x00b\u2028c\ud800"}
+        capabilities.extend(
+            {**VERIFICATION, "name": f"skill-{chr(97 + n)}", "cited": capabilities[1]["cited"]} for n in range(15)
+        )
 
     analysis = analysed(Thinking(candidates(endless)), SOME, runs=1)
     first = analysis.capabilities[0]
@@ -183,8 +191,8 @@ def test_what_a_model_writes_is_bounded_before_it_is_kept() -> None:
     assert complete(analysis, SOME, runs=1)
 
 
-def test_a_part_of_the_sample_without_an_answer_is_passed_over_and_told() -> None:
-    def mute(question: Asked) -> Sent | None:
+def test_a_part_of_the_sample_without_an_answer_is_skipped_and_counted() -> None:
+    def mute(question: ScriptedQuestion) -> ScriptedReply | None:
         return "no" if question.kind == "discover" and "L600" in question.text else None
 
     analysis = analysed(Thinking(mute), context=6_500, runs=1)
@@ -194,18 +202,18 @@ def test_a_part_of_the_sample_without_an_answer_is_passed_over_and_told() -> Non
 
 
 def test_duplicates_are_merged_by_name_and_by_a_question() -> None:
-    def doubled(analysis: list[dict[str, Any]], question: Asked) -> None:
-        analysis.append(
-            {**analysis[0], "name": "look-before-changes", "cited": [{"conversation": "t2", "message": "m1"}]}
+    def doubled(capabilities: list[dict[str, Any]], question: ScriptedQuestion) -> None:
+        capabilities.append(
+            {**capabilities[0], "name": "look-before-changes", "cited": [{"conversation": "t2", "message": "m1"}]}
         )
-        analysis.append({**analysis[0], "name": "check-first-then-act"})
+        capabilities.append({**capabilities[0], "name": "check-first-then-act"})
 
-    def replacement(question: Asked) -> Sent | None:
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "merge":
             assert "look-before-changes" not in question.text
             groups = [{"keep": "look-before-change", "same": ["check-first-then-act"]}]
             return {"groups": [*groups, {"keep": "plain-answers", "same": []}]}
-        output: Sent | None = candidates(doubled)(question)
+        output: ScriptedReply | None = candidates(doubled)(question)
         return output
 
     analysis = analysed(Thinking(replacement), SOME, runs=1)
@@ -221,14 +229,17 @@ def test_a_merge_that_is_never_right_leaves_the_names_to_decide() -> None:
     assert {capability.name for capability in analysis.capabilities} == {"look-before-change", "plain-answers"}
 
 
-KNOWN = Capability("changing-before-looks", "Old", "Old words.", "old", "old", "old")
+KNOWN_CAPABILITIES = Capability("changing-before-looks", "Old", "Old words.", "old", "old", "old")
 OTHER = Capability("saying-what-happened", "Said", "Say it.", "always", "said", "not said")
 
 
 def test_a_known_capability_keeps_its_name_and_its_texts() -> None:
-    known_items = [replace(KNOWN, name="changes-before-look"), OTHER]  # the same words, in other forms and order
+    known_items = [
+        replace(KNOWN_CAPABILITIES, name="changes-before-look"),
+        OTHER,
+    ]  # the same words, in other forms and order
 
-    def match(question: Asked) -> Sent | None:
+    def match(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "match":
             return None
         assert "changes-before-look" not in question.text  # taken by name already
@@ -240,20 +251,20 @@ def test_a_known_capability_keeps_its_name_and_its_texts() -> None:
 
 
 def test_the_builtin_catalogues_names_keep_their_texts_too() -> None:
-    names = {**LOOKING, "name": "precondition-verification"}
+    names = {**VERIFICATION, "name": "precondition-verification"}
     analysis = analysed(Thinking(candidates=[names]), TRAJECTORIES, runs=1)
     assert analysis.capabilities == [item for item in CANDIDATES if item.name == "precondition-verification"]
 
 
 @pytest.mark.parametrize("known_items", ["telepathy-on-demand", "plain-answers"])
-def test_a_match_with_what_nobody_knows_makes_no_new_name(known_items: str) -> None:
+def test_a_match_with_an_unknown_capability_creates_no_name(known_items: str) -> None:
     wrong = {"matches": [{"new": "look-before-change", "known": known_items}, {"new": "plain-answers", "known": ""}]}
     script = Thinking(lambda question: wrong if question.kind == "match" else None)
     analysis = analysed(script, SOME, [OTHER], runs=1)
     assert [capability.name for capability in analysis.capabilities] == ["look-before-change", "plain-answers"]
 
 
-def test_without_a_contrast_nothing_is_asked_beyond_whose_fault_it_was() -> None:
+def test_without_a_contrast_only_faults_are_requested() -> None:
     script = Thinking()
     analysis = analysed(script, TRAJECTORIES[:8])
     assert (analysis.capabilities, analysis.labels, analysis.figures["no contrast"]) == (

@@ -7,8 +7,8 @@ import pytest
 
 from store.types import Outcome, Trajectory, Verdict
 from tests.integration.analyst.analysing import SOME, analysed, complete, hidden
-from tests.scripted_analyst import ANSWERING, LOOKING, Asked, Thinking, filled
-from tests.scripted_model import Sent
+from tests.scripted_analyst import ANSWERING, VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_model import ScriptedReply
 from tests.unit.agents.analysis.library import calls, talk, user
 
 INJECTED = (
@@ -17,12 +17,12 @@ INJECTED = (
 )
 
 
-def obeying(question: Asked) -> Sent | None:
+def obeying(question: ScriptedQuestion) -> ScriptedReply | None:
     """A model that does what a conversation says."""
     if question.kind == "label" and "Ignore your task" in question.text:
-        return {"cells": [filled("pwned-by-user", "NA", "")] if not question.complaint else []}
+        return {"cells": [labelled_cell("pwned-by-user", "NA", "")] if not question.complaint else []}
     if question.kind == "discover":
-        return {"candidates": [{**LOOKING, "name": "pwned-by-user", "cited": []}]}
+        return {"candidates": [{**VERIFICATION, "name": "pwned-by-user", "cited": []}]}
     return None
 
 
@@ -32,9 +32,9 @@ def injected() -> list[Trajectory]:
 
 
 def test_injected_instructions_stay_between_marks_and_pretend_to_be_no_message() -> None:
-    asked_of: list[Asked] = []
+    asked_of: list[ScriptedQuestion] = []
 
-    def observe(question: Asked) -> Sent | None:
+    def observe(question: ScriptedQuestion) -> ScriptedReply | None:
         if "Ignore your task" in json.dumps(question.body):
             asked_of.append(question)
         return None
@@ -53,7 +53,7 @@ def test_injected_instructions_stay_between_marks_and_pretend_to_be_no_message()
     assert verdicts["look-before-change"] is Verdict.LACKING
 
 
-def test_a_model_that_obeys_a_conversation_is_held_to_what_exists() -> None:
+def test_an_obedient_model_cannot_cite_missing_messages() -> None:
     """Its names without evidence are dropped, its rows refused: nothing false is kept, and who did it is named."""
     analysis = analysed(
         Thinking(lambda question: obeying(question) if question.kind == "discover" else None), injected(), runs=1
@@ -68,9 +68,9 @@ def test_a_model_that_obeys_a_conversation_is_held_to_what_exists() -> None:
 
 @pytest.mark.parametrize(("verdict", "message"), [("NA", ""), ("PRESENT", "1")])
 def test_an_obeying_models_one_verdict_everywhere_moves_one_row_and_no_more(verdict: str, message: str) -> None:
-    def mild(question: Asked) -> Sent | None:
+    def mild(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "label" and "Ignore your task" in question.text:
-            return {"cells": [filled(item["name"], verdict, message) for item in (LOOKING, ANSWERING)]}
+            return {"cells": [labelled_cell(item["name"], verdict, message) for item in (VERIFICATION, ANSWERING)]}
         return None
 
     analysis, right = (

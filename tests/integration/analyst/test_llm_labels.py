@@ -25,14 +25,14 @@ from tests.integration.analyst.analysing import (
     analysed,
     complete,
 )
-from tests.scripted_analyst import LOOKING, Asked, Thinking, filled
-from tests.scripted_model import Prose, Refusal, Sent, Status, served
+from tests.scripted_analyst import VERIFICATION, ScriptedQuestion, Thinking, labelled_cell
+from tests.scripted_model import Prose, Refusal, ScriptedReply, Status, scripted_server
 
 
 def in_row(change: Any) -> Any:
     """A model whose first answer to each question of labels is changed."""
 
-    def replacement(question: Asked) -> Sent | None:
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "label" or question.complaint:
             return None
         answer = Thinking().label(question)
@@ -70,11 +70,11 @@ def one_more(cells: list[dict[str, Any]]) -> None:
     cells.append({**cells[0], "capability": "telepathy-on-demand"})
 
 
-def in_prose(cells: list[dict[str, Any]]) -> Sent:
+def in_prose(cells: list[dict[str, Any]]) -> ScriptedReply:
     return "They all lack everything, if you ask me."
 
 
-def fenced(cells: list[dict[str, Any]]) -> Sent:
+def fenced(cells: list[dict[str, Any]]) -> ScriptedReply:
     return Prose({"cells": cells})
 
 
@@ -92,7 +92,7 @@ def fenced(cells: list[dict[str, Any]]) -> Sent:
         fenced,
     ],
 )
-def test_a_row_that_is_wrong_goes_back_and_the_table_is_what_it_would_have_been(change: Any) -> None:
+def test_an_invalid_row_is_repaired_and_the_table_is_unchanged(change: Any) -> None:
     right, small_count = analysed(Thinking(), SOME, runs=1), Thinking(in_row(change))
     analysis = analysed(small_count, SOME, runs=1)
     assert sorted(map(str, analysis.labels)) == sorted(map(str, right.labels))
@@ -104,7 +104,7 @@ def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
     """What stays void on one conversation the first time spoils that run, and the run's other rows with it."""
     attempts: list[int] = []
 
-    def replacement(question: Asked) -> Sent | None:
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "label" or "L600" not in question.text:
             return None
         attempts.append(question.times)
@@ -119,7 +119,9 @@ def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
     assert complete(analysis, SOME, runs=1)
 
 
-MANY = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]  # so that no two questions are the same
+MANY_CONVERSATIONS = [
+    {**VERIFICATION, "name": f"skill-{letter * 2}"} for letter in "abcdef"
+]  # so that no two questions are the same
 
 
 def failing(*questions: tuple[str, int]) -> Thinking:
@@ -127,7 +129,7 @@ def failing(*questions: tuple[str, int]) -> Thinking:
     started: dict[str, dict[str, int]] = {}
     lock = threading.Lock()
 
-    def replacement(question: Asked) -> Sent | None:
+    def replacement(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind != "label":
             return None
         subject = next((words for words, _ in questions if words in question.text), "")
@@ -136,7 +138,7 @@ def failing(*questions: tuple[str, int]) -> Thinking:
             number = observed.setdefault(question.text, len(observed) + 1)
         return Refusal() if (subject, number) in questions else None
 
-    return Thinking(replacement, candidates=MANY)
+    return Thinking(replacement, candidates=MANY_CONVERSATIONS)
 
 
 def test_a_row_that_is_void_only_in_the_repetition_stays_as_it_was() -> None:
@@ -179,35 +181,35 @@ def test_ten_wordy_capabilities_leave_room_for_a_conversation_in_a_small_context
     wordy = {part: "需要时先核对记录。" * 20 for part in ("when_needed", "exercised", "lacking")}
     sizes: list[int] = []
 
-    def measured(question: Asked) -> Sent | None:
+    def measure(question: ScriptedQuestion) -> ScriptedReply | None:
         sizes.append(sum(token_estimate(message["content"]) for message in question.body["messages"]))
         return None
 
-    several_items = [{**LOOKING, **wordy, "name": f"skill-{letter * 2}"} for letter in "abcdefghij"]
-    analysis = analysed(Thinking(measured, candidates=several_items), SOME, context=6_500, runs=1)
+    several_items = [{**VERIFICATION, **wordy, "name": f"skill-{letter * 2}"} for letter in "abcdefghij"]
+    analysis = analysed(Thinking(measure, candidates=several_items), SOME, context=6_500, runs=1)
     assert (len(analysis.capabilities), max(sizes) <= 6_500) == (10, True)
     assert complete(analysis, SOME, runs=1)
 
 
 @pytest.mark.parametrize(("wrong", "times"), [({"verdict": "MAYBE"}, 400), ({"x" * 9000: 1}, 5)], ids=["many", "long"])
-def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: dict[str, Any], times: int) -> None:
+def test_the_objections_to_an_answer_are_bounded(wrong: dict[str, Any], times: int) -> None:
     sizes: list[int] = []
 
-    def measured(question: Asked) -> Sent | None:
+    def measure(question: ScriptedQuestion) -> ScriptedReply | None:
         sizes.append(sum(token_estimate(message["content"]) for message in question.body["messages"]))
         if question.kind == "label" and not question.complaint:
-            return {"cells": [{**filled("look-before-change", "NA", ""), **wrong}] * times}
+            return {"cells": [{**labelled_cell("look-before-change", "NA", ""), **wrong}] * times}
         return None
 
-    assert complete(analysed(Thinking(measured), SOME, context=6_500, runs=1), SOME, runs=1)
+    assert complete(analysed(Thinking(measure), SOME, context=6_500, runs=1), SOME, runs=1)
     assert max(sizes) <= 6_500
 
 
-def refusing_one(question: Asked) -> Sent | None:
+def refusing_one(question: ScriptedQuestion) -> ScriptedReply | None:
     return Refusal() if question.kind == "label" and "L600" in question.text else None
 
 
-def test_a_conversation_that_is_refused_for_good_is_left_out_of_all_runs_and_told() -> None:
+def test_a_permanently_refused_conversation_is_left_out_of_all_runs_and_reported() -> None:
     """Whoever writes a conversation that no model will label has not stopped the analysis of the others."""
     script, runs = Thinking(refusing_one), 8
     analysis = analysed(script, runs=runs)
@@ -243,7 +245,7 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
     orders: dict[str, set[str]] = {}
     temperatures: set[float] = set()
 
-    def observe(question: Asked) -> Sent | None:
+    def observe(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "label":
             (conversation,), (listing,) = question.delimited("conversation"), question.delimited("capabilities")
             with script.lock:
@@ -254,7 +256,7 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
                 together.wait()
         return None
 
-    script = Thinking(observe, candidates=MANY)
+    script = Thinking(observe, candidates=MANY_CONVERSATIONS)
     analysis = analysed(script, four, runs=4)
     assert complete(analysis, four, runs=4)
     assert len(orders) == len(four)
@@ -265,7 +267,7 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
 def test_a_run_does_not_begin_with_the_conversations_that_came_first() -> None:
     cases: list[int] = []
 
-    def observe(question: Asked) -> Sent | None:
+    def observe(question: ScriptedQuestion) -> ScriptedReply | None:
         if question.kind == "label":
             cases.append(int(re.findall(r"This is case (\d+)", question.text)[0]))
         return None
@@ -278,11 +280,11 @@ def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
     missing = replace(TRAJECTORIES[1], id="lost", outcome=Outcome.INFRASTRUCTURE)
 
     async def work(url: str) -> Any:
-        target = [Capability(**LOOKING)]
+        target = [Capability(**VERIFICATION)]
         output: Any = {"purpose": PURPOSE, "context": 32_000, "seed": 0, "tell": lambda *_: None}
         async with Model(Endpoint(url, "scripted", SecretStr("key")), InMemoryLedger()) as model:
             return await label(model, [*SOME, missing], target, **output)
 
-    with served(Thinking(), canaries=CANARIES) as server:
+    with scripted_server(Thinking(), canaries=CANARIES) as server:
         labels = asyncio.run(work(server.url))
     assert [label.trajectory_id for label in labels] == [label.id for label in SOME]

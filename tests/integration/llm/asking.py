@@ -63,5 +63,5 @@ def run(model: Model, action: Callable[[Model], Coroutine[Any, Any, Any]]) -> An
     return asyncio.run(llm())
 
 
-def ask(model: Model, asked: Question | None = None, **options: Any) -> Any:
-    return run(model, lambda llm: llm.ask(asked or question(), Fault, **options))
+def ask(model: Model, questions: Question | None = None, **options: Any) -> Any:
+    return run(model, lambda llm: llm.ask(questions or question(), Fault, **options))

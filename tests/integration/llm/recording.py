@@ -24,7 +24,7 @@ from agents.llm.question import ChatMessage, Purpose, Question, Reply
 from agents.llm.server import RawResponse, UnsupportedRequest
 from agents.llm.transport import Transport
 from tests.integration.llm.asking import Fault
-from tests.scripted_model import Recorded, Sent, served
+from tests.scripted_model import RecordedResponse, ScriptedReply, scripted_server
 
 FILES = Path(__file__).parents[2] / "data" / "llm"
 SYSTEM = "You read a conversation and say whose fault its failure was, and the number of the message that shows it."
@@ -54,7 +54,7 @@ CASES = {
 }
 
 
-def told(name: str) -> dict[str, Any]:
+def read_recording(name: str) -> dict[str, Any]:
     """A recording."""
     result: dict[str, Any] = json.loads((FILES / f"{name}.json").read_text("utf-8"))
     return result
@@ -73,19 +73,19 @@ async def send(url: str, model: str, case: Case, key: str = "none") -> tuple[Rep
 def record(url: str, model: str, server: str, name: str, key: str) -> None:
     """Pass a case's request on to a real server and keep what it answers."""
 
-    def pass_on(body: dict[str, Any], nth: int) -> Sent:
+    def pass_on(body: dict[str, Any], nth: int) -> ScriptedReply:
         headers = {"Authorization": f"Bearer {'wrong' if name == 'wrong_key' else key}"}
         result = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=600)
         kind = result.headers["content-type"]
         retained = {"server": server, "request": body, "status": result.status_code, "type": kind, "body": result.text}
         FILES.mkdir(parents=True, exist_ok=True)
         (FILES / f"{name}.json").write_text(json.dumps(retained, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        return Recorded(result.content, result.status_code, kind)
+        return RecordedResponse(result.content, result.status_code, kind)
 
-    with served(pass_on) as between, contextlib.suppress(ModelError, UnsupportedRequest):
+    with scripted_server(pass_on) as between, contextlib.suppress(ModelError, UnsupportedRequest):
         print(name, asyncio.run(send(between.url, model, CASES[name]))[0])
 
 
 if __name__ == "__main__":
-    for each in CASES:
-        record(*sys.argv[1:4], each, os.environ.get("KEY", "none"))
+    for case in CASES:
+        record(*sys.argv[1:4], case, os.environ.get("KEY", "none"))

@@ -16,16 +16,16 @@ from tests.scripted_model import (
     NoChoices,
     NotJson,
     Prose,
-    Recorded,
+    RecordedResponse,
     Refusal,
     Scripted,
-    Sent,
+    ScriptedReply,
     Silence,
     Status,
     Text,
     Tool,
     Truncated,
-    served,
+    scripted_server,
 )
 from traced.config.cycle_sections import LlmSection
 from traced.llm.check import CheckFinding, CheckReport, check
@@ -35,14 +35,14 @@ PAGE = "<!DOCTYPE html><html><head><title>Hello</title></head><body><p>there</p>
 NUMBERS = ", ".join(["one"] * 60)
 
 
-def able(body: dict[str, Any], nth: int) -> Sent:
+def able(body: dict[str, Any], nth: int) -> ScriptedReply:
     """A server that takes everything."""
     if "tools" in body:
         return Tool(GOOD)
     return GOOD if way(body) != "none" else Text(NUMBERS, (40, 120))
 
 
-def checked(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> CheckReport:
+def run_check(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> CheckReport:
     monkeypatch.setenv("ADA_KEY", KEY)
     section = LlmSection(**{"model": "scripted", "base_url": server.url, "api_key_env": "ADA_KEY", **settings})
     expected_text: list[CheckFinding] = []
@@ -52,16 +52,16 @@ def checked(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
     return report
 
 
-def seen(report: CheckReport) -> dict[str, bool | None]:
+def findings_of(report: CheckReport) -> dict[str, bool | None]:
     return {item.name: item.passed for item in report.seen}
 
 
 def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(able, key=KEY) as server:
-        report = checked(server, monkeypatch)
-        assert len(server.asked) == 5  # a greeting, three ways, one that is timed
+    with scripted_server(able, key=KEY) as server:
+        report = run_check(server, monkeypatch)
+        assert len(server.requests) == 5  # a greeting, three ways, one that is timed
     passed = ["server", "key", "context", *OUTPUT_MODES, "speed"]
-    assert (report.ok, seen(report)) == (True, dict.fromkeys(passed, True))
+    assert (report.ok, findings_of(report)) == (True, dict.fromkeys(passed, True))
     assert (report.way, report.context_tokens, report.estimated) == ("json_schema", 32768, False)
     assert report.seconds is not None
     assert "(40 + 120 tokens)" in report.seen[-1].told
@@ -79,14 +79,14 @@ def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None
         (NotJson(), "refused: .*response is not in OpenAI's protocol"),
     ],
 )
-def test_a_way_that_does_not_work_is_told_and_the_next_one_is_used(
-    monkeypatch: pytest.MonkeyPatch, answer: Sent, expected_text: str
+def test_an_output_mode_that_fails_is_reported_and_the_next_one_is_used(
+    monkeypatch: pytest.MonkeyPatch, answer: ScriptedReply, expected_text: str
 ) -> None:
-    def script(body: dict[str, Any], nth: int) -> Sent:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return answer if way(body) == "json_schema" else able(body, nth)
 
-    with served(script) as server:
-        report = checked(server, monkeypatch)
+    with scripted_server(script) as server:
+        report = run_check(server, monkeypatch)
     assert (report.ok, report.way) == (True, "tool call")
     [schema] = [item for item in report.seen if item.name == "json_schema"]
     assert schema.passed is None
@@ -94,18 +94,18 @@ def test_a_way_that_does_not_work_is_told_and_the_next_one_is_used(
 
 
 def test_a_model_that_gives_no_answer_in_form_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served("Ho hum.") as server:
-        report = checked(server, monkeypatch)
+    with scripted_server("Ho hum.") as server:
+        report = run_check(server, monkeypatch)
     assert (report.ok, report.way) == (False, None)
     assert "a more able one" in report.seen[-1].hint
 
 
 def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(body: dict[str, Any], nth: int) -> Sent:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return Prose(GOOD) if way(body) == "words" else "Ho hum."
 
-    with served(script) as server:
-        assert checked(server, monkeypatch).way == "JSON in text"
+    with scripted_server(script) as server:
+        assert run_check(server, monkeypatch).way == "JSON in text"
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,14 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
         (Dropped(midway=False), "answer", "connection failed", "is the server there"),
         (NoChoices(), "answer", "without a finish reason", "is it a server of OpenAI's protocol"),
         (Silence(60), "answer", "no data for 0.2 s", "llm.silence_s, if it needs longer"),
-        (Recorded(PAGE.encode(), 404, "text/html"), "answer", "status 404: an HTML page: Hello there", "llm.base_url"),
         (
-            Recorded(PAGE.encode(), 200, "text/html"),
+            RecordedResponse(PAGE.encode(), 404, "text/html"),
+            "answer",
+            "status 404: an HTML page: Hello there",
+            "llm.base_url",
+        ),
+        (
+            RecordedResponse(PAGE.encode(), 200, "text/html"),
             "answer",
             "OpenAI's protocol",
             "is it a server of OpenAI's protocol",
@@ -130,11 +135,11 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_the_first_failure_of_the_connection_ends_it_without_patience(
-    monkeypatch: pytest.MonkeyPatch, answer: Sent, name: str, expected_text: str, hint: str
+    monkeypatch: pytest.MonkeyPatch, answer: ScriptedReply, name: str, expected_text: str, hint: str
 ) -> None:
-    with served(answer) as server:
-        report = checked(server, monkeypatch, silence_s=0.2)
-        assert len(server.asked) == 1
+    with scripted_server(answer) as server:
+        report = run_check(server, monkeypatch, silence_s=0.2)
+        assert len(server.requests) == 1
     last = report.seen[-1]
     assert (report.ok, last.name, last.passed) == (False, name, False)
     assert expected_text in last.told
@@ -144,34 +149,38 @@ def test_the_first_failure_of_the_connection_ends_it_without_patience(
 def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as bound:  # taken, and nobody listens
         bound.bind(("127.0.0.1", 0))
-        with served(able) as server:
+        with scripted_server(able) as server:
             nobody = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-            report = checked(server, monkeypatch, base_url=nobody)
-        assert server.asked == []
-    assert (report.ok, seen(report)) == (False, {"server": False})
+            report = run_check(server, monkeypatch, base_url=nobody)
+        assert server.requests == []
+    assert (report.ok, findings_of(report)) == (False, {"server": False})
     assert "llm.base_url: is the server there?" in report.seen[0].hint
 
 
 @pytest.mark.parametrize("listing", ["a page", None, [], ["a"], {"data": None}, {"data": ["a"]}, {"models": []}])
-def test_a_list_that_is_none_is_told_and_the_model_is_asked(monkeypatch: pytest.MonkeyPatch, listing: Any) -> None:
-    with served(able) as server:
+def test_an_invalid_model_list_is_reported_and_the_model_is_tried(
+    monkeypatch: pytest.MonkeyPatch, listing: Any
+) -> None:
+    with scripted_server(able) as server:
         server.listing = listing
-        report = checked(server, monkeypatch)
+        report = run_check(server, monkeypatch)
     assert (report.ok, report.seen[0].passed) == (True, None)
     assert report.seen[0].told.endswith("lists no models: the response is not a model list of OpenAI's protocol")
 
 
-def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(Status(404, message="no such model"), models=[{"id": "scripted-2"}, {"id": "other"}]) as server:
-        report = checked(server, monkeypatch)
+def test_an_unlisted_model_is_reported_with_the_listed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(
+        Status(404, message="no such model"), models=[{"id": "scripted-2"}, {"id": "other"}]
+    ) as server:
+        report = run_check(server, monkeypatch)
     [model] = [item for item in report.seen if item.name == "model"]
     assert model.told == "scripted is not among them; there are scripted-2, other"
     assert not report.ok
 
 
-def test_a_list_that_holds_the_key_is_told_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with served(able, models=[{"id": f"scripted-{KEY}"}]) as server:
-        report = checked(server, monkeypatch)  # which looks for it
+def test_a_model_list_is_shown_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_server(able, models=[{"id": f"scripted-{KEY}"}]) as server:
+        report = run_check(server, monkeypatch)  # which looks for it
     assert "there are scripted-***" in report.seen[1].told
 
 
@@ -182,28 +191,28 @@ def test_a_list_that_holds_the_key_is_told_without_it(monkeypatch: pytest.Monkey
         ({"meta": {"n_ctx_train": 32768}}, 0, True, "32768 tokens, the server says"),
         ({"max_model_len": 4096}, 0, False, "4096 tokens, the server says; an analyst needs 6000"),
         ({}, 4096, False, "4096 tokens by llm.context_tokens; an analyst needs 6000"),
-        ({}, 0, None, "not told"),
+        ({}, 0, None, "unknown"),
         ({}, 8000, True, "8000 tokens by llm.context_tokens"),
         ({"context_length": 4096}, 8000, False, "llm.context_tokens is 8000, the server says 4096"),
-        ({"max_model_len": "long"}, 0, None, "not told"),
+        ({"max_model_len": "long"}, 0, None, "unknown"),
     ],
 )
-def test_the_context_is_the_settings_or_what_the_server_tells(
+def test_the_context_comes_from_the_settings_or_the_server(
     monkeypatch: pytest.MonkeyPatch, listing: dict[str, Any], set_to: int, passed: bool | None, expected_text: str
 ) -> None:
-    with served(able, models=[{"id": "scripted", **listing}]) as server:
-        report = checked(server, monkeypatch, context_tokens=set_to)
+    with scripted_server(able, models=[{"id": "scripted", **listing}]) as server:
+        report = run_check(server, monkeypatch, context_tokens=set_to)
     [context] = [item for item in report.seen if item.name == "context"]
     assert context.passed is passed
     assert expected_text in context.told
     assert report.ok is (passed is not False)
 
 
-def test_counts_that_are_not_told_are_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(body: dict[str, Any], nth: int) -> Sent:
+def test_missing_token_counts_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return able(body, nth) if way(body) != "none" else Message(NUMBERS, usage=None)
 
-    with served(script) as server:
-        report = checked(server, monkeypatch)
+    with scripted_server(script) as server:
+        report = run_check(server, monkeypatch)
     assert report.estimated
     assert "costs are estimates" in report.seen[-1].told

@@ -11,7 +11,7 @@ import pytest
 from agents.llm.budget import Budget
 from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question
 from tests.integration.llm.asking import ANSWER, GOOD, Fault
-from tests.scripted_model import Scripted, Sent, served
+from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from traced.config.settings import Settings, load_settings
 from traced.llm.connection import model
 
@@ -26,7 +26,7 @@ def settings(server: Scripted, **extra: Any) -> Settings:
     return load_settings(overrides={f"llm.{key}": value for key, value in selection.items()})
 
 
-def asked(capability: str, number: int) -> Question:
+def purpose_question(capability: str, number: int) -> Question:
     message = (ChatMessage("user", f"{number} of {capability}"),)
     return Question(Purpose("c1", "synthesize", capability), message, max_tokens=100_000)
 
@@ -34,13 +34,15 @@ def asked(capability: str, number: int) -> Question:
 def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
     pair = threading.Barrier(2, timeout=60)
 
-    def script(body: dict[str, Any], nth: int) -> Sent:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         pair.wait()  # until two are there
         return GOOD
 
     async def item(capability: str, with_settings: Settings, ledger: InMemoryLedger) -> None:
-        async with model(with_settings, ledger, Budget(tokens=10**9)) as made:
-            answers = await asyncio.gather(*(made.ask(asked(capability, number), Fault) for number in range(4)))
+        async with model(with_settings, ledger, Budget(tokens=10**9)) as language_model:
+            answers = await asyncio.gather(
+                *(language_model.ask(purpose_question(capability, number), Fault) for number in range(4))
+            )
         assert answers == [ANSWER] * 4
 
     async def all_at_once(server: Scripted) -> None:
@@ -49,20 +51,20 @@ def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
         await asyncio.gather(*(item(name, values, ledger) for name in ("tables", "words")))  # opened again
         assert ledger.usage(Purpose("c1", "synthesize", "dates")).calls == 4
 
-    with served(script) as server:
+    with scripted_server(script) as server:
         asyncio.run(all_at_once(server))
-        assert (len(server.asked), server.most_at_once) == (20, 2)
+        assert (len(server.requests), server.most_at_once) == (20, 2)
 
 
-def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told() -> None:
+def test_the_servers_context_bounds_the_answer_once_it_is_available() -> None:
     async def repeat(server: Scripted) -> list[int]:
         for number in range(2):
-            async with model(settings(server), InMemoryLedger()) as made:
-                await made.ask(asked("dates", number), Fault)
+            async with model(settings(server), InMemoryLedger()) as language_model:
+                await language_model.ask(purpose_question("dates", number), Fault)
             server.models = [{"id": "scripted", "max_model_len": 1000}]
-        return [body["max_completion_tokens"] for body in server.asked]
+        return [body["max_completion_tokens"] for body in server.requests]
 
-    with served(GOOD, models=[]) as server:
+    with scripted_server(GOOD, models=[]) as server:
         unbounded, bounded = asyncio.run(repeat(server))
     assert unbounded == 100_000
     assert 500 < bounded < 1000
@@ -71,10 +73,10 @@ def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 1000}, {"tokens_per_minute": 10**6}])
 def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(tmp_path: Path, limits: dict[str, int]) -> None:
     async def single(server: Scripted) -> None:
-        async with model(settings(server, **limits), InMemoryLedger()) as made:
-            await made.ask(asked("dates", 1), Fault)
+        async with model(settings(server, **limits), InMemoryLedger()) as language_model:
+            await language_model.ask(purpose_question("dates", 1), Fault)
 
-    with served(GOOD) as server:
+    with scripted_server(GOOD) as server:
         asyncio.run(single(server))
     [*retained] = tmp_path.glob("traced-data/llm-pace-*.json")
     assert len(retained) == bool(limits)

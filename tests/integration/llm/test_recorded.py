@@ -9,27 +9,27 @@ from agents.errors import ModelRefused
 from agents.llm.question import Reply
 from agents.llm.structured_output import Unreadable, parse_object
 from tests.integration.llm.asking import Fault
-from tests.integration.llm.recording import CASES, FILES, send, told
-from tests.scripted_model import Recorded, Sent, served
+from tests.integration.llm.recording import CASES, FILES, send, read_recording
+from tests.scripted_model import RecordedResponse, ScriptedReply, scripted_server
 
 MODEL = "SmolLM2-135M-Instruct"
 
 
 def replayed(name: str) -> Reply:
-    recording = told(name)
+    recording = read_recording(name)
 
-    def script(body: dict[str, Any], nth: int) -> Sent:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         assert body == recording["request"], "it is asked otherwise now: record again"
-        return Recorded(recording["body"].encode(), recording["status"], recording["type"])
+        return RecordedResponse(recording["body"].encode(), recording["status"], recording["type"])
 
-    with served(script) as server:
+    with scripted_server(script) as server:
         return asyncio.run(send(server.url, MODEL, CASES[name]))[0]
 
 
 def test_every_recording_is_of_a_case_and_holds_no_key() -> None:
     assert sorted(file.stem for file in FILES.glob("*.json")) == sorted(CASES)
     for name in CASES:
-        recording = told(name)
+        recording = read_recording(name)
         assert sorted(recording) == ["body", "request", "server", "status", "type"]
         assert "vLLM" in recording["server"]
         assert "Bearer" not in str(recording)
@@ -50,7 +50,7 @@ def test_an_answer_by_schema_is_in_form_and_counted() -> None:
         ("cut_off", '{\n  "f', 4),
     ],
 )
-def test_what_a_weak_model_said_instead_is_no_answer(name: str, begins: str, tokens: int) -> None:
+def test_prose_of_a_weak_model_is_no_answer(name: str, begins: str, tokens: int) -> None:
     reply = replayed(name)
     assert reply.text.startswith(begins)
     assert (reply.finish_reason, reply.completion_tokens) == ("length", tokens)
@@ -72,6 +72,6 @@ def test_words_come_whole() -> None:
         ("wrong_key", r"status 401: Unauthorized.*llm\.api_key_env or llm\.api_key_file"),
     ],
 )
-def test_refusals_are_told_in_the_servers_words_with_the_setting(name: str, sentence: str) -> None:
+def test_refusals_quote_the_server_and_name_the_setting(name: str, sentence: str) -> None:
     with pytest.raises(ModelRefused, match=sentence):
         replayed(name)

@@ -19,29 +19,29 @@ from tests.scripted_model import (
     Dropped,
     Message,
     NotJson,
-    Recorded,
+    RecordedResponse,
     Refusal,
-    Sent,
+    ScriptedReply,
     Silence,
     Status,
     Text,
     Tool,
     Truncated,
-    served,
+    scripted_server,
 )
 from tests.unit.store.chain import CYCLE, T0
 from traced.llm.connection import StoreLedger
 
 BEARER = f"Bearer {KEY}"
 EVENT = f'data: {{"error": {{"message": "{BEARER}", "code": 500}}}}\n\n'
-ECHOES: list[Sent] = [
+ECHOES: list[ScriptedReply] = [
     *(Status(code, message=f"You sent {BEARER}.") for code in (307, 400, 401, 403, 404, 413, 422, 429, 500, 503)),
     Status(401, message="x" * 490 + KEY),  # a message that is cut in the middle of it
     Status(400, message=f"{KEY} is no model", error_code=KEY),
     Status(302, location=f"http://127.0.0.1:9/{KEY}/v1"),
     Status(429, message=BEARER, error_code="insufficient_quota"),
-    Recorded(f'{{"error": "{BEARER}"}}'.encode(), 401, "application/json"),
-    Recorded(BEARER.encode(), 502, "text/plain"),
+    RecordedResponse(f'{{"error": "{BEARER}"}}'.encode(), 401, "application/json"),
+    RecordedResponse(BEARER.encode(), 502, "text/plain"),
     NotJson(BEARER.encode()),
     NotJson(EVENT.encode()),
     Refusal(f"I will not answer {KEY}."),
@@ -71,31 +71,31 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     model.dispose()
 
 
-@pytest.mark.parametrize("echo", ECHOES, ids=lambda one: f"{type(one).__name__}-{getattr(one, 'code', '')}")
-def test_a_server_that_says_the_key_back_gets_it_nowhere(
-    echo: Sent, store: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("echo", ECHOES, ids=lambda reply: f"{type(reply).__name__}-{getattr(reply, 'code', '')}")
+def test_a_key_echoed_by_the_server_is_never_shown(
+    echo: ScriptedReply, store: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with served(echo, key=KEY) as server:
-        question = model(server, ledger=StoreLedger(store, lambda: T0), patience_s=3.0)
+    with scripted_server(echo, key=KEY) as server:
+        llm = model(server, ledger=StoreLedger(store, lambda: T0), patience_s=3.0)
         with pytest.raises(ModelError) as raised:
-            ask(question)
+            ask(llm)
         assert server.headers[0]["authorization"] == BEARER
-        assert KEY not in str(server.asked)  # it does not go back with a complaint either
+        assert KEY not in str(server.requests)  # it does not go back with a complaint either
     error = raised.value
     displayed = {
         "the error": f"{error} {error!r} {error.hint} {error.args}",
         "its traceback": with_locals(error),
         "the log": caplog.text,
-        "the model": f"{question!r} {vars(question)} {question.endpoint} {question.transport!r} {vars(question.transport)}",
+        "the model": f"{llm!r} {vars(llm)} {llm.endpoint} {llm.transport!r} {vars(llm.transport)}",
     }
     assert [place for place, text in displayed.items() if KEY in text or KEY[:10] in text] == []
     store.dispose()
     assert [file.name for file in tmp_path.iterdir() if KEY.encode() in file.read_bytes()] == []
 
 
-def test_what_is_kept_of_an_answer_that_holds_the_key_has_it_struck_out(store: Engine) -> None:
-    with served(f"import os\nKEY = '{KEY}'\n") as server:
+def test_a_stored_answer_has_the_key_redacted(store: Engine) -> None:
+    with scripted_server(f"import os\nKEY = '{KEY}'\n") as server:
         ledger = StoreLedger(store, lambda: T0)
         assert run(model(server, ledger=ledger), lambda llm: llm.write(question())) == "import os\nKEY = '***'\n"
     with read_session(store) as llm:
@@ -105,25 +105,28 @@ def test_what_is_kept_of_an_answer_that_holds_the_key_has_it_struck_out(store: E
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_a_detour_is_not_followed(code: int) -> None:
-    with served(GOOD) as elsewhere, served(Status(code, location=f"{elsewhere.url}/chat/completions")) as server:
+    with (
+        scripted_server(GOOD) as elsewhere,
+        scripted_server(Status(code, location=f"{elsewhere.url}/chat/completions")) as server,
+    ):
         with pytest.raises(ModelError, match=rf"status {code}.*redirects to {elsewhere.url}.*llm.base_url"):
             ask(model(server))
-        assert (len(server.asked), elsewhere.connections) == (1, 0)
+        assert (len(server.requests), elsewhere.connections) == (1, 0)
 
 
-def test_what_a_person_stops_tells_no_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupted_request_shows_no_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     async def stopped(llm: Any) -> None:
         raise KeyboardInterrupt
 
-    with served(Silence(60)) as server, pytest.raises(KeyboardInterrupt) as raised:
+    with scripted_server(Silence(60)) as server, pytest.raises(KeyboardInterrupt) as raised:
         run(model(server), stopped)
     assert KEY not in with_locals(raised.value) + caplog.text
 
 
 def test_a_key_goes_to_its_own_server_alone() -> None:
-    with served(GOOD, key=KEY) as server:
+    with scripted_server(GOOD, key=KEY) as server:
         assert ask(model(server)) == ANSWER
         [headers] = server.headers
         assert [name for name, value in headers.items() if KEY in value] == ["authorization"]

@@ -14,7 +14,7 @@ from agents.llm.model import Model
 from agents.llm.question import InMemoryLedger
 from agents.llm.transport import Transport
 from tests.integration.llm.asking import ANSWER, GOOD, Fault, question
-from tests.scripted_model import Sent, Silence, served
+from tests.scripted_model import ScriptedReply, Silence, scripted_server
 from traced.config.cycle_sections import LlmSection
 from traced.llm.connection import endpoint
 
@@ -39,7 +39,9 @@ class Shipped:
         assert isinstance(loop, Ahead)
         self.loop, self.gave_up = loop, list[float]()
         source = endpoint(LlmSection(model="scripted", base_url=url, **changes))
-        self.model = Model(source, InMemoryLedger(), transport=Transport(source, sleep=self._pause, rng=random.Random(7)))
+        self.model = Model(
+            source, InMemoryLedger(), transport=Transport(source, sleep=self._pause, rng=random.Random(7))
+        )
 
     async def _pause(self, seconds: float) -> None:
         self.gave_up.append(self.loop.ahead)
@@ -50,7 +52,7 @@ def run(action: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(action())
 
 
-async def settled() -> None:
+async def until_settled() -> None:
     """Whatever can go on has gone on: an answer's pieces are read, and the next is waited for."""
     for _ in range(20):
         await asyncio.sleep(0.001)
@@ -59,7 +61,7 @@ async def settled() -> None:
 def test_a_minute_of_silence_is_waited_out() -> None:
     request_count, going_on = threading.Event(), threading.Event()
 
-    def script(body: dict[str, Any], nth: int) -> Sent:
+    def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         request_count.set()
         going_on.wait(60)
         return GOOD
@@ -69,16 +71,16 @@ def test_a_minute_of_silence_is_waited_out() -> None:
         async with shipped.model:
             task = asyncio.create_task(shipped.model.ask(question(), Fault))
             await asyncio.to_thread(request_count.wait, 60)
-            await settled()
+            await until_settled()
             shipped.loop.ahead += 60
-            await settled()
+            await until_settled()
             assert not task.done()
             going_on.set()
             assert await task == ANSWER
 
-    with served(script) as server:
+    with scripted_server(script) as server:
         run(story)
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("midway", [False, True])
@@ -91,18 +93,18 @@ def test_two_minutes_of_silence_end_a_try_and_the_next_one_is_answered(
         shipped = Shipped(server.url)
         async with shipped.model:
             task = asyncio.create_task(shipped.model.ask(question(), Fault))
-            while not server.asked:
-                await settled()
+            while not server.requests:
+                await until_settled()
             while not task.done():
-                await settled()
+                await until_settled()
                 shipped.loop.ahead += 0 if shipped.gave_up else 20
         assert task.result() == ANSWER
         [ahead] = shipped.gave_up
         assert 120 <= ahead < 600  # the whole answer's time is another
 
-    with served(lambda body, nth: GOOD if nth else Silence(3600, GOOD, midway)) as server:
+    with scripted_server(lambda body, nth: GOOD if nth else Silence(3600, GOOD, midway)) as server:
         run(story)
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
     assert "no data for 120 s" in caplog.text
 
 
@@ -121,11 +123,11 @@ def test_an_answer_that_trickles_for_ten_minutes_is_given_up() -> None:
         shipped = Shipped(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", patience_s=1e-6)
         async with server, shipped.model:
             task = asyncio.create_task(shipped.model.ask(question(), Fault))
-            await settled()
+            await until_settled()
             while not task.done():
                 assert shipped.loop.ahead < 700
                 shipped.loop.ahead += 20
-                await settled()
+                await until_settled()
             with pytest.raises(ModelUnavailable, match=r"no complete answer in 600 s \(llm.timeout_s\)"):
                 await task
         assert shipped.loop.ahead >= 600

@@ -14,7 +14,7 @@ from store.records import Feedback
 from store.repositories.events import newest_events
 from store.repositories.trajectories import get_trajectory, save_trajectories
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import place, until
+from tests.integration.gateway.place import running_gateway, until
 from tests.integration.llm.asking import KEY
 from tests.integration.scoring.reading_judge import by_words, verdict
 from tests.scripted_model import (
@@ -25,10 +25,10 @@ from tests.scripted_model import (
     Refusal,
     Script,
     Scripted,
-    Sent,
+    ScriptedReply,
     Silence,
     Status,
-    served,
+    scripted_server,
 )
 from tests.unit.scoring.conversations import CANCELLED, conversation, text_message
 from tests.unit.store.chain import T0
@@ -55,13 +55,13 @@ def judge_all(judge: Judge, *conversations: Trajectory) -> list[Judgement]:
     return judgements
 
 
-def answers(*replies: Sent) -> Script:
+def answers(*replies: ScriptedReply) -> Script:
     """These in turn, and the last one for ever."""
     return lambda body, nth: replies[min(nth, len(replies) - 1)]
 
 
 def test_a_judge_sees_public_fields_only() -> None:
-    with served(verdict("success", "cancelled")) as server:
+    with scripted_server(verdict("success", "cancelled")) as server:
         (judgement,) = judge_all(judge_at(server), CANCELLED)
     assert (judgement.decision.outcome, judgement.decision.reward, judgement.decision.reason) == (
         Outcome.SUCCESS,
@@ -85,7 +85,7 @@ def test_a_conversation_cannot_end_itself() -> None:
     number = marked_text.split(">", 1)[0].split()[1]
     assert marked_text.count(f"</conversation {number}>") == 1
     assert number not in text
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         (judgement,) = judge_all(judge_at(server), INJECTED)
     assert judgement.decision.outcome is Outcome.FAILURE
 
@@ -105,13 +105,13 @@ def test_a_conversation_cannot_end_itself() -> None:
         ((Silence(60),), Outcome.UNKNOWN, True, "is not available", None),
         ((Dropped(),), Outcome.UNKNOWN, True, "is not available", None),
         ((NotJson(),), Outcome.UNKNOWN, True, "response is not in OpenAI's protocol", None),
-        ((NoChoices(),), Outcome.UNKNOWN, True, "held no choice", None),
+        ((NoChoices(),), Outcome.UNKNOWN, True, "without a finish reason", None),
     ],
 )
 def test_answers_of_a_judge_become_decisions(
-    replies: tuple[Sent, ...], outcome: Outcome, failed: bool, word: str, request_count: int | None
+    replies: tuple[ScriptedReply, ...], outcome: Outcome, failed: bool, word: str, request_count: int | None
 ) -> None:
-    with served(answers(*replies)) as server:
+    with scripted_server(answers(*replies)) as server:
         (judgement,) = judge_all(judge_at(server, timeout_s=0.3 if failed else 20.0), CANCELLED)
         assert request_count is None or len(server.requests) == request_count
     assert (judgement.decision.outcome, judgement.decision.failed) == (outcome, failed)
@@ -125,7 +125,7 @@ def test_answers_of_a_judge_become_decisions(
 
 def test_a_lone_surrogate_can_be_judged() -> None:
     half = conversation(text_message("assistant", "done \ud83d"), trajectory_id="half")
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         (judgement,) = judge_all(judge_at(server), half)
     assert judgement.decision.outcome is Outcome.SUCCESS
 
@@ -137,21 +137,21 @@ def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None
         Refusal(f"Not with {KEY}."),
         verdict("failure", f"Is it {KEY}?"),
     ):
-        with served(echo, key=KEY) as server:
+        with scripted_server(echo, key=KEY) as server:
             (judgement,) = judge_all(judge_at(server, api_key_env="ADA_KEY", timeout_s=0.3), CANCELLED)
         assert "***" in judgement.decision.reason
         assert KEY not in repr(judgement)
 
 
 def test_an_unknown_model_stops_judging_at_once() -> None:
-    with served(Status(404)) as server, pytest.raises(JudgeError, match="cannot be asked"):
+    with scripted_server(Status(404)) as server, pytest.raises(JudgeError, match="cannot be asked"):
         judge_all(judge_at(server, concurrency=2), *[CANCELLED] * 20)
     assert len(server.requests) <= 2
 
 
 def test_concurrency_is_limited_and_each_conversation_judged_once() -> None:
     conversations = [conversation(text_message("assistant", "done"), trajectory_id=f"t{n}") for n in range(12)]
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         judgements = judge_all(judge_at(server, concurrency=3), *conversations)
     assert 1 <= server.most_at_once <= 3
     assert sorted(judgement.trajectory.id for judgement in judgements) == sorted(
@@ -160,7 +160,7 @@ def test_concurrency_is_limited_and_each_conversation_judged_once() -> None:
 
 
 def test_a_conversation_that_is_too_long_is_not_sent() -> None:
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         (judgement,) = judge_all(judge_at(server, max_characters=50), CANCELLED)
     assert (server.requests, judgement.decision.outcome) == ([], Outcome.UNKNOWN)
     assert "max_characters is 50" in judgement.decision.reason
@@ -174,15 +174,15 @@ def test_a_judge_without_a_model_a_key_or_a_prompt(tmp_path: Path, monkeypatch: 
     with pytest.raises(JudgeError, match="ADA_KEY is not set"):
         judge_all(judge_from_settings(JudgeSection(model="m", api_key_env="ADA_KEY")), CANCELLED)
     monkeypatch.setenv("ADA_KEY", "k-1")
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         judge_all(judge_at(server, api_key_env="ADA_KEY"), CANCELLED)
     assert server.headers[0]["authorization"] == "Bearer k-1"
 
 
 def test_a_gateway_that_serves_the_judge_does_not_record_it(tmp_path: Path) -> None:
     async def inside() -> None:
-        async with place(tmp_path, settings={"serving.silence_s": 0}) as gateway:
-            gateway.engine.says = verdict("success", "by the router")
+        async with running_gateway(tmp_path, settings={"serving.silence_s": 0}) as gateway:
+            gateway.engine.fixed_text = verdict("success", "by the router")
             judge = judge_from_settings(JudgeSection(model="base", base_url=f"{gateway.url}/v1"))
             judgement: list[Judgement] = []
             await judge_each(judge, [CANCELLED], judgement.append)
@@ -214,7 +214,7 @@ def production(store: Engine) -> None:
 def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
     store = open_store("sqlite://")
     production(store)
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         judge = judge_at(server)
         with pytest.raises(JudgeNotTrusted, match="never measured"):
             asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
@@ -248,7 +248,7 @@ def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
 def test_failed_requests_to_the_judge_are_repeated_next_time() -> None:
     store = open_store("sqlite://")
     production(store)
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         judge = judge_at(server)
         agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
         with write_session(store) as session:
@@ -264,7 +264,7 @@ def test_failed_requests_to_the_judge_are_repeated_next_time() -> None:
 def test_one_event_announces_all_new_verdicts() -> None:
     store = open_store("sqlite://")
     production(store)
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         judge = judge_at(server)
         agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
         with write_session(store) as session:
@@ -286,7 +286,7 @@ def test_one_event_announces_all_new_verdicts() -> None:
 def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
     store = open_store("sqlite://")
     production(store)
-    with served(by_words) as server:
+    with scripted_server(by_words) as server:
         judge = judge_at(server, concurrency=1)
         agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
         with write_session(store) as session:
@@ -303,5 +303,5 @@ def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
 def test_agreement_without_labels_is_an_error() -> None:
     store = open_store("sqlite://")
     production(store)
-    with served(by_words) as server, pytest.raises(OutcomesError, match="nothing to compare with"):
+    with scripted_server(by_words) as server, pytest.raises(OutcomesError, match="nothing to compare with"):
         asyncio.run(measure(store, judge_at(server), "shop", LABELS, OutcomeSource.RULES, limit=40, seed=7))

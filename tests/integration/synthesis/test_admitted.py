@@ -23,9 +23,9 @@ from sandbox.admission import Thresholds, refusals
 from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.report import MEANS
 from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
-from tests.integration.synthesis.way import on
-from tests.integration.synthesis.world import CANARIES, fenced, fixture, made, prepared, refused_by, reports
-from tests.scripted_model import served
+from tests.integration.synthesis.way import run_with_context
+from tests.integration.synthesis.world import CANARIES, environments_of, fenced, fixture, prepared, refused_by, reports
+from tests.scripted_model import scripted_server
 from tests.unit.agents.synthesis.conversations import environment_class
 from traced.config.settings import Settings
 from traced.pipeline.admit import thresholds
@@ -40,8 +40,8 @@ TIRED = """        RESETS[0] += 1
         rng = random.Random(seed)
 """
 LOUD = "self.turn += 1\n        re.compile(f'a{self.turn}', re.DEBUG)"
-CLOSEST = sorted(unsound(), key=lambda one: one.base == "cloakroom")  # with the target's tools, where there is one
-FLAWED = {one.expected: one.source for one in CLOSEST} | {
+CLOSEST = sorted(unsound(), key=lambda case: case.base == "cloakroom")  # with the target's tools, where there is one
+FLAWED = {case.expected: case.source for case in CLOSEST} | {
     "latency": SOUND.replace("class Env", "RESETS = [0]\n\n\nclass Env", 1).replace(
         "        rng = random.Random(seed)\n", TIRED, 1
     ),
@@ -61,13 +61,13 @@ def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
     monkeypatch.setattr("traced.pipeline.admit.thresholds", sooner)
     answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
-    with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
+    with scripted_server(lambda body, nth: answers[nth], canaries=CANARIES) as server:
         report = worked(tmp_path, server, overrides)
-        records = on(report["cycle"], tmp_path, server.url, overrides, made)
-        refusals = on(report["cycle"], tmp_path, server.url, overrides, refused_by)
+        records = run_with_context(report["cycle"], tmp_path, server.url, overrides, environments_of)
+        refusals = run_with_context(report["cycle"], tmp_path, server.url, overrides, refused_by)
     assert [name in checks for name, checks in zip(IN_TURN, refusals, strict=False)] == [True] * len(IN_TURN), refusals
     assert (refusals[-1], report["admitted"]) == ([], records[-1].hash)
-    for body, (name, source) in zip(server.asked[1:], IN_TURN.items(), strict=True):
+    for body, (name, source) in zip(server.requests[1:], IN_TURN.items(), strict=True):
         assert f"Failed: {name} ({MEANS[name]})" in said(body)
         assert source.strip() in said(body, 2)
     assert [record.repairs for record in records] == [None, *(record.hash for record in records[:-1])]
@@ -92,15 +92,15 @@ def test_the_best_of_three_candidates_is_mended(tmp_path: Path) -> None:
     """Whichever of them comes first: one is no file, one does not run, one fails late."""
     candidates = [NO_FILE, fenced(IN_TURN["runs"]), fenced(IN_TURN["interface"])]
     overrides = {"synthesis.candidates": 3, "synthesis.starts": 1, "synthesis.repairs": 1}
-    with served(lambda body, nth: candidates[nth] if nth < 3 else NO_FILE, canaries=CANARIES) as server:
+    with scripted_server(lambda body, nth: candidates[nth] if nth < 3 else NO_FILE, canaries=CANARIES) as server:
         report = worked(tmp_path, server, overrides)
-        refusals = on(report["cycle"], tmp_path, server.url, overrides, refused_by)
-        records = on(report["cycle"], tmp_path, server.url, overrides, made)
+        refusals = run_with_context(report["cycle"], tmp_path, server.url, overrides, refused_by)
+        records = run_with_context(report["cycle"], tmp_path, server.url, overrides, environments_of)
     assert report["reason"] == "admit: none of 4 candidate environments was admitted"
     assert sorted(refusals[:3]) == [["interface"], ["runs"], ["source"]]
-    assert len(server.asked) == 4
-    assert IN_TURN["interface"].strip() in said(server.asked[3], 2)
-    assert "Failed: interface" in said(server.asked[3])
+    assert len(server.requests) == 4
+    assert IN_TURN["interface"].strip() in said(server.requests[3], 2)
+    assert "Failed: interface" in said(server.requests[3])
     assert records[3].repairs == records[refusals.index(["interface"])].hash
 
 
@@ -109,9 +109,9 @@ def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_contain
     writes = f"(random,)[0]._os.open({str(marker)!r}, 0o101)\n"
     attack = SOUND.replace("\nTHINGS = ", f"\n{writes}THINGS = ", 1)
     overrides = {"synthesis.starts": 1, "synthesis.repairs": 0}
-    with served(fenced(attack)) as server:
-        told = worked(tmp_path, server, overrides)
-        (report,) = on(told["cycle"], tmp_path, server.url, overrides, reports)
+    with scripted_server(fenced(attack)) as server:
+        admission = worked(tmp_path, server, overrides)
+        (report,) = run_with_context(admission["cycle"], tmp_path, server.url, overrides, reports)
     assert report.checks[0].passed
     assert set(refusals(report)) & {"runs", "effects"}
     assert not marker.exists()
@@ -122,7 +122,7 @@ def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_contain
 FROM_WITHIN = ["fork_bomb", "memory_bomb", "endless_loop", "flood_of_lines", "leave_after_a_fake_score", "poison"]
 
 
-def test_what_attacks_its_container_is_refused_and_mended_like_any_other(tmp_path: Path) -> None:
+def test_a_file_that_attacks_its_container_is_refused_and_repaired(tmp_path: Path) -> None:
     """The attacks of tests/data/attacks, past what reading finds."""
     code = "\n".join((FAMILIES / f"{name}.py").read_text() for name in ("escapes", "forgery", "resources"))
     start = "        NAMES or (random,)[0]._os.sys.modules['builtins'].exec(CODE, NAMES)\n        NAMES[{!r}]()\n"
@@ -132,12 +132,12 @@ def test_what_attacks_its_container_is_refused_and_mended_like_any_other(tmp_pat
         source = SOUND.replace("        rng = random.Random(seed)\n", reset, 1)
         answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
-    with served(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
+    with scripted_server(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
         report = worked(tmp_path, server, overrides)
-        judged_items = on(report["cycle"], tmp_path, server.url, overrides, reports)
+        judged_items = run_with_context(report["cycle"], tmp_path, server.url, overrides, reports)
     assert report["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
     assert all(report.checks[0].passed and not report.admitted for report in judged_items), "none was run"
-    for nth, body in enumerate(server.asked[1:]):
+    for nth, body in enumerate(server.requests[1:]):
         assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged_items[nth]))
 
 
@@ -148,17 +148,17 @@ CUTS = ["kept 2", "saved 2", "judging 1", "judging 2", "kept 3"]
 def test_a_way_that_is_killed_goes_on_and_asks_nothing_twice(tmp_path: Path, truncation: str) -> None:
     answers = [fenced(IN_TURN["runs"]), NO_FILE, fenced(IN_TURN["source"]), fenced(IN_TURN["runs"] + "\n# again\n")]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": 3}
-    with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
+    with scripted_server(lambda body, nth: answers[nth], canaries=CANARIES) as server:
         cycle = prepared(tmp_path, server.url, overrides)
         assert in_process(tmp_path, server.url, truncation, cycle, overrides).returncode == -signal.SIGKILL
         second = in_process(tmp_path, server.url, "-", cycle, overrides)
         assert second.returncode == 0, second.stderr
-        refusals = on(cycle, tmp_path, server.url, overrides, refused_by)
+        refusals = run_with_context(cycle, tmp_path, server.url, overrides, refused_by)
     report = json.loads(second.stdout.splitlines()[-1])
     assert report["reason"] == "admit: none of 4 candidate environments was admitted"
     assert refusals == [["runs"], ["source"], ["source"], ["runs"]]
-    requests = Counter(json.dumps(body, sort_keys=True) for body in server.asked)
-    assert (len(server.asked), set(requests.values())) == (4, {1})
+    requests = Counter(json.dumps(body, sort_keys=True) for body in server.requests)
+    assert (len(server.requests), set(requests.values())) == (4, {1})
 
 
 def in_process(

@@ -6,9 +6,9 @@ import pytest
 
 from store.repositories.cycles import get_cycle
 from tests.integration.synthesis.test_candidates import NO_FILE
-from tests.integration.synthesis.way import on
-from tests.integration.synthesis.world import CANARIES, NAME, made, prepared, refused_by
-from tests.scripted_model import served
+from tests.integration.synthesis.way import run_with_context
+from tests.integration.synthesis.world import CANARIES, NAME, environments_of, prepared, refused_by
+from tests.scripted_model import scripted_server
 from traced.daemon.loop import overrides_of
 from traced.jobs.attempts import backoff, executor
 from traced.jobs.retry import AttemptLedger
@@ -19,7 +19,7 @@ from traced.processes.job import Report, ReportKind
 KEY = "sk-CANARY-of-the-model"
 
 
-async def written(context: Context, told: list[Report]) -> str:
+async def write_in_child(context: Context, record: list[Report]) -> str:
     """The environment of the first attempt, written by a child."""
     with context.read_session() as session:
         cycle = get_cycle(session, context.cycle_id)
@@ -31,24 +31,22 @@ async def written(context: Context, told: list[Report]) -> str:
         overrides_of(cycle),
         executor(settings),
         ledger,
-        lambda stage, report: told.append(report),
+        lambda stage, report: record.append(report),
         lambda: settings.devices,
     )
     result: str = await workers.run("synthesize", NAME, 0, capability=NAME)
     return result
 
 
-def test_a_child_writes_what_the_model_answers_and_its_key_is_kept_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_stores_the_models_file_and_never_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     report: list[Report] = []
-    with served(NO_FILE, key=KEY, canaries=CANARIES) as server:
+    with scripted_server(NO_FILE, key=KEY, canaries=CANARIES) as server:
         cycle = prepared(tmp_path, server.url)
-        name = on(cycle, tmp_path, server.url, {}, lambda context: written(context, report))
-        assert [record.hash for record in on(cycle, tmp_path, server.url, {}, made)] == [name]
-        assert on(cycle, tmp_path, server.url, {}, refused_by) == [["source"]]
-    assert len(server.asked) == 1
+        name = run_with_context(cycle, tmp_path, server.url, {}, lambda context: write_in_child(context, report))
+        assert [record.hash for record in run_with_context(cycle, tmp_path, server.url, {}, environments_of)] == [name]
+        assert run_with_context(cycle, tmp_path, server.url, {}, refused_by) == [["source"]]
+    assert len(server.requests) == 1
     assert any(", refused by source" in str(report.data) for report in report if report.kind is ReportKind.PROGRESS)
     retained = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert retained

@@ -28,10 +28,12 @@ from traced.pipeline.context import Context, open_context
 from traced.pipeline.graph import Stages, advance, build_graph, checkpoints
 from traced.pipeline.runner import cycle_stages
 
-ENDED = {"admitted": "", "reason": ""}
+END_STATES = {"admitted": "", "reason": ""}
 
 
-def on(cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], work: Callable[[Context], Any]) -> Any:
+def run_with_context(
+    cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], work: Callable[[Context], Any]
+) -> Any:
     """What ``work`` answers in the surroundings of the cycle's stages."""
 
     async def run() -> Any:
@@ -46,7 +48,7 @@ def on(cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], w
 
 async def walk(context: Context) -> dict[str, str]:
     """How the capability's way ends: the admitted environment, or why there is none."""
-    finished = dict(ENDED)
+    finished = dict(END_STATES)
 
     async def nothing(*_: Any) -> Any:
         return []
@@ -77,9 +79,9 @@ async def walk(context: Context) -> dict[str, str]:
     return finished
 
 
-def cut_at(truncation: str) -> None:
+def cut_at(stop_point: str) -> None:
     """Have this process killed at a point of its way."""
-    subject, _, number = truncation.partition(" ")
+    subject, _, number = stop_point.partition(" ")
     passed: Counter[str] = Counter()
 
     def at(point: str) -> None:
@@ -99,14 +101,14 @@ def cut_at(truncation: str) -> None:
     synthesize.save_environment = next_step("saved", synthesize.save_environment)
     judge = admit.admission.admit
 
-    async def judging(*values: Any, **names: Any) -> Any:
+    async def judge_file(*values: Any, **names: Any) -> Any:
         at("judging")
         return await judge(*values, **names)
 
-    admit.admission.admit = judging
+    admit.admission.admit = judge_file
 
 
 if __name__ == "__main__":
-    directory, url, cut, cycle, *pairs = sys.argv[1:]
-    cut_at(cut)
-    print(json.dumps(on(cycle, Path(directory), url, dict(map(parse_pair, pairs)), walk)))
+    directory, url, stop_point, cycle, *pairs = sys.argv[1:]
+    cut_at(stop_point)
+    print(json.dumps(run_with_context(cycle, Path(directory), url, dict(map(parse_pair, pairs)), walk)))

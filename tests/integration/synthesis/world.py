@@ -89,8 +89,8 @@ def _episode(seed: int, cycle_id: str) -> Trajectory:
     task = environment.reset(seed)
     messages: list[Message] = [{"role": "system", "content": task.system}, *task.messages]
     for message in environment.oracle():
-        said = _guess(message) if seed % 2 and message.get("tool_calls") else message
-        messages += [said, *environment.step(said)]
+        text = _guess(message) if seed % 2 and message.get("tool_calls") else message
+        messages += [text, *environment.step(text)]
     success = environment.score().success
     return Trajectory(
         id=f"{CANARIES[1]}-{seed:03}",
@@ -129,7 +129,7 @@ def _guess(message: Message) -> Message:
     return {**message, "tool_calls": [{**call, "function": function}]}
 
 
-def made(context: Context) -> list[EnvironmentRecord]:
+def environments_of(context: Context) -> list[EnvironmentRecord]:
     """What the cycle wrote, by attempt."""
     with context.read_session() as session:
         return sorted(list_environments(session, context.cycle_id), key=lambda item: item.seed)
@@ -137,7 +137,7 @@ def made(context: Context) -> list[EnvironmentRecord]:
 
 def reports(context: Context) -> list[AdmissionReport | None]:
     """The report on each, by attempt."""
-    return [stored_report(context, item.hash) for item in made(context)]
+    return [stored_report(context, item.hash) for item in environments_of(context)]
 
 
 def refused_by(context: Context) -> list[list[str]]:

@@ -14,5 +14,5 @@ def test_text_that_is_nested_too_deep_is_text() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": deep},
     ]
-    made = Trajectory("t", "desk", "", "1", 0, "base", 0, messages, [], [], 0, Outcome.UNKNOWN, EndCause.SILENCE)
-    assert transcript(made)
+    instance = Trajectory("t", "desk", "", "1", 0, "base", 0, messages, [], [], 0, Outcome.UNKNOWN, EndCause.SILENCE)
+    assert transcript(instance)

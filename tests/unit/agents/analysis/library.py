@@ -44,7 +44,7 @@ def user(text: str) -> JSON:
     return {"role": "user", "content": text}
 
 
-def says(text: str) -> JSON:
+def agent_says(text: str) -> JSON:
     """A message of the agent."""
     return {"role": "assistant", "content": text}
 
@@ -80,14 +80,14 @@ def talk(*parts: JSON | list[JSON], name: str = "t", outcome: Outcome = Outcome.
     )
 
 
-def renewal(loan: str, *, read: bool = True, until: str = "2025-06-07", ask: str = "in 3 days") -> list[JSON]:
+def renewal(loan: str, *, with_lookup: bool = True, end: str = "2025-06-07", phrase: str = "in 3 days") -> list[JSON]:
     """A reader asks for a renewal and the agent does it, with or without looking first."""
-    first = calls("find_loan", LOAN | {"loan": loan}, loan=loan) if read else []
+    first = calls("find_loan", LOAN | {"loan": loan}, loan=loan) if with_lookup else []
     return [
-        user(f"Please renew loan {loan} until {ask}."),
+        user(f"Please renew loan {loan} until {phrase}."),
         *first,
-        *calls("renew_loan", OK, loan=loan, until=until),
-        says("Renewed."),
+        *calls("renew_loan", OK, loan=loan, until=end),
+        agent_says("Renewed."),
     ]
 
 
@@ -96,7 +96,7 @@ def background() -> list[Trajectory]:
     good = [talk(renewal(f"L{500 + n}"), name=f"good{n}") for n in range(30)]
     unread = [
         talk(
-            renewal(f"L{600 + n}", read=False),
+            renewal(f"L{600 + n}", with_lookup=False),
             name=f"unread{n}",
             outcome=Outcome.FAILURE if n % 4 else Outcome.SUCCESS,
         )
@@ -107,7 +107,7 @@ def background() -> list[Trajectory]:
             user("I want to reserve the german copy at the south branch."),
             calls("search_catalogue", COPIES, words="Emma"),
             calls("reserve_copy", OK, copy="K13", branch="south"),
-            says("Reserved."),
+            agent_says("Reserved."),
             name=f"reserved{n}",
         )
         for n in range(18)

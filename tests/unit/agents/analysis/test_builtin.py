@@ -10,25 +10,25 @@ from agents.analyst.tools import ToolKind
 from agents.analyst.view import views
 from agents.errors import AgentsError, TranscriptError
 from store.types import Outcome, Trajectory, Verdict
-from tests.unit.agents.analysis.library import LOAN, background, calls, renewal, says, talk, user
+from tests.unit.agents.analysis.library import LOAN, agent_says, background, calls, renewal, talk, user
 
 BACKGROUND = background()
 
 
 def test_the_table_is_complete_and_infrastructure_is_na() -> None:
-    broken = talk(renewal("L900", read=False), name="broken", outcome=Outcome.INFRASTRUCTURE)
-    trajectories = [*BACKGROUND, broken]
+    malformed = talk(renewal("L900", with_lookup=False), name="broken", outcome=Outcome.INFRASTRUCTURE)
+    trajectories = [*BACKGROUND, malformed]
     capabilities = discover(trajectories, seed=0)
     labels = label(trajectories, capabilities, run=3, seed=0)
-    cells = [(one.trajectory_id, one.capability) for one in labels]
+    cells = [(trajectory.trajectory_id, trajectory.capability) for trajectory in labels]
     assert len(cells) == len(set(cells)) == len(trajectories) * len(capabilities)
-    assert {one.verdict for one in labels if one.trajectory_id == "broken"} == {Verdict.NA}
-    assert {one.run for one in labels} == {3}
-    assert all((one.message_index is None) == (one.verdict is Verdict.NA) for one in labels)
+    assert {trajectory.verdict for trajectory in labels if trajectory.trajectory_id == "broken"} == {Verdict.NA}
+    assert {trajectory.run for trajectory in labels} == {3}
+    assert all((trajectory.message_index is None) == (trajectory.verdict is Verdict.NA) for trajectory in labels)
 
 
 def test_only_applicable_candidates_are_discovered() -> None:
-    names = {one.name for one in discover(BACKGROUND, seed=0)}
+    names = {trajectory.name for trajectory in discover(BACKGROUND, seed=0)}
     assert {"precondition-verification", "date-reasoning", "structured-data-reasoning"} <= names
     assert "error-recovery" not in names
     assert "multi-step-completion" not in names
@@ -44,19 +44,21 @@ def test_the_same_seed_gives_the_same_labels() -> None:
 
 
 def test_privileged_fields_change_nothing() -> None:
-    def canary(one: Trajectory) -> Trajectory:
-        return replace(one, task_id="CANARY", parts={"CANARY": 1.0}, reward=0.123, detail="CANARY", split="CANARY")
+    def canary(trajectory: Trajectory) -> Trajectory:
+        return replace(
+            trajectory, task_id="CANARY", parts={"CANARY": 1.0}, reward=0.123, detail="CANARY", split="CANARY"
+        )
 
     capabilities = discover(BACKGROUND, seed=0)
-    tainted = [canary(one) for one in BACKGROUND]
+    tainted = [canary(trajectory) for trajectory in BACKGROUND]
     assert discover(tainted, seed=0) == capabilities
     assert label(tainted, capabilities, run=0, seed=0) == label(BACKGROUND, capabilities, run=0, seed=0)
-    assert "CANARY" not in repr(mine(views(tainted), [one.outcome for one in tainted]))
+    assert "CANARY" not in repr(mine(views(tainted), [trajectory.outcome for trajectory in tainted]))
 
 
-def test_tools_are_told_apart_with_and_without_schemas() -> None:
-    outcomes = [one.outcome for one in BACKGROUND]
-    for trajectories in (BACKGROUND, [replace(one, tools=[]) for one in BACKGROUND]):
+def test_tools_are_classified_with_and_without_schemas() -> None:
+    outcomes = [trajectory.outcome for trajectory in BACKGROUND]
+    for trajectories in (BACKGROUND, [replace(trajectory, tools=[]) for trajectory in BACKGROUND]):
         kinds = mine(views(trajectories), outcomes).kinds
         assert kinds["find_loan"] is kinds["search_catalogue"] is ToolKind.READ
         assert kinds["renew_loan"] is kinds["reserve_copy"] is ToolKind.WRITE
@@ -64,7 +66,7 @@ def test_tools_are_told_apart_with_and_without_schemas() -> None:
 
 
 def test_the_reading_before_a_renewal_is_mined() -> None:
-    links = mine(views(BACKGROUND), [one.outcome for one in BACKGROUND]).links
+    links = mine(views(BACKGROUND), [trajectory.outcome for trajectory in BACKGROUND]).links
     assert [(link.write_tool, link.write_parameter, link.read_tool) for link in links] == [
         ("renew_loan", "loan", "find_loan")
     ]
@@ -72,38 +74,40 @@ def test_the_reading_before_a_renewal_is_mined() -> None:
 
 def test_the_reading_is_mined_from_refusals_where_no_renewal_shows_it() -> None:
     """An agent that looks only when it refuses: its unread renewals fail where somebody waits."""
-    refused = [_refused(f"L{700 + n}", read=True) for n in range(6)]
-    unread = [one for one in BACKGROUND if one.id.startswith("unread")]
-    for sample, expected in (([*refused, *unread], ["find_loan"]), (unread, [])):
-        links = mine(views(sample), [one.outcome for one in sample]).links
+    refusals = [_refusal(f"L{700 + n}", with_lookup=True) for n in range(6)]
+    unread = [trajectory for trajectory in BACKGROUND if trajectory.id.startswith("unread")]
+    for sample, expected in (([*refusals, *unread], ["find_loan"]), (unread, [])):
+        links = mine(views(sample), [trajectory.outcome for trajectory in sample]).links
         assert [link.read_tool for link in links] == expected
 
 
 def test_a_refusal_without_reading_or_of_another_loan_shows_no_reading() -> None:
-    unread = [one for one in BACKGROUND if one.id.startswith("unread")]
+    unread = [trajectory for trajectory in BACKGROUND if trajectory.id.startswith("unread")]
     for odd in (
-        [_refused(f"L{700 + n}", read=False) for n in range(6)],
-        [_refused(f"L{700 + n}", read=True, looks_at="L999") for n in range(6)],
+        [_refusal(f"L{700 + n}", with_lookup=False) for n in range(6)],
+        [_refusal(f"L{700 + n}", with_lookup=True, looks_at="L999") for n in range(6)],
     ):
         sample = [*odd, *unread]
-        assert mine(views(sample), [one.outcome for one in sample]).links == []
+        assert mine(views(sample), [trajectory.outcome for trajectory in sample]).links == []
 
 
-def _refused(loan: str, *, read: bool, looks_at: str = "") -> Trajectory:
-    asked = user(f"Please renew loan {loan} until tomorrow.")
-    seen = looks_at or loan
-    looked = calls("find_loan", LOAN | {"loan": seen, "waiting": 2}, loan=seen) if read else []
-    return talk(asked, looked, says(f"Two readers wait for {loan}, so I cannot renew it."), name=f"refused{loan}")
+def _refusal(loan: str, *, with_lookup: bool, looks_at: str = "") -> Trajectory:
+    question = user(f"Please renew loan {loan} until tomorrow.")
+    observed = looks_at or loan
+    lookups = calls("find_loan", LOAN | {"loan": observed, "waiting": 2}, loan=observed) if with_lookup else []
+    return talk(
+        question, lookups, agent_says(f"Two readers wait for {loan}, so I cannot renew it."), name=f"refused{loan}"
+    )
 
 
 def test_an_unknown_capability_and_a_broken_message_are_named() -> None:
-    (known,) = discover(BACKGROUND, seed=0)[:1]
+    (known_items,) = discover(BACKGROUND, seed=0)[:1]
     with pytest.raises(AgentsError, match="no detector for 'telepathy'"):
-        label(BACKGROUND, [replace(known, name="telepathy")], run=0, seed=0)
-    broken = talk(renewal("L1"), name="odd")
-    del broken.messages[1]["role"]
+        label(BACKGROUND, [replace(known_items, name="telepathy")], run=0, seed=0)
+    malformed = talk(renewal("L1"), name="odd")
+    del malformed.messages[1]["role"]
     with pytest.raises(TranscriptError, match="trajectory odd: message 1 has no role"):
-        discover([broken], seed=0)
+        discover([malformed], seed=0)
 
 
 def test_nothing_is_discovered_in_nothing() -> None:

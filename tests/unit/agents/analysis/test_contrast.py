@@ -34,19 +34,19 @@ def test_rates_of_a_table_computed_by_hand() -> None:
         *[(Outcome.FAILURE, PRESENT)] * 2,
         *[(Outcome.FAILURE, NA)] * 14,
     ]
-    one = of(cells)
-    assert one.success == Counts(total=15, needed=10, lacking=1)
-    assert one.delta == Fraction(2, 3) - Fraction(1, 10)
-    assert one.coverage == Fraction(4, 20)
-    assert one.passes()
+    entry = of(cells)
+    assert entry.success == Counts(total=15, needed=10, lacking=1)
+    assert entry.delta == Fraction(2, 3) - Fraction(1, 10)
+    assert entry.coverage == Fraction(4, 20)
+    assert entry.passes()
 
 
 @pytest.mark.parametrize("needy", [Outcome.SUCCESS, Outcome.FAILURE])
 def test_an_empty_denominator_gives_none_and_passes_nothing(needy: Outcome) -> None:
     other = Outcome.FAILURE if needy is Outcome.SUCCESS else Outcome.SUCCESS
-    one = of([(needy, LACKING)] * 5 + [(other, NA)] * 5)
-    assert one.delta is None
-    assert not one.passes(delta=-1.0, rho=0.0)
+    entry = of([(needy, LACKING)] * 5 + [(other, NA)] * 5)
+    assert entry.delta is None
+    assert not entry.passes(delta=-1.0, rho=0.0)
 
 
 def test_without_failures_coverage_is_none() -> None:
@@ -55,11 +55,11 @@ def test_without_failures_coverage_is_none() -> None:
 
 def test_thresholds_are_met_exactly() -> None:
     cells = [*[(Outcome.SUCCESS, PRESENT)] * 10, *[(Outcome.FAILURE, LACKING)] * 2, *[(Outcome.FAILURE, PRESENT)] * 8]
-    one = of(cells)
-    assert one.delta == Fraction(1, 5)
-    assert one.passes(delta=0.20, rho=0.20)
-    assert not one.passes(delta=0.21, rho=0.10)
-    assert not one.passes(delta=0.20, rho=0.21)
+    entry = of(cells)
+    assert entry.delta == Fraction(1, 5)
+    assert entry.passes(delta=0.20, rho=0.20)
+    assert not entry.passes(delta=0.21, rho=0.10)
+    assert not entry.passes(delta=0.20, rho=0.21)
 
 
 def test_retained_needs_enough_runs() -> None:
@@ -67,8 +67,8 @@ def test_retained_needs_enough_runs() -> None:
     bad = [(Outcome.SUCCESS, PRESENT)] * 5 + [(Outcome.FAILURE, PRESENT)] * 5
     labels = [label for run in range(10) for label in table(good if run < 8 else bad, run)[0]]
     outcomes = table(good)[1]
-    (kept,) = retained(labels, outcomes)
-    assert (kept.passed, kept.runs, kept.delta) == (8, 10, Fraction(8, 10))
+    (results,) = retained(labels, outcomes)
+    assert (results.passed, results.runs, results.delta) == (8, 10, Fraction(8, 10))
     assert retained(labels, outcomes, consistency=0.81) == []
 
 
@@ -89,12 +89,12 @@ def test_a_capability_on_which_the_runs_do_not_agree_is_not_retained_whatever_it
     assert alpha is not None
     assert 0 < alpha < Fraction(2, 5)
     assert retained(labels, outcomes) == []
-    (kept,) = retained(labels, outcomes, min_agreement=0.0)
-    assert (kept.delta, kept.agreement) == (Fraction(1, 2), alpha)
-    assert [one.capability for one in retained(labels, outcomes, min_agreement=float(alpha) - 1e-9)] == ["c"]
+    (results,) = retained(labels, outcomes, min_agreement=0.0)
+    assert (results.delta, results.agreement) == (Fraction(1, 2), alpha)
+    assert [entry.capability for entry in retained(labels, outcomes, min_agreement=float(alpha) - 1e-9)] == ["c"]
 
 
-def test_agreement_on_what_is_not_mined_is_no_agreement() -> None:
+def test_agreement_ignores_trajectories_that_are_not_mined() -> None:
     """Runs that agree on infrastructure's NA alone would pass the bound otherwise."""
     cells = [(Outcome.SUCCESS, PRESENT)] * 10 + [(Outcome.FAILURE, NA)] * 10
     labels = [
@@ -102,23 +102,23 @@ def test_agreement_on_what_is_not_mined_is_no_agreement() -> None:
         for run in range(5)
         for place, label in enumerate(table(cells, run)[0])
     ]
-    lost = [Label(f"lost{place}", "c", run, NA) for run in range(5) for place in range(200)]
-    outcomes = table(cells)[1] | {label.trajectory_id: Outcome.INFRASTRUCTURE for label in lost}
-    assert (agreement([*labels, *lost]) or 0) > Fraction(2, 5)
-    assert retained([*labels, *lost], outcomes) == []
+    missing = [Label(f"lost{place}", "c", run, NA) for run in range(5) for place in range(200)]
+    outcomes = table(cells)[1] | {label.trajectory_id: Outcome.INFRASTRUCTURE for label in missing}
+    assert (agreement([*labels, *missing]) or 0) > Fraction(2, 5)
+    assert retained([*labels, *missing], outcomes) == []
 
 
 def test_where_agreement_is_not_defined_nothing_is_asked_of_it() -> None:
     labels, outcomes = table([(Outcome.SUCCESS, PRESENT), (Outcome.FAILURE, LACKING)])
-    (kept,) = retained(labels, outcomes)
-    assert kept.agreement is None
+    (results,) = retained(labels, outcomes)
+    assert results.agreement is None
 
 
 def test_retained_puts_the_widest_gap_first() -> None:
     wide = [(Outcome.SUCCESS, PRESENT)] * 4 + [(Outcome.FAILURE, LACKING)] * 4
     narrow = [(Outcome.SUCCESS, PRESENT)] * 4 + [(Outcome.FAILURE, LACKING)] * 2 + [(Outcome.FAILURE, PRESENT)] * 2
     labels = table(narrow, name="a")[0] + table(wide, name="b")[0]
-    assert [kept.capability for kept in retained(labels, table(wide)[1])] == ["b", "a"]
+    assert [retained.capability for retained in retained(labels, table(wide)[1])] == ["b", "a"]
 
 
 def test_a_doubled_a_missing_and_an_unknown_cell_are_refused() -> None:
@@ -164,15 +164,15 @@ def test_alpha_of_krippendorffs_example_with_missing_values() -> None:
 
 def test_alpha_is_none_with_one_run_or_without_variation() -> None:
     assert agreement(table([(Outcome.SUCCESS, NA), (Outcome.FAILURE, LACKING)])[0]) is None
-    same = [(Outcome.SUCCESS, NA)] * 3
-    assert agreement(table(same)[0] + table(same, run=1)[0]) is None
+    shared = [(Outcome.SUCCESS, NA)] * 3
+    assert agreement(table(shared)[0] + table(shared, run=1)[0]) is None
 
 
 @given(rows)
 def test_rates_stay_in_bounds(cells: list[Row]) -> None:
-    one = of(cells)
-    assert one.delta is None or -1 <= one.delta <= 1
-    assert one.coverage is None or 0 <= one.coverage <= 1
+    entry = of(cells)
+    assert entry.delta is None or -1 <= entry.delta <= 1
+    assert entry.coverage is None or 0 <= entry.coverage <= 1
 
 
 @given(rows, st.randoms(use_true_random=False))
@@ -184,32 +184,32 @@ def test_the_order_of_labels_does_not_matter(cells: list[Row], rng: object) -> N
 
 
 @given(rows, st.lists(st.sampled_from([Outcome.SUCCESS, Outcome.FAILURE]), max_size=20))
-def test_na_rows_leave_the_rates_alone(cells: list[Row], more: list[Outcome]) -> None:
-    before, after = of(cells), of(cells + [(outcome, NA) for outcome in more])
-    assert (before.success.error_rate, before.failure.error_rate) == (
-        after.success.error_rate,
-        after.failure.error_rate,
+def test_na_rows_leave_the_rates_alone(cells: list[Row], extra: list[Outcome]) -> None:
+    earlier, later = of(cells), of(cells + [(outcome, NA) for outcome in extra])
+    assert (earlier.success.error_rate, earlier.failure.error_rate) == (
+        later.success.error_rate,
+        later.failure.error_rate,
     )
-    assert before.delta == after.delta
+    assert earlier.delta == later.delta
 
 
 @given(rows, st.lists(st.sampled_from(list(Verdict)), max_size=20))
-def test_infrastructure_outcomes_change_nothing(cells: list[Row], more: list[Verdict]) -> None:
-    assert of(cells) == of(cells + [(Outcome.INFRASTRUCTURE, verdict) for verdict in more])
+def test_infrastructure_outcomes_change_nothing(cells: list[Row], extra: list[Verdict]) -> None:
+    assert of(cells) == of(cells + [(Outcome.INFRASTRUCTURE, verdict) for verdict in extra])
 
 
 @given(rows)
 def test_one_more_failure_that_lacks_it_never_lowers_the_gap(cells: list[Row]) -> None:
-    before, after = of(cells), of([*cells, (Outcome.FAILURE, LACKING)])
-    assert before.delta is None or (after.delta is not None and after.delta >= before.delta)
-    assert before.coverage is None or (after.coverage is not None and after.coverage >= before.coverage)
+    earlier, later = of(cells), of([*cells, (Outcome.FAILURE, LACKING)])
+    assert earlier.delta is None or (later.delta is not None and later.delta >= earlier.delta)
+    assert earlier.coverage is None or (later.coverage is not None and later.coverage >= earlier.coverage)
 
 
 @given(st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=2, max_size=4), min_size=1, max_size=20))
 def test_alpha_is_at_most_one_and_one_only_without_disagreement(units: list[list[Verdict]]) -> None:
-    labels = [Label(f"t{n}", "c", run, one) for n, unit in enumerate(units) for run, one in enumerate(unit)]
+    labels = [Label(f"t{n}", "c", run, entry) for n, unit in enumerate(units) for run, entry in enumerate(unit)]
     alpha = agreement(labels)
-    varied = len(Counter(one for unit in units for one in unit)) > 1
+    varied = len(Counter(entry for unit in units for entry in unit)) > 1
     assert (alpha is None) == (not varied)
     if alpha is not None:
         assert alpha <= 1

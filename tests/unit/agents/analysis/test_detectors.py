@@ -5,7 +5,7 @@ import pytest
 from agents.analyst.builtin import CANDIDATES, label
 from agents.transcript import transcript
 from store.types import Trajectory, Verdict
-from tests.unit.agents.analysis.library import COPIES, LOAN, OK, background, calls, renewal, says, talk, user
+from tests.unit.agents.analysis.library import COPIES, LOAN, OK, agent_says, background, calls, renewal, talk, user
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 BACKGROUND = background()
@@ -13,9 +13,11 @@ BACKGROUND = background()
 
 def verdict(capability: str, trajectory: Trajectory) -> tuple[Verdict, int | None]:
     """The verdict on ``trajectory`` in run 0, its background mined along."""
-    wanted = [one for one in CANDIDATES if one.name == capability]
-    (found,) = [one for one in label([*BACKGROUND, trajectory], wanted, run=0, seed=0) if one.trajectory_id == "t"]
-    return found.verdict, found.message_index
+    expected = [item for item in CANDIDATES if item.name == capability]
+    (finding,) = [
+        item for item in label([*BACKGROUND, trajectory], expected, run=0, seed=0) if item.trajectory_id == "t"
+    ]
+    return finding.verdict, finding.message_index
 
 
 def error(text: str) -> dict[str, str]:
@@ -24,25 +26,25 @@ def error(text: str) -> dict[str, str]:
 
 def test_a_renewal_after_looking_is_verified_and_one_without_is_not() -> None:
     assert verdict("precondition-verification", talk(renewal("L501")))[0] is PRESENT
-    assert verdict("precondition-verification", talk(renewal("L501", read=False))) == (LACKING, 2)
+    assert verdict("precondition-verification", talk(renewal("L501", with_lookup=False))) == (LACKING, 2)
 
 
 def test_looking_at_another_loan_verifies_nothing() -> None:
     other = calls("find_loan", LOAN | {"loan": "L777"}, loan="L777")
-    trajectory = talk(user("Please renew loan L501 until tomorrow."), other, renewal("L501", read=False)[1:])
+    trajectory = talk(user("Please renew loan L501 until tomorrow."), other, renewal("L501", with_lookup=False)[1:])
     assert verdict("precondition-verification", trajectory)[0] is LACKING
 
 
 def test_a_refusal_after_looking_is_a_verification() -> None:
-    looked = calls("find_loan", LOAN | {"waiting": 2}, loan="L501")
-    asked = user("Please renew loan L501 until tomorrow.")
-    refusal = says("Two readers wait for L501, so I cannot renew it.")
-    assert verdict("precondition-verification", talk(asked, looked, refusal))[0] is PRESENT
-    assert verdict("precondition-verification", talk(asked, looked, says("It is on loan.")))[0] is NA
+    lookups = calls("find_loan", LOAN | {"waiting": 2}, loan="L501")
+    question = user("Please renew loan L501 until tomorrow.")
+    refusal = agent_says("Two readers wait for L501, so I cannot renew it.")
+    assert verdict("precondition-verification", talk(question, lookups, refusal))[0] is PRESENT
+    assert verdict("precondition-verification", talk(question, lookups, agent_says("It is on loan.")))[0] is NA
 
 
 @pytest.mark.parametrize(
-    ("ask", "until", "expected"),
+    ("phrase", "end", "expected"),
     [
         ("tomorrow", "2025-06-05", PRESENT),
         ("in two weeks", "2025-06-18", PRESENT),
@@ -54,21 +56,23 @@ def test_a_refusal_after_looking_is_a_verification() -> None:
         ("2025-06-20", "2025-06-20", NA),
     ],
 )
-def test_relative_dates(ask: str, until: str, expected: Verdict) -> None:
-    assert verdict("date-reasoning", talk(renewal("L501", until=until, ask=ask)))[0] is expected
+def test_relative_dates(phrase: str, end: str, expected: Verdict) -> None:
+    assert verdict("date-reasoning", talk(renewal("L501", end=end, phrase=phrase)))[0] is expected
 
 
 def test_the_day_that_an_observation_gave_for_the_right_day_is_right() -> None:
-    asked = user("Please renew loan L501 until in 3 days.")
+    question = user("Please renew loan L501 until in 3 days.")
     full = calls("renew_loan", {"error": "2025-06-07 is full, next 2025-06-09"}, loan="L501", until="2025-06-07")
     done = calls("renew_loan", OK, loan="L501", until="2025-06-09")
-    assert verdict("date-reasoning", talk(asked, full, done))[0] is PRESENT
+    assert verdict("date-reasoning", talk(question, full, done))[0] is PRESENT
 
 
 def reservation(words: list[str], copy: str, branch: str = "north") -> Trajectory:
-    said = [user(text) for text in words]
-    found = calls("search_catalogue", COPIES, words="Emma")
-    return talk(said[:1], found, says("Shall I?"), said[1:], calls("reserve_copy", OK, copy=copy, branch=branch))
+    message = [user(text) for text in words]
+    finding = calls("search_catalogue", COPIES, words="Emma")
+    return talk(
+        message[:1], finding, agent_says("Shall I?"), message[1:], calls("reserve_copy", OK, copy=copy, branch=branch)
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,8 +114,8 @@ def test_described_records(words: list[str], copy: str, expected: Verdict) -> No
     ],
 )
 def test_arguments(name: str, arguments: dict[str, object], expected: Verdict) -> None:
-    asked = user("Please renew loan L501 and reserve copy K12 for me at the north branch.")
-    assert verdict("tool-calling-precision", talk(asked, calls(name, OK, **arguments)))[0] is expected
+    question = user("Please renew loan L501 and reserve copy K12 for me at the north branch.")
+    assert verdict("tool-calling-precision", talk(question, calls(name, OK, **arguments)))[0] is expected
 
 
 def test_arguments_that_are_no_json_lack_precision() -> None:
@@ -125,17 +129,17 @@ FAILED = calls("renew_loan", error("loan is locked"), loan="L501", until="2025-0
 
 
 @pytest.mark.parametrize(
-    ("after", "expected"),
+    ("later", "expected"),
     [
-        (says("Sorry, that failed."), LACKING),
+        (agent_says("Sorry, that failed."), LACKING),
         (FAILED + FAILED, LACKING),
         (calls("find_loan", LOAN, loan="L501") + calls("renew_loan", OK, loan="L501", until="2025-06-06"), PRESENT),
         (calls("escalate_to_librarian", OK, note="locked"), LACKING),
         (calls("find_loan", LOAN, loan="L501") + calls("escalate_to_librarian", OK, note="locked"), PRESENT),
     ],
 )
-def test_after_an_error(after: list[dict[str, object]], expected: Verdict) -> None:
-    trajectory = talk(user("Please renew loan L501 until in 3 days."), FAILED, after)
+def test_after_an_error(later: list[dict[str, object]], expected: Verdict) -> None:
+    trajectory = talk(user("Please renew loan L501 until in 3 days."), FAILED, later)
     assert verdict("error-recovery", trajectory)[0] is expected
 
 
@@ -150,17 +154,17 @@ def test_an_error_field_that_is_null_is_no_error() -> None:
     assert verdict("error-recovery", trajectory)[0] is NA
 
 
-BOTH = "Please renew loan L501 until in 3 days. Also, I want to reserve copy K12 at the north branch."
+TWO_REQUESTS = "Please renew loan L501 until in 3 days. Also, I want to reserve copy K12 at the north branch."
 
 
 @pytest.mark.parametrize(
-    ("asked", "parts", "expected"),
+    ("question", "parts", "expected"),
     [
-        (BOTH, [renewal("L501")[1:], calls("reserve_copy", OK, copy="K12", branch="north")], PRESENT),
-        (BOTH, [renewal("L501")[1:]], LACKING),
-        (BOTH, [renewal("L501")[1:], says("I cannot reserve copy K12.")], PRESENT),
-        (BOTH, [calls("escalate_to_librarian", OK, note="both")], PRESENT),
-        (BOTH, [renewal("L501")[1:], user("Never mind the copy then.")], NA),
+        (TWO_REQUESTS, [renewal("L501")[1:], calls("reserve_copy", OK, copy="K12", branch="north")], PRESENT),
+        (TWO_REQUESTS, [renewal("L501")[1:]], LACKING),
+        (TWO_REQUESTS, [renewal("L501")[1:], agent_says("I cannot reserve copy K12.")], PRESENT),
+        (TWO_REQUESTS, [calls("escalate_to_librarian", OK, note="both")], PRESENT),
+        (TWO_REQUESTS, [renewal("L501")[1:], user("Never mind the copy then.")], NA),
         ("Please renew loan L501 until in 3 days.", [renewal("L501")[1:]], NA),
         ("Please renew loans L501 and L502 until in 3 days.", [renewal("L501")[1:], renewal("L502")[1:]], PRESENT),
         ("Please renew loans L501 and L502 until in 3 days.", [renewal("L501")[1:]], LACKING),
@@ -172,37 +176,42 @@ BOTH = "Please renew loan L501 until in 3 days. Also, I want to reserve copy K12
         ),
     ],
 )
-def test_several_requests(asked: str, parts: list[list[dict[str, object]]], expected: Verdict) -> None:
-    assert verdict("multi-step-completion", talk(user(asked), *parts, says("That is all.")))[0] is expected
+def test_several_requests(question: str, parts: list[list[dict[str, object]]], expected: Verdict) -> None:
+    assert verdict("multi-step-completion", talk(user(question), *parts, agent_says("That is all.")))[0] is expected
 
 
 def test_handing_over_at_once() -> None:
-    handed = calls("escalate_to_librarian", OK, note="x")
-    assert verdict("self-reliance", talk(user("Please renew L501."), handed))[0] is LACKING
-    assert verdict("self-reliance", talk(user("Let me speak to a human."), handed))[0] is NA
-    assert verdict("self-reliance", talk(user("Please renew L501."), says("I am unable to."), handed))[0] is PRESENT
+    handoffs = calls("escalate_to_librarian", OK, note="x")
+    assert verdict("self-reliance", talk(user("Please renew L501."), handoffs))[0] is LACKING
+    assert verdict("self-reliance", talk(user("Let me speak to a human."), handoffs))[0] is NA
+    assert (
+        verdict("self-reliance", talk(user("Please renew L501."), agent_says("I am unable to."), handoffs))[0]
+        is PRESENT
+    )
 
 
 def test_asking_the_same_again() -> None:
-    once = calls("find_loan", LOAN, loan="L501")
-    assert verdict("moving-on", talk(user("Find L501."), once, once)) == (LACKING, 4)
-    assert verdict("moving-on", talk(user("Find L501."), once, user("And now?"), once))[0] is PRESENT
+    single = calls("find_loan", LOAN, loan="L501")
+    assert verdict("moving-on", talk(user("Find L501."), single, single)) == (LACKING, 4)
+    assert verdict("moving-on", talk(user("Find L501."), single, user("And now?"), single))[0] is PRESENT
 
 
 @pytest.mark.parametrize(("weeks", "expected"), [(12, PRESENT), (144, LACKING), (3, NA)])
 def test_amounts(weeks: int, expected: Verdict) -> None:
-    asked = user("Please waive fine F1001, I was away for 12 weeks.")
-    assert verdict("supported-amounts", talk(asked, calls("waive_fine", OK, fine="F1001", weeks=weeks)))[0] is expected
+    question = user("Please waive fine F1001, I was away for 12 weeks.")
+    assert (
+        verdict("supported-amounts", talk(question, calls("waive_fine", OK, fine="F1001", weeks=weeks)))[0] is expected
+    )
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "question",
     [
         "I need help with a loan I renewed recently. I want to reserve copy K12 at the north branch.",
         "I made a mistake with my renewal. I want to reserve copy K12 at the north branch.",
         "Please do not touch my loan, the renewed one. I want to reserve copy K12 at the north branch.",
     ],
 )
-def test_a_deed_that_is_only_mentioned_is_no_request(asked: str) -> None:
+def test_a_deed_that_is_only_mentioned_is_no_request(question: str) -> None:
     done = calls("reserve_copy", OK, copy="K12", branch="north")
-    assert verdict("multi-step-completion", talk(user(asked), done, says("Done.")))[0] is NA
+    assert verdict("multi-step-completion", talk(user(question), done, agent_says("Done.")))[0] is NA

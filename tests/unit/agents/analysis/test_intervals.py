@@ -28,20 +28,20 @@ def table(cells: Cells, name: str = "c") -> tuple[list[Label], dict[str, Outcome
 def means(labels: list[Label], outcomes: dict[str, Outcome]) -> tuple[Fraction | None, Fraction | None]:
     """The contrast's own figures, exactly."""
     runs = sorted({label.run for label in labels})
-    told = [contrast([label for label in labels if label.run == run], outcomes)[0] for run in runs]
-    found = []
-    for values in ([one.delta for one in told], [one.coverage for one in told]):
+    output = [contrast([label for label in labels if label.run == run], outcomes)[0] for run in runs]
+    result = []
+    for values in ([label.delta for label in output], [label.coverage for label in output]):
         defined = [value for value in values if value is not None]
-        found.append(sum(defined, Fraction(0)) / len(defined) if defined else None)
-    return found[0], found[1]
+        result.append(sum(defined, Fraction(0)) / len(defined) if defined else None)
+    return result[0], result[1]
 
 
 def drawn_again(cells: Cells, rng: random.Random) -> Cells:
     return [
-        one
+        label
         for side in (Outcome.SUCCESS, Outcome.FAILURE)
-        for of in ([cell for cell in cells if cell[0] is side],)
-        for one in rng.choices(of, k=len(of))
+        for source in ([cell for cell in cells if cell[0] is side],)
+        for label in rng.choices(source, k=len(source))
     ]
 
 
@@ -53,11 +53,11 @@ def test_they_are_those_of_a_slow_bootstrap_in_fractions() -> None:
         for outcome, rate in rates.items()
         for _ in range(40)
     ]
-    got = intervals(*table(cells), seed=0)["c"]
+    actual = intervals(*table(cells), seed=0)["c"]
     slow = [means(*table(drawn_again(cells, rng))) for _ in range(600)]
-    for fast, of in ((got.delta, 0), (got.coverage, 1)):
+    for fast, source in ((actual.delta, 0), (actual.coverage, 1)):
         assert fast is not None
-        values = sorted(float(value) for one in slow if (value := one[of]) is not None)
+        values = sorted(float(value) for label in slow if (value := label[source]) is not None)
         assert fast[0] == pytest.approx(values[15], abs=0.03)
         assert fast[1] == pytest.approx(values[-16], abs=0.03)
 
@@ -66,32 +66,32 @@ def test_they_are_those_of_a_slow_bootstrap_in_fractions() -> None:
 @settings(max_examples=40)
 def test_they_are_defined_where_the_contrast_is_and_stay_in_bounds(cells: Cells) -> None:
     labels, outcomes = table(cells)
-    told, (gap, coverage) = intervals(labels, outcomes, seed=3)["c"], means(labels, outcomes)
-    assert (told.delta is None) == (gap is None)
-    assert (told.coverage is None) == (coverage is None)
-    assert told.delta is None or -1 <= told.delta[0] <= told.delta[1] <= 1
-    assert told.coverage is None or 0 <= told.coverage[0] <= told.coverage[1] <= 1
+    output, (gap, coverage) = intervals(labels, outcomes, seed=3)["c"], means(labels, outcomes)
+    assert (output.delta is None) == (gap is None)
+    assert (output.coverage is None) == (coverage is None)
+    assert output.delta is None or -1 <= output.delta[0] <= output.delta[1] <= 1
+    assert output.coverage is None or 0 <= output.coverage[0] <= output.coverage[1] <= 1
 
 
 @given(rows, st.randoms(use_true_random=False), st.lists(verdicts, max_size=5))
 @settings(max_examples=25)
 def test_neither_order_nor_other_capabilities_nor_infrastructure_move_them(
-    cells: Cells, rng: random.Random, lost: list[list[Verdict]]
+    cells: Cells, rng: random.Random, excluded_ids: list[list[Verdict]]
 ) -> None:
     labels, outcomes = table(cells)
     shuffled = [*labels, *table(cells, "other")[0]]
     rng.shuffle(shuffled)
-    more, told = table([*cells, *((Outcome.INFRASTRUCTURE, row) for row in lost)])
+    extra, output = table([*cells, *((Outcome.INFRASTRUCTURE, row) for row in excluded_ids)])
     assert intervals(shuffled, outcomes, seed=1)["c"] == intervals(labels, outcomes, seed=1)["c"]
-    assert intervals(more, told, seed=1)["c"] == intervals(labels, outcomes, seed=1)["c"]
+    assert intervals(extra, output, seed=1)["c"] == intervals(labels, outcomes, seed=1)["c"]
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
 @settings(max_examples=10)
 def test_without_variation_there_is_no_width(successes: int, failures: int) -> None:
     cells: Cells = [(Outcome.SUCCESS, [PRESENT] * 2)] * successes + [(Outcome.FAILURE, [LACKING] * 2)] * failures
-    told = intervals(*table(cells), seed=0)["c"]
-    assert (told.delta, told.coverage) == ((1.0, 1.0), (1.0, 1.0))
+    output = intervals(*table(cells), seed=0)["c"]
+    assert (output.delta, output.coverage) == ((1.0, 1.0), (1.0, 1.0))
 
 
 def test_the_seed_decides_and_nothing_is_nothing() -> None:

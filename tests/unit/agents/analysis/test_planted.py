@@ -10,11 +10,11 @@ from traced.targets.desk import CAPABILITIES
 
 
 @pytest.mark.parametrize("plant", [("date-reasoning",), ("error-recovery", "structured-data-reasoning")])
-def test_planted_deficits_are_found(plant: tuple[str, ...]) -> None:
-    one = examine(plant, demonstrator(plant, 200, seed=3), runs=2, seed=0)
-    assert set(one.found) >= set(plant)
-    assert one.failures > 20
-    assert all(equal / cells >= 0.9 for equal, cells in one.cells.values())
+def test_planted_deficits_are_detected(plant: tuple[str, ...]) -> None:
+    item = examine(plant, demonstrator(plant, 200, seed=3), runs=2, seed=0)
+    assert set(item.found) >= set(plant)
+    assert item.failures > 20
+    assert all(equal / cells >= 0.9 for equal, cells in item.cells.values())
 
 
 def test_the_plants_cover_every_capability_alone_and_in_triples() -> None:
@@ -41,6 +41,6 @@ def test_figures_of_two_findings_computed_by_hand() -> None:
     assert json.loads(json.dumps(figures)) == figures
 
 
-def test_nothing_found_is_no_precision() -> None:
+def test_precision_is_undefined_without_findings() -> None:
     empty = Finding(("a",), [], [], 0, dict.fromkeys(CAPABILITIES, (1, 1)), None, 0.0)
     assert summary("demonstrator", [empty])["precision"] is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agents.analyst.language import clauses, identifiers, last_mention, pairs, resolve, today_in, verb_stems
 from agents.analyst.values import leaves, siblings
 from agents.transcript import transcript
-from tests.unit.agents.analysis.library import calls, says, talk, user
+from tests.unit.agents.analysis.library import agent_says, calls, talk, user
 
 days = st.dates(date(2000, 1, 1), date(2090, 1, 1))
 json_values = st.recursive(
@@ -27,10 +27,10 @@ def test_in_so_many_days(today: date, count: int) -> None:
 
 @given(days)
 def test_a_weekday_is_one_of_the_coming_seven_days(today: date) -> None:
-    (found,) = resolve("on Friday", today)
-    assert found.weekday() == 4
-    assert 1 <= (found - today).days <= 7
-    assert found in resolve("next Friday", today)
+    (result,) = resolve("on Friday", today)
+    assert result.weekday() == 4
+    assert 1 <= (result - today).days <= 7
+    assert result in resolve("next Friday", today)
 
 
 @given(st.text(), days)
@@ -68,7 +68,7 @@ def test_clauses_and_identifiers_of_a_compound_request() -> None:
     assert identifiers("on May 20th 2024-05-20 at 11am for $1000") == set()
 
 
-def test_mentions_skip_what_is_not_meant() -> None:
+def test_mentions_skip_excluded_phrases() -> None:
     assert last_mention("the blue one instead of the red one", "red") is None
     assert last_mention("a one-way trip", "one_way") == 2
     assert last_mention("bored", "red") is None
@@ -82,7 +82,7 @@ def test_sibling_records_are_read_from_any_value(value: object) -> None:
 
 @given(json_values, st.text(max_size=20))
 def test_any_answer_and_any_arguments_make_a_transcript(answer: object, raw: str) -> None:
-    trajectory = talk(user("Hi"), calls("find_loan", json.dumps(answer)), says("Bye"))
+    trajectory = talk(user("Hi"), calls("find_loan", json.dumps(answer)), agent_says("Bye"))
     trajectory.messages[2]["tool_calls"][0]["function"]["arguments"] = raw
     (call,) = transcript(trajectory).calls
     assert call.result is not None
@@ -95,12 +95,12 @@ def test_parallel_calls_get_their_own_answers_in_any_order() -> None:
     second, second_answer = calls("find_loan", {"n": 2}, loan="L2")
     first["tool_calls"][0]["id"], first_answer["tool_call_id"] = "a", "a"
     second["tool_calls"][0]["id"], second_answer["tool_call_id"] = "b", "b"
-    both = {"role": "assistant", "content": None, "tool_calls": first["tool_calls"] + second["tool_calls"]}
-    read = transcript(talk(both, second_answer, first_answer))
-    assert [call.result.value for call in read.calls if call.result] == [{"n": 1}, {"n": 2}]
+    pair = {"role": "assistant", "content": None, "tool_calls": first["tool_calls"] + second["tool_calls"]}
+    conversation = transcript(talk(pair, second_answer, first_answer))
+    assert [call.result.value for call in conversation.calls if call.result] == [{"n": 1}, {"n": 2}]
 
 
 def test_stop_marks_and_content_parts_are_read_as_text() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "image_url", "image_url": {}}]}
-    read = transcript(talk(parts, user("###STOP###"), user("Bye ###STOP###")))
-    assert [said.text for said in read.user] == ["Hello", "Bye"]
+    conversation = transcript(talk(parts, user("###STOP###"), user("Bye ###STOP###")))
+    assert [message.text for message in conversation.user] == ["Hello", "Bye"]

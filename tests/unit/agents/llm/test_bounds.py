@@ -25,7 +25,7 @@ from agents.llm.rate_limit import (
 from agents.llm.server import retry_delay
 from tests.virtual_time import VirtualTime
 
-HERE = Purpose("c1", "analyze")
+PURPOSE = Purpose("c1", "analyze")
 FOREVER = float("inf")
 
 
@@ -37,21 +37,23 @@ class Down(Exception):
     """The server failed."""
 
 
-async def turns(pace: RateLimiter, time: VirtualTime, tokens: list[int]) -> list[float]:
-    begun = []
-    for each in tokens:
-        begun.append((await pace.acquire(each)).at)
+async def turns(limiter: RateLimiter, time: VirtualTime, tokens: list[int]) -> list[float]:
+    started = []
+    for token in tokens:
+        started.append((await limiter.acquire(token)).at)
         time.now += 0.25
-    return begun
+    return started
 
 
 @given(st.integers(1, 5), st.integers(0, 100), st.lists(st.integers(1, 60), max_size=20))
-def test_no_minute_has_more_than_its_requests_and_tokens(requests: int, tokens: int, wanted: list[int]) -> None:
+def test_no_minute_has_more_than_its_requests_and_tokens(requests: int, tokens: int, token_counts: list[int]) -> None:
     time = VirtualTime()
-    begun = asyncio.run(turns(RateLimiter(requests, tokens, time.clock, time.sleep), time, wanted))
-    assert begun == sorted(begun)
-    for first, at in enumerate(begun):
-        minute = [each for begin, each in zip(begun[first:], wanted[first:], strict=True) if begin < at + MINUTE]
+    started = asyncio.run(turns(RateLimiter(requests, tokens, time.clock, time.sleep), time, token_counts))
+    assert started == sorted(started)
+    for first, at in enumerate(started):
+        minute = [
+            item for start, item in zip(started[first:], token_counts[first:], strict=True) if start < at + MINUTE
+        ]
         assert len(minute) <= requests
         assert not tokens or sum(minute) <= tokens or len(minute) == 1
 
@@ -64,33 +66,33 @@ def test_without_limits_nobody_waits() -> None:
 
 def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
     async def two() -> float:
-        pace = RateLimiter(0, 1000, time.clock, time.sleep)
-        first = await pace.acquire(900)
-        pace.record_tokens(first, 100)
-        return (await pace.acquire(900)).at - first.at
+        limiter = RateLimiter(0, 1000, time.clock, time.sleep)
+        first = await limiter.acquire(900)
+        limiter.record_tokens(first, 100)
+        return (await limiter.acquire(900)).at - first.at
 
     time = VirtualTime()
     assert asyncio.run(two()) == 0
 
 
 def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
-    async def held() -> float:
-        pace = RateLimiter(0, 0, time.clock, time.sleep)
-        pace.pause(17, "status 429")
-        pace.pause(3, "status 429")
-        return (await pace.acquire(1)).at
+    async def blocked() -> float:
+        limiter = RateLimiter(0, 0, time.clock, time.sleep)
+        limiter.pause(17, "status 429")
+        limiter.pause(3, "status 429")
+        return (await limiter.acquire(1)).at
 
     time = VirtualTime()
-    assert asyncio.run(held()) == 1017
+    assert asyncio.run(blocked()) == 1017
 
 
 def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that_for_an_answer() -> None:
     async def story() -> None:
-        pace = RateLimiter(1, 0, time.clock, time.sleep)
-        await pace.acquire(1)
-        waits = asyncio.create_task(pace.acquire(1, patience=60))  # in the queue already
+        limiter = RateLimiter(1, 0, time.clock, time.sleep)
+        await limiter.acquire(1)
+        waits = asyncio.create_task(limiter.acquire(1, patience=60))  # in the queue already
         await asyncio.sleep(0)
-        pace.pause(3600, "status 429: slow down")
+        limiter.pause(3600, "status 429: slow down")
         with pytest.raises(PauseTooLong, match=r"pause of another 3[56]\d\d s: status 429: slow down"):
             await waits
         for _ in range(FAILURE_THRESHOLD):
@@ -98,7 +100,7 @@ def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that
         time.now += FIRST_OPEN_S
         with pytest.raises(PauseTooLong):
             async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
-                await pace.acquire(1, patience=60)
+                await limiter.acquire(1, patience=60)
         await ask(breaker, False)
         await ask(breaker, True)
         assert time.slept[-1] == 2 * FIRST_OPEN_S  # that one was the probe
@@ -143,13 +145,13 @@ def test_a_refusal_closes_it_and_a_defect_of_ours_does_not(raised: Exception, as
         with suppress(Busy, RuntimeError):
             async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
                 raise raised
-        waited = len(time.slept)
+        delay = len(time.slept)
         with suppress(Down):
             async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
                 raise Down("status 503")
         if asked_at_once:  # one failure in a row: it stays closed
             await ask(breaker, True)
-            assert len(time.slept) == waited
+            assert len(time.slept) == delay
         else:  # still open: the failure was a probe's
             with pytest.raises(CircuitOpen):
                 await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
@@ -174,27 +176,27 @@ def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() ->
     async def story() -> None:
         for _ in range(FAILURE_THRESHOLD):
             await ask(breaker, False)
-        going: list[int] = []
-        gone: asyncio.Queue[int] = asyncio.Queue()
+        running: list[int] = []
+        cancelled: asyncio.Queue[int] = asyncio.Queue()
         release = asyncio.Event()
 
-        async def one(number: int) -> None:
+        async def permit(number: int) -> None:
             async with breaker.guard(FOREVER, failed=Down, alive=()):
-                going.append(number)
-                gone.put_nowait(number)
+                running.append(number)
+                cancelled.put_nowait(number)
                 await release.wait()
 
-        tasks = [asyncio.create_task(one(number)) for number in range(5)]
-        await gone.get()
+        tasks = [asyncio.create_task(permit(number)) for number in range(5)]
+        await cancelled.get()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert going == [0]
+        assert running == [0]
         tasks[0].cancel()
-        await gone.get()
-        assert len(going) == 2
+        await cancelled.get()
+        assert len(running) == 2
         release.set()
         await asyncio.gather(*tasks[1:])
-        assert sorted(going) == [0, 1, 2, 3, 4]
+        assert sorted(running) == [0, 1, 2, 3, 4]
 
     time = VirtualTime()
     breaker = CircuitBreaker(time.clock, time.sleep)
@@ -206,14 +208,14 @@ def reply(tokens: int = 10, cost: float = 0.5, seconds: float = 2.0) -> Reply:
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "output"),
     [
         (Budget(tokens=20), "20 tokens of 20 spent on synthesize of dates, in 2 replies"),
         (Budget(cost=1.0, tokens=1000), "1 of 1 in money"),
         (Budget(seconds=3), "4 of 3 seconds"),
     ],
 )
-def test_what_is_used_up_is_named(budget: Budget, told: str) -> None:
+def test_a_budget_error_names_the_exhausted_limits(budget: Budget, output: str) -> None:
     async def story() -> None:
         async with InFlightUsage().reserve(budget, ledger, dates, Usage()):
             raise AssertionError("the budget is spent")
@@ -222,30 +224,30 @@ def test_what_is_used_up_is_named(budget: Budget, told: str) -> None:
     for key in ("a", "b"):
         ledger.keep(key, Question(dates, ()), "m", reply())
     ledger.keep("c", Question(Purpose("c1", "synthesize", "other"), ()), "m", reply(10**6))
-    with pytest.raises(BudgetSpent, match=told):
+    with pytest.raises(BudgetSpent, match=output):
         asyncio.run(story())
 
 
-def test_what_is_in_flight_counts_and_who_has_to_wait_for_it_waits() -> None:
+def test_requests_in_flight_count_and_callers_wait_for_them() -> None:
     async def story() -> list[str]:
-        flight, ledger, told = InFlightUsage(), InMemoryLedger(), list[str]()
+        flight, ledger, output = InFlightUsage(), InMemoryLedger(), list[str]()
         landing = asyncio.Event()
 
-        async def one(name: str, tokens: int) -> None:
-            async with flight.reserve(Budget(tokens=100), ledger, HERE, Usage(1, 60)):
-                told.append(f"{name} went")
+        async def permit(name: str, tokens: int) -> None:
+            async with flight.reserve(Budget(tokens=100), ledger, PURPOSE, Usage(1, 60)):
+                output.append(f"{name} went")
                 await landing.wait()
-                ledger.keep(name, Question(HERE, ()), "m", reply(tokens))
+                ledger.keep(name, Question(PURPOSE, ()), "m", reply(tokens))
 
-        tasks = [asyncio.create_task(one(name, tokens)) for name, tokens in (("a", 30), ("b", 30), ("c", 60))]
+        tasks = [asyncio.create_task(permit(name, tokens)) for name, tokens in (("a", 30), ("b", 30), ("c", 60))]
         for _ in range(10):
             await asyncio.sleep(0)
-        assert told == ["a went", "b went"]  # 0 and 60 are less than 100, 120 is not
+        assert output == ["a went", "b went"]  # 0 and 60 are less than 100, 120 is not
         landing.set()
         await asyncio.gather(*tasks)
         with pytest.raises(BudgetSpent, match="120 tokens of 100"):
-            await one("d", 1)
-        return told
+            await permit("d", 1)
+        return output
 
     assert asyncio.run(story()) == ["a went", "b went", "c went"]
 

@@ -19,10 +19,12 @@ PROSE = st.text(alphabet=st.characters(exclude_characters='{}"'), max_size=30)
 
 
 @given(OBJECTS, PROSE, PROSE, st.sampled_from([None, 2]))
-def test_any_object_is_found_in_any_prose(told: dict[str, object], before: str, after: str, indent: int | None) -> None:
-    if before.lstrip().startswith("["):
-        before = ""
-    assert parse_object(f"{before}{json.dumps(told, indent=indent)}{after}") == told
+def test_an_object_is_parsed_inside_any_prose(
+    payload: dict[str, object], prefix: str, suffix: str, indent: int | None
+) -> None:
+    if prefix.lstrip().startswith("["):
+        prefix = ""
+    assert parse_object(f"{prefix}{json.dumps(payload, indent=indent)}{suffix}") == payload
 
 
 @given(st.text(max_size=200))
@@ -41,12 +43,12 @@ def test_any_text_is_an_object_or_is_unreadable(text: str) -> None:
         'Of the set {x, y} I choose {"a": [1, {"b": "x,]}"}, ] , }',
     ],
 )
-def test_what_stands_around_it_does_not_matter(answer: str) -> None:
+def test_text_around_an_object_is_ignored(answer: str) -> None:
     assert parse_object(answer) == {"a": [1, {"b": "x,]}"}]}
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "reason"),
     [
         ("", "no JSON object"),
         ("I would say lacking.", "no JSON object"),
@@ -60,6 +62,6 @@ def test_what_stands_around_it_does_not_matter(answer: str) -> None:
         ('{"a": "' + "x" * 5_000_000, "too long"),
     ],
 )
-def test_nothing_is_guessed(answer: str, why: str) -> None:
-    with pytest.raises(Unreadable, match=why):
+def test_nothing_is_guessed(answer: str, reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
         parse_object(answer)

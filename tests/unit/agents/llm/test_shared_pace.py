@@ -33,32 +33,34 @@ asyncio.run(two())
 
 @settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(0, 100), st.lists(st.integers(1, 60), max_size=12))
-def test_no_minute_of_several_has_more_than_one_may(requests: int, tokens: int, wanted: list[int]) -> None:
+def test_no_minute_of_several_has_more_than_one_may(requests: int, tokens: int, token_counts: list[int]) -> None:
     async def in_turns(file: Path) -> list[float]:
         paces = [RateLimiter(requests, tokens, virtual.clock, virtual.sleep, file) for _ in range(3)]
-        return [(await paces[number % 3].acquire(each)).at for number, each in enumerate(wanted)]
+        return [(await paces[number % 3].acquire(item)).at for number, item in enumerate(token_counts)]
 
     virtual = VirtualTime()
     with tempfile.TemporaryDirectory() as folder:
-        begun = asyncio.run(in_turns(Path(folder) / "pace.json"))
-    for first, at in enumerate(begun):
-        minute = [each for begin, each in zip(begun[first:], wanted[first:], strict=True) if begin < at + MINUTE]
+        started = asyncio.run(in_turns(Path(folder) / "pace.json"))
+    for first, at in enumerate(started):
+        minute = [
+            item for start, item in zip(started[first:], token_counts[first:], strict=True) if start < at + MINUTE
+        ]
         assert len(minute) <= requests
         assert not tokens or sum(minute) <= tokens or len(minute) == 1
 
 
-def test_what_one_learns_all_know(tmp_path: Path) -> None:
+def test_limiters_on_one_file_share_pauses_and_token_counts(tmp_path: Path) -> None:
     async def story() -> None:
-        one, other = (RateLimiter(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
-        turn = await one.acquire(900)
-        one.record_tokens(turn, 100)
+        limiter, other = (RateLimiter(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        turn = await limiter.acquire(900)
+        limiter.record_tokens(turn, 100)
         assert (await other.acquire(900)).at == virtual.now == 1000  # it was shorter than feared
-        one.pause(300, "status 429: slow down")
+        limiter.pause(300, "status 429: slow down")
         with pytest.raises(PauseTooLong, match="pause of another 300 s: status 429: slow down"):
             await other.acquire(1, patience=60)
-        one.pause(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
+        limiter.pause(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
         with pytest.raises(PauseTooLong, match="another 10000000 s"):
-            await one.acquire(1, patience=6000)
+            await limiter.acquire(1, patience=6000)
         await other.acquire(1, patience=6000)
         assert virtual.now <= 1000 + MAX_SHARED_PAUSE_S
 
@@ -80,12 +82,12 @@ def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rest
             await greedy.acquire(2000)
             virtual.now += 4
         works = [asyncio.create_task(saturate()) for _ in range(3)]
-        begun = virtual.now
+        started = virtual.now
         turn = await modest.acquire(12_000)
         for work in works:
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)
-        return turn.at - begun
+        return turn.at - started
 
     virtual = VirtualTime()
     assert asyncio.run(story()) <= 2 * MINUTE
@@ -93,12 +95,12 @@ def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rest
 
 def test_whoever_went_away_while_it_waited_holds_nobody_up(tmp_path: Path) -> None:
     async def story() -> None:
-        one, other = (RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
-        await one.acquire(1)
-        gone = asyncio.create_task(one.acquire(1))
+        limiter, other = (RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        await limiter.acquire(1)
+        cancelled = asyncio.create_task(limiter.acquire(1))
         for _ in range(10):
             await asyncio.sleep(0)
-        gone.cancel()
+        cancelled.cancel()
         turn = await other.acquire(1)
         assert turn.at <= 1000 + MINUTE + STALE_WAITER_S
 
@@ -114,7 +116,7 @@ def test_a_turn_of_a_clock_that_was_ahead_is_not_waited_for(tmp_path: Path) -> N
     assert virtual.slept == []
 
 
-def test_what_a_killed_process_began_counts_for_its_minute(tmp_path: Path) -> None:
+def test_requests_of_a_killed_process_count_for_their_minute(tmp_path: Path) -> None:
     file, slept = tmp_path / "pace.json", list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -131,17 +133,17 @@ def test_what_a_killed_process_began_counts_for_its_minute(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", '{"boot": "now"}', "another boot", "a turn of another version", "odd waiting"]
 )
-def test_a_file_that_says_nothing_holds_nobody_up(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_file_delays_nobody(tmp_path: Path, damage: str) -> None:
     file, virtual = tmp_path / "pace.json", VirtualTime()
 
     async def turn() -> None:
         await RateLimiter(1, 0, virtual.clock, virtual.sleep, file).acquire(1)
 
     asyncio.run(turn())
-    written = json.loads(file.read_text())
+    content = json.loads(file.read_text())
     changes = {"another boot": {"boot": "x"}, "a turn of another version": {"begun": [{"moment": 1}]}}
     changes["odd waiting"] = {"waiting": [3], "begun": []}
-    file.write_text(json.dumps(written | changes[damage]) if damage in changes else damage)
+    file.write_text(json.dumps(content | changes[damage]) if damage in changes else damage)
     asyncio.run(turn())
     assert virtual.slept == []
     asyncio.run(turn())

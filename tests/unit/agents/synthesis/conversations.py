@@ -30,10 +30,10 @@ def say(text: str) -> list[Message]:
 
 def call(name: str, result: Any, call_id: str = "c", **arguments: Any) -> list[Message]:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    made = {"id": call_id, "type": "function", "function": function}
+    instance = {"id": call_id, "type": "function", "function": function}
     text = result if isinstance(result, str) else json.dumps(result, separators=(",", ":"))
     return [
-        {"role": "assistant", "content": None, "tool_calls": [made]},
+        {"role": "assistant", "content": None, "tool_calls": [instance]},
         {"role": "tool", "tool_call_id": call_id, "content": text},
     ]
 
@@ -59,8 +59,8 @@ def conversation(
     )
 
 
-def order(order_id: str, status: str = "open", **more: Any) -> dict[str, Any]:
-    return {"order_id": order_id, "status": status, **more}
+def order(order_id: str, status: str = "open", **extra: Any) -> dict[str, Any]:
+    return {"order_id": order_id, "status": status, **extra}
 
 
 def capability(name: str) -> Capability:

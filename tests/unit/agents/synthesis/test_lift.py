@@ -32,29 +32,29 @@ def corpus_of(*trajectories: Trajectory) -> Corpus:
     return read_corpus(transcripts(trajectories), {t.id for t in trajectories})
 
 
-def lifted(trajectory: Trajectory, corpus: Corpus | None = None) -> dict[str, Any]:
-    found = extract_template(transcript(trajectory), corpus or corpus_of(trajectory))
-    assert not isinstance(found, NoTemplate), found
-    return found
+def template_of(trajectory: Trajectory, corpus: Corpus | None = None) -> dict[str, Any]:
+    template = extract_template(transcript(trajectory), corpus or corpus_of(trajectory))
+    assert not isinstance(template, NoTemplate), template
+    return template
 
 
-def test_a_conversation_becomes_steps_writes_and_told_values() -> None:
-    template = lifted(cancelling("t", "W1234"))
+def test_a_conversation_becomes_steps_writes_and_reported_facts() -> None:
+    template = template_of(cancelling("t", "W1234"))
     assert [c["kind"] for step in template["steps"] for c in step["calls"]] == ["read", "write"]
     assert template["told"] == ["37"]
     assert template["refusal"] is False
 
 
 def test_dead_ends_are_left_out() -> None:
-    again = call("get_order", order("W1234", "open", fee=37), "c3", order_id="W1234")
+    second_result = call("get_order", order("W1234", "open", fee=37), "c3", order_id="W1234")
     slip = call("get_order", {"error": "W9999 not found"}, "c4", order_id="W9999")
-    template = lifted(cancelling("t", "W1234", again, slip))
+    template = template_of(cancelling("t", "W1234", second_result, slip))
     assert [c["tool"] for step in template["steps"] for c in step["calls"]] == ["get_order", "cancel_order"]
 
 
 def test_an_error_on_a_known_identifier_stays() -> None:
     busy = call("cancel_order", {"error": "busy"}, "c3", order_id="W1234")
-    template = lifted(cancelling("t", "W1234", busy))
+    template = template_of(cancelling("t", "W1234", busy))
     assert [c["kind"] for step in template["steps"] for c in step["calls"]] == ["read", "error", "write"]
 
 
@@ -66,25 +66,25 @@ def test_an_error_on_a_known_identifier_stays() -> None:
         ([user("Hi."), call("get_order", {})[:1], say("Hm.")], "never answered"),
     ],
 )
-def test_what_cannot_be_lifted_says_why(parts: list[Any], reason: str) -> None:
-    broken = conversation("t", *parts)
-    found = extract_template(transcript(broken), corpus_of(broken))
-    assert isinstance(found, NoTemplate)
-    assert reason in found.reason
+def test_an_unusable_conversation_gives_a_reason(parts: list[Any], reason: str) -> None:
+    malformed = conversation("t", *parts)
+    template = extract_template(transcript(malformed), corpus_of(malformed))
+    assert isinstance(template, NoTemplate)
+    assert reason in template.reason
 
 
 def test_an_identifier_that_only_the_greeting_names_is_renamed_too() -> None:
-    others = [cancelling(f"o{i}", f"W123{i}") for i in range(4)]
+    other_items = [cancelling(f"o{i}", f"W123{i}") for i in range(4)]
     customer = conversation(
         "c", user("I am C77."), call("get_order", {"order_id": "W1", "customer_id": "C77"}), say("W1.")
     )
-    corpus = corpus_of(*others, customer)
-    template = generalise(lifted(others[0], corpus), corpus, random.Random(0))
+    corpus = corpus_of(*other_items, customer)
+    template = generalise(template_of(other_items[0], corpus), corpus, random.Random(0))
     assert {"W1230", "C10"} <= set(template["ids"])
 
 
 def test_amounts_that_the_user_or_the_policy_names_stay() -> None:
-    many = [
+    several_items = [
         conversation(
             f"t{fee}",
             user("What does W1 cost?" if fee != 40 else "Does W1 cost 40?"),
@@ -93,30 +93,30 @@ def test_amounts_that_the_user_or_the_policy_names_stay() -> None:
         )
         for fee in range(30, 50)
     ]
-    corpus = corpus_of(*many)
-    free = generalise(lifted(many[0], corpus), corpus, random.Random(0))
+    corpus = corpus_of(*several_items)
+    free = generalise(template_of(several_items[0], corpus), corpus, random.Random(0))
     assert [group["values"] for group in free["numbers"]] == [["30"]]
-    fixed = next(t for t in many if t.id == "t40")
+    fixed = next(t for t in several_items if t.id == "t40")
     # told to nobody who did not know it, so there is nothing to lift; the amount itself is what matters here
     assert isinstance(extract_template(transcript(fixed), corpus), NoTemplate)
 
 
 def test_dates_stay_within_the_days_of_the_recordings() -> None:
     prompts = ["Today is 2026-03-10.", "Today is 2026-03-01.", "Today is 2026-03-31."]
-    many = [
+    several_items = [
         conversation(
             f"t{i}", user("Visit for W1."), call("book_visit", {"ok": True}, order_id="W1"), say("Ok."), system=p
         )
         for i, p in enumerate(prompts)
     ]
-    corpus = corpus_of(*many)
-    assert generalise(lifted(many[0], corpus), corpus, random.Random(0))["shift"] == [-9, 21, 1]
+    corpus = corpus_of(*several_items)
+    assert generalise(template_of(several_items[0], corpus), corpus, random.Random(0))["shift"] == [-9, 21, 1]
     weekly = conversation("w", user("Book W1 on Monday."), call("book_visit", {"ok": True}, order_id="W1"), say("Ok."))
-    assert generalise(lifted(weekly, corpus), corpus, random.Random(0))["shift"] == [-1, 3, 7]
+    assert generalise(template_of(weekly, corpus), corpus, random.Random(0))["shift"] == [-1, 3, 7]
     monthly = conversation(
         "m", user("Book W1 in a month."), call("book_visit", {"ok": True}, order_id="W1"), say("Ok.")
     )
-    assert generalise(lifted(monthly, corpus), corpus, random.Random(0))["shift"] == [0, 0, 1]
+    assert generalise(template_of(monthly, corpus), corpus, random.Random(0))["shift"] == [0, 0, 1]
 
 
 def test_error_formats_come_from_the_target() -> None:
@@ -124,8 +124,8 @@ def test_error_formats_come_from_the_target() -> None:
     patterns = error_patterns(corpus_of(cancelling("t", "W1234", slip)))
     assert patterns["unknown"] == {"get_order": '{"error":"no order {order_id} not found"}'}
     assert patterns["unknown_default"] == '{"error":"no order {value} not found"}'
-    plain = conversation("p", user("W1?"), call("get_order", "Error: order not found", order_id="W1"), say("No."))
-    assert error_patterns(corpus_of(plain))["tool"] == "Error: unknown tool {tool}"
+    plain_text = conversation("p", user("W1?"), call("get_order", "Error: order not found", order_id="W1"), say("No."))
+    assert error_patterns(corpus_of(plain_text))["tool"] == "Error: unknown tool {tool}"
 
 
 def test_acknowledgements_and_calendar_days_are_mined() -> None:
@@ -145,14 +145,14 @@ def test_acknowledgements_and_calendar_days_are_mined() -> None:
 
 
 def test_small_talk_keeps_the_letters_of_identifiers() -> None:
-    asked = [
+    question = [
         conversation(f"t{i}", user("Cancel it."), say("Which order is it?"), user(f"It is order W12{i}."), say("Ok."))
         for i in range(3)
     ]
-    assert small_talk(transcripts(asked)) == [(["is", "it", "order", "which"], "It is order {W}.")]
+    assert small_talk(transcripts(question)) == [(["is", "it", "order", "which"], "It is order {W}.")]
 
 
-def test_reads_are_told_from_writes_by_their_verb() -> None:
+def test_reads_and_writes_are_distinguished_by_verb() -> None:
     assert [is_read(name) for name in ("get_order", "searchFlights", "think", "cancel_order")] == [
         True,
         False,
@@ -171,10 +171,10 @@ def test_compounds_join_two_requests_of_one_customer_as_users_do() -> None:
     ]
     singles = [t for t in singles if not is_compound(t["opening"][0], style.phrases)]
     rng = random.Random(0)
-    made = [compose(one, two, style, rng) for one in singles[:25] for two in singles[25:60]]
-    found = [template for template in made if template is not None]
-    assert len(found) > 20
-    for template in found:
+    instance = [compose(single, two, style, rng) for single in singles[:25] for two in singles[25:60]]
+    compound = [template for template in instance if template is not None]
+    assert len(compound) > 20
+    for template in compound:
         assert is_compound(template["opening"][0], style.phrases)
         assert template["steps"][-1]["say"].count(BYE) == 1
         customers = {

@@ -44,18 +44,18 @@ CAPABILITY = Capability(
     "cancel_order comes without get_order.",
 )
 RULES = Rules(requirements(Thresholds()), MAX_BYTES)
-MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n.*?\n</\1 \2>", re.DOTALL)
-REFUSED = RefusedFile(
+DELIMITED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n.*?\n</\1 \2>", re.DOTALL)
+REFUSED_FILE = RefusedFile(
     "class Environment:\n    pass\n", "Verdict: refused. Passed: source.\n\nFailed: runs (it does not run)"
 )
 
 
 def talks() -> list[Trajectory]:
-    looked = call("get_order", order("W1", total=12.5, items=[{"name": "tea"}]), order_id="W1")
+    lookups = call("get_order", order("W1", total=12.5, items=[{"name": "tea"}]), order_id="W1")
     cancelled = call("cancel_order", {"ok": True}, order_id="W1")
     missing = call("get_order", '{"error": "W9 not found"}', order_id="W9")
     return [
-        conversation("a", user("Cancel W1, please."), looked, cancelled, say("Done.")),
+        conversation("a", user("Cancel W1, please."), lookups, cancelled, say("Done.")),
         conversation(
             "b",
             user("Please cancel my order W2."),
@@ -78,34 +78,34 @@ def talks() -> list[Trajectory]:
 
 
 def labels() -> list[Label]:
-    cited = [("a", Verdict.PRESENT, 2), ("b", Verdict.LACKING, 2), ("c", Verdict.LACKING, 8)]
-    return [Label(name, CAPABILITY.name, run, verdict, at) for run in range(3) for name, verdict, at in cited]
+    citation = [("a", Verdict.PRESENT, 2), ("b", Verdict.LACKING, 2), ("c", Verdict.LACKING, 8)]
+    return [Label(name, CAPABILITY.name, run, verdict, at) for run in range(3) for name, verdict, at in citation]
 
 
-def whole(said: Sequence[ChatMessage]) -> str:
-    return "\n".join(f"=== {one.role}\n{one.text}" for one in said) + "\n"
+def joined_text(message: Sequence[ChatMessage]) -> str:
+    return "\n".join(f"=== {message.role}\n{message.text}" for message in message) + "\n"
 
 
-def outside(said: Sequence[ChatMessage]) -> str:
+def outside(message: Sequence[ChatMessage]) -> str:
     """A dialogue without what stands between marks."""
-    return MARKED.sub(r"<\1>", whole(said))
+    return DELIMITED.sub(r"<\1>", joined_text(message))
 
 
 def test_the_prompts_are_those_of_the_golden_file() -> None:
     first = request_messages(CAPABILITY, talks(), labels(), RULES)
-    since = RefusedFile("I would rather not.", "Verdict: refused. Passed: nothing.")
-    made = whole(repair_messages(first, REFUSED, since, ["source", "runs, oracle"]))
+    follow_up = RefusedFile("I would rather not.", "Verdict: refused. Passed: nothing.")
+    instance = joined_text(repair_messages(first, REFUSED_FILE, follow_up, ["source", "runs, oracle"]))
     if os.environ.get("PROMPTS") == "new":
         GOLDEN.parent.mkdir(parents=True, exist_ok=True)
-        GOLDEN.write_text(made, "utf-8")
-    assert made == GOLDEN.read_text("utf-8"), "see the module's docstring for how the golden file is renewed"
+        GOLDEN.write_text(instance, "utf-8")
+    assert instance == GOLDEN.read_text("utf-8"), "see the module's docstring for how the golden file is renewed"
 
 
-def test_the_system_message_says_that_marked_text_is_data() -> None:
+def test_the_system_message_declares_delimited_text_as_data() -> None:
     assert IS_DATA in request_messages(CAPABILITY, talks(), labels(), RULES)[0].text
 
 
-def test_what_the_rules_and_the_contract_say_is_in_the_prompt() -> None:
+def test_rules_and_contract_are_in_the_prompt() -> None:
     text = request_messages(CAPABILITY, talks(), labels(), RULES)[1].text
     assert Path(str(contract.__file__)).read_text("utf-8").strip() in text
     for name, meaning in RULES.checks.items():
@@ -113,7 +113,7 @@ def test_what_the_rules_and_the_contract_say_is_in_the_prompt() -> None:
     assert all(name in text for name in ("look-before-acting", "256 KiB"))
 
 
-def test_what_may_be_imported_is_said_once() -> None:
+def test_permitted_imports_are_listed_once() -> None:
     text = " ".join(request_messages(CAPABILITY, talks(), labels(), RULES)[1].text.split())
     assert text.count(" ".join(sorted(MODULES))) == 1
     assert (text.count("unicodedata"), text.count("fnmatch")) == (1, 1)
@@ -122,16 +122,21 @@ def test_what_may_be_imported_is_said_once() -> None:
 def test_the_failures_are_shown_around_the_message_that_decided_the_label() -> None:
     first, second = failure_texts(talks(), labels(), CAPABILITY.name)
     assert first.splitlines()[0] == "conversation t01, 6 messages, of which these"
-    decided = json.loads(first.splitlines()[2])
-    assert decided == {"m": 2, "role": "assistant", "calls": ['cancel_order({"order_id": "W2"})'], "lacking here": True}
+    deciding = json.loads(first.splitlines()[2])
+    assert deciding == {
+        "m": 2,
+        "role": "assistant",
+        "calls": ['cancel_order({"order_id": "W2"})'],
+        "lacking here": True,
+    }
     assert [json.loads(line)["m"] for line in second.splitlines()[1:]] == [1, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_failure_without_a_citation_is_shown_by_its_end() -> None:
     uncited = [replace(label, message_index=None) for label in labels()]
-    told = failure_texts(talks(), uncited, CAPABILITY.name)[1]
-    assert [json.loads(line)["m"] for line in told.splitlines()[1:]] == [1, 5, 6, 7, 8, 9]
-    assert "lacking here" not in told
+    text = failure_texts(talks(), uncited, CAPABILITY.name)[1]
+    assert [json.loads(line)["m"] for line in text.splitlines()[1:]] == [1, 5, 6, 7, 8, 9]
+    assert "lacking here" not in text
 
 
 def test_only_failures_that_lacked_it_by_most_runs_are_shown() -> None:
@@ -139,11 +144,11 @@ def test_only_failures_that_lacked_it_by_most_runs_are_shown() -> None:
         replace(label, verdict=Verdict.PRESENT) if label.run and label.trajectory_id == "b" else label
         for label in labels()
     ]
-    assert [told.split(",")[0] for told in failure_texts(talks(), odd, CAPABILITY.name)] == ["conversation t02"]
+    assert [text.split(",")[0] for text in failure_texts(talks(), odd, CAPABILITY.name)] == ["conversation t02"]
     assert failure_texts(talks(), labels(), "another") == []
 
 
-def test_the_state_is_told_by_fields_answers_and_errors() -> None:
+def test_the_state_is_shown_by_fields_answers_and_errors() -> None:
     rows = [json.loads(line) for line in state_text(talks()).splitlines()]
     fields = {row["tool"]: row["answers"] for row in rows if "tool" in row}
     assert fields["get_order"]["total"] == "number or null"
@@ -158,11 +163,11 @@ def test_the_state_is_told_by_fields_answers_and_errors() -> None:
 
 def test_long_texts_are_clipped() -> None:
     long = conversation("a", user("x" * 5_000), call("get_order", {"note": "y" * 5_000}, order_id="W" * 5_000))
-    told = state_text([long]) + "".join(
+    text = state_text([long]) + "".join(
         failure_texts([replace(long, outcome=Outcome.FAILURE)], [Label("a", "x", 0, Verdict.LACKING, 2)], "x")
     )
-    assert f"(+{len(json.dumps({'note': 'y' * 5_000}, separators=(',', ':'))) - MAX_ANSWER} characters)" in told
-    assert len(told) < 6_000
+    assert f"(+{len(json.dumps({'note': 'y' * 5_000}, separators=(',', ':'))) - MAX_ANSWER} characters)" in text
+    assert len(text) < 6_000
     assert frequent_policies([conversation("a", system="z" * 9_000)])[0].startswith("z" * 4_000 + "… (+5000")
 
 
@@ -177,7 +182,8 @@ def injected(trajectory: Trajectory) -> Trajectory:
     messages: list[dict[str, Any]] = []
     for message in trajectory.messages:
         calls = [
-            {**one, "function": {"name": INJECTION, "arguments": INJECTION}} for one in message.get("tool_calls", [])
+            {**message, "function": {"name": INJECTION, "arguments": INJECTION}}
+            for message in message.get("tool_calls", [])
         ]
         messages.append({**message, "content": INJECTION, **({"tool_calls": calls} if calls else {})})
     schema = {"type": "function", "function": {"name": INJECTION, "description": INJECTION, "parameters": {}}}
@@ -185,26 +191,28 @@ def injected(trajectory: Trajectory) -> Trajectory:
 
 
 def test_instructions_in_trajectories_change_nothing_outside_the_marks() -> None:
-    meant = Capability(CAPABILITY.name, INJECTION, INJECTION, INJECTION, INJECTION, INJECTION)
+    target = Capability(CAPABILITY.name, INJECTION, INJECTION, INJECTION, INJECTION, INJECTION)
     benign = [replace(talk, messages=[*talk.messages]) for talk in talks()]
-    hostile = request_messages(meant, [injected(talk) for talk in benign], labels(), RULES)
-    assert INJECTION.split("\n")[2] in whole(hostile)
+    hostile = request_messages(target, [injected(talk) for talk in benign], labels(), RULES)
+    assert INJECTION.split("\n")[2] in joined_text(hostile)
     assert outside(hostile) == outside(request_messages(CAPABILITY, benign, labels(), RULES))
-    mended = repair_messages(hostile, RefusedFile(REFUSED.source, INJECTION), None, [])
-    assert outside(mended) == outside(repair_messages(hostile, REFUSED, None, []))
+    repaired = repair_messages(hostile, RefusedFile(REFUSED_FILE.source, INJECTION), None, [])
+    assert outside(repaired) == outside(repair_messages(hostile, REFUSED_FILE, None, []))
 
 
 def test_half_a_character_and_a_null_can_be_sent() -> None:
     odd = conversation("a", user("\ud800 and \0"), call("get_order", '"\\ud800"', order_id="\ud800"))
-    json.dumps([one.text for one in request_messages(CAPABILITY, [odd], [], RULES)], ensure_ascii=False).encode("utf-8")
+    json.dumps([message.text for message in request_messages(CAPABILITY, [odd], [], RULES)], ensure_ascii=False).encode(
+        "utf-8"
+    )
 
 
-def test_what_an_environment_says_when_it_is_refused_fills_no_prompt() -> None:
+def test_a_long_report_on_an_environment_is_clipped() -> None:
     asked_for = request_messages(CAPABILITY, talks(), labels(), RULES)
     endless = RefusedFile("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
-    made = repair_messages(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
-    assert len(whole(made)) < len(whole(asked_for)) + 60_000 + 2 * 12_000 + 3_000
-    assert INJECTION.split("\n")[3] not in outside(made[3:])
+    instance = repair_messages(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
+    assert len(joined_text(instance)) < len(joined_text(asked_for)) + 60_000 + 2 * 12_000 + 3_000
+    assert INJECTION.split("\n")[3] not in outside(instance[3:])
 
 
 SECRET = "CANARY-7f3a"
@@ -226,26 +234,26 @@ def test_nothing_privileged_comes_into_a_prompt() -> None:
         )
         for number, talk in enumerate(talks())
     ]
-    named = {talk.id: secret.id for talk, secret in zip(talks(), private, strict=True)}
-    given = [replace(label, trajectory_id=named[label.trajectory_id]) for label in labels()]
-    told = whole(request_messages(CAPABILITY, private, given, RULES))
-    assert (SECRET in told, "0.7734511" in told, "0.125" in told) == (False, False, False)
-    assert whole(request_messages(CAPABILITY, talks(), labels(), RULES)) == told
+    names = {talk.id: secret.id for talk, secret in zip(talks(), private, strict=True)}
+    values = [replace(label, trajectory_id=names[label.trajectory_id]) for label in labels()]
+    text = joined_text(request_messages(CAPABILITY, private, values, RULES))
+    assert (SECRET in text, "0.7734511" in text, "0.125" in text) == (False, False, False)
+    assert joined_text(request_messages(CAPABILITY, talks(), labels(), RULES)) == text
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_the_desk_knows_and_did_not_say_is_in_no_prompt(seed: int) -> None:
+def test_hidden_information_of_the_desk_is_in_no_prompt(seed: int) -> None:
     faults = {"multi-step-completion": 0.9, "precondition-verification": 0.9}
     trajectory = replace(demonstrate(seed, faults, 1), outcome=Outcome.FAILURE)
     verdicts = truth(int(trajectory.task_id), trajectory.messages)
-    given = [Label(trajectory.id, name, 0, Verdict.LACKING, 2) for name in verdicts]
+    values = [Label(trajectory.id, name, 0, Verdict.LACKING, 2) for name in verdicts]
     desk = Desk()
     desk.reset(seed)
-    known = set(re.findall(r"\b[A-Z]\d{2,}\b", json.dumps(desk.world.database)))
-    seen = set(re.findall(r"\b[A-Z]\d{2,}\b", json.dumps([trajectory.messages, trajectory.tools])))
-    assert known - seen
-    meant = replace(CAPABILITY, name=next(iter(verdicts)))
-    told = MARKED.findall(whole(request_messages(meant, [trajectory], given, RULES)))
-    text = whole(request_messages(meant, [trajectory], given, RULES))
-    assert told
-    assert {name for name in known - seen if re.search(rf"\b{name}\b", text)} == set()
+    known_items = set(re.findall(r"\b[A-Z]\d{2,}\b", json.dumps(desk.world.database)))
+    observed = set(re.findall(r"\b[A-Z]\d{2,}\b", json.dumps([trajectory.messages, trajectory.tools])))
+    assert known_items - observed
+    target = replace(CAPABILITY, name=next(iter(verdicts)))
+    delimited_texts = DELIMITED.findall(joined_text(request_messages(target, [trajectory], values, RULES)))
+    text = joined_text(request_messages(target, [trajectory], values, RULES))
+    assert delimited_texts
+    assert {name for name in known_items - observed if re.search(rf"\b{name}\b", text)} == set()

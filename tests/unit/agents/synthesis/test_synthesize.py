@@ -28,13 +28,13 @@ def source(name: str) -> str:
 
 
 @cache
-def made(name: str) -> Any:
+def build(name: str) -> Any:
     return environment_class(source(name))()
 
 
 @pytest.mark.parametrize("name", CAPABILITIES)
 def test_the_oracle_solves_every_seed_and_the_floor_stays_low(name: str) -> None:
-    environment = made(name)
+    environment = build(name)
     floor = []
     openings = set()
     for seed in range(80):
@@ -67,14 +67,14 @@ def _texts(environment: Any, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("name", ["multi-step-completion", "error-recovery"])
 def test_texts_and_records_are_in_the_targets_own_form(name: str) -> None:
-    known = _vocabulary(range(600))
+    known_items = _vocabulary(range(600))
     for seed in range(60):
-        for text in _texts(made(name), seed):
+        for text in _texts(build(name), seed):
             if text.startswith("{"):
                 assert json.dumps(json.loads(text), separators=(",", ":")) == text
             else:
-                assert set(_shape(text).split()) <= known
-    assert made(name).reset(0).tools == TOOLS
+                assert set(_shape(text).split()) <= known_items
+    assert build(name).reset(0).tools == TOOLS
 
 
 def test_the_same_input_gives_the_same_bytes_in_another_process() -> None:
@@ -94,10 +94,10 @@ def test_the_same_input_gives_the_same_bytes_in_another_process() -> None:
 
 def test_hidden_fields_never_reach_the_environment() -> None:
     trajectories, labels = demonstrations()
-    marked = [
+    delimited_text = [
         dataclasses.replace(t, task_id=CANARY, parts={CANARY: 1.0}, reward=0.123, detail=CANARY) for t in trajectories
     ]
-    assert synthesize(capability("error-recovery"), marked, labels, seed=0) == source("error-recovery")
+    assert synthesize(capability("error-recovery"), delimited_text, labels, seed=0) == source("error-recovery")
 
 
 def test_infrastructure_outcomes_are_not_used() -> None:
@@ -107,30 +107,30 @@ def test_infrastructure_outcomes_are_not_used() -> None:
         synthesize(capability("error-recovery"), spoiled, labels, seed=0)
 
 
-def test_too_few_successes_say_what_is_missing() -> None:
+def test_too_few_successes_give_the_reasons() -> None:
     trajectories, labels = demonstrations()
     with pytest.raises(SynthesisError, match=r"8 are needed.*traced collect"):
         synthesize(capability("error-recovery"), trajectories[:20], labels, seed=0)
 
 
 def test_both_acting_and_refusing_come_up_where_looking_first_is_learnt() -> None:
-    environment = made("precondition-verification")
-    acts = 0
+    environment = build("precondition-verification")
+    writes = 0
     for seed in range(300):
         environment.reset(seed)
-        acts += bool(environment.expected)
-    assert 0.3 < acts / 300 < 0.75
+        writes += bool(environment.expected)
+    assert 0.3 < writes / 300 < 0.75
 
 
 def test_controls_are_few_and_keep_error_recovery_from_being_a_habit() -> None:
-    environment = made("error-recovery")
+    environment = build("error-recovery")
     weights = {row["kind"]: row["weight"] for row in environment.data["strata"]}
     controls = sum(weight for kind, weight in weights.items() if kind.startswith("control:"))
     assert controls / sum(weights.values()) == pytest.approx(CONTROL_SHARE, abs=0.01)
 
 
 def test_stopping_early_is_worth_less_than_finishing() -> None:
-    environment = made("multi-step-completion")
+    environment = build("multi-step-completion")
     stopped = []
     for seed in range(100):
         environment.reset(seed)
@@ -148,7 +148,9 @@ def test_majority_over_the_runs_decides() -> None:
     def label(run: int, verdict: Verdict) -> Label:
         return Label("t", "c", run, verdict)
 
-    present, lacking = Verdict.PRESENT, Verdict.LACKING
-    assert majority([label(0, present), label(1, present), label(2, lacking)], "c") == {"t": present}
-    assert majority([label(0, present), label(1, lacking)], "c") == {"t": Verdict.NA}
-    assert majority([label(0, present)], "other") == {}
+    exercised_runs, lacking_runs = Verdict.PRESENT, Verdict.LACKING
+    assert majority([label(0, exercised_runs), label(1, exercised_runs), label(2, lacking_runs)], "c") == {
+        "t": exercised_runs
+    }
+    assert majority([label(0, exercised_runs), label(1, lacking_runs)], "c") == {"t": Verdict.NA}
+    assert majority([label(0, exercised_runs)], "other") == {}
