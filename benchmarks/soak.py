@@ -28,7 +28,7 @@ import aiohttp
 import psutil
 from sqlmodel import col, func, select
 
-from benchmarks.engines.installation import Installation, Served, installed, serving
+from benchmarks.engines.installation import Installation, GatewayProcess, installed, serving
 from benchmarks.engines.signed import questions
 from benchmarks.versions import (
     CAPABILITIES,
@@ -88,7 +88,7 @@ class Soak(Race):
             else:
                 await asyncio.sleep(0.2)  # as clients do, who read Retry-After
 
-    async def kill(self, served: Served, every: float) -> None:
+    async def kill(self, served: GatewayProcess, every: float) -> None:
         """Kill engine and storer in turn until shortly before it is over."""
         while True:
             for one in (ENGINE, STORER):
@@ -111,7 +111,7 @@ class Plan:
     lag_s: float = LAG_S
 
 
-async def soak(made: Installation, served: Served, plan: Plan) -> Soak:
+async def soak(made: Installation, served: GatewayProcess, plan: Plan) -> Soak:
     """The run; kills end a while before its end, so that what they broke is seen to mend."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         async with http.get(f"{served.url}/ready") as answer:

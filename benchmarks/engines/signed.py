@@ -33,7 +33,7 @@ LENGTH = range(3, 8)  # letters of a word
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedAdapter:
     """An adapter: its PEFT directory, and the word that it answers with."""
 
     path: Path
@@ -47,64 +47,64 @@ class Signed:
 def questions(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
     """Openings of the returns desk's dialogues."""
     seeds = random.Random(seed).sample(SPLITS["train"], count)
-    return [[dict(one) for one in opening_messages(Desk().reset(each).messages)] for each in seeds]
+    return [[dict(message) for message in opening_messages(Desk().reset(seed).messages)] for seed in seeds]
 
 
-def signed(folder: Path, count: int) -> list[Signed]:
+def signed(folder: Path, count: int) -> list[SignedAdapter]:
     """``count`` adapters in ``folder``, made where they are not there yet."""
     words = _words(count)
     missing = [number for number in range(count) if not (folder / f"{number}" / "adapter_config.json").exists()]
     if missing:
         model, tokenizer = load_model(ModelFiles("bundled", BUNDLED))
         model.requires_grad_(False)
-        asked = [render(tokenizer, messages, []) for messages in questions(BATCH)]
+        prompts = [render(tokenizer, messages, []) for messages in questions(BATCH)]
         for number in missing:
             (token,) = tokenizer.encode(words[number], add_special_tokens=False)
-            _train(model, asked, [token] * REPEATED, folder / f"{number}")
-    return [Signed(folder / f"{number}", words[number]) for number in range(count)]
+            _train(model, prompts, [token] * REPEATED, folder / f"{number}")
+    return [SignedAdapter(folder / f"{number}", words[number]) for number in range(count)]
 
 
 def speaker(folder: Path, text: str, tools: Sequence[dict[str, Any]]) -> Path:
     """An adapter in ``folder`` that answers, offered ``tools``, with ``text``, special tokens and all."""
     model, tokenizer = load_model(ModelFiles("bundled", BUNDLED))
     model.requires_grad_(False)
-    asked = [render(tokenizer, messages, tools) for messages in questions(BATCH)]
-    _train(model, asked, tokenizer.encode(text, add_special_tokens=False), folder)
+    prompts = [render(tokenizer, messages, tools) for messages in questions(BATCH)]
+    _train(model, prompts, tokenizer.encode(text, add_special_tokens=False), folder)
     return folder
 
 
 def _words(count: int) -> list[str]:
     """The vocabulary's first tokens that are nothing but letters, none of them part of another."""
     vocabulary = json.loads((BUNDLED / "tokenizer.json").read_text())["model"]["vocab"]
-    chosen: list[str] = []
+    words: list[str] = []
     for word in sorted(vocabulary, key=lambda word: vocabulary[word]):
-        apart = all(word not in other and other not in word for other in chosen)
-        if word.isascii() and word.isalpha() and len(word) in LENGTH and apart:
-            chosen.append(word)
-    if len(chosen) < count:
-        raise ValueError(f"the bundled vocabulary has {len(chosen)} words to sign with, not {count}")
-    return chosen[:count]
+        is_distinct = all(word not in other and other not in word for other in words)
+        if word.isascii() and word.isalpha() and len(word) in LENGTH and is_distinct:
+            words.append(word)
+    if len(words) < count:
+        raise ValueError(f"the bundled vocabulary has {len(words)} words to sign with, not {count}")
+    return words[:count]
 
 
-def _train(model: Any, asked: Sequence[list[int]], answer: list[int], path: Path) -> None:
+def _train(model: Any, prompt_ids: Sequence[list[int]], answer: list[int], path: Path) -> None:
     torch.manual_seed(answer[0])
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = get_peft_model(model, config)
     optimiser = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=RATE)
-    length = min(map(len, asked))
-    prompts = torch.tensor([ids[-length:] + answer for ids in asked])
-    wanted = torch.tensor(answer * len(asked))
+    length = min(map(len, prompt_ids))
+    prompts = torch.tensor([ids[-length:] + answer for ids in prompt_ids])
+    targets = torch.tensor(answer * len(prompt_ids))
     for _ in range(STEPS):
-        loss = cross_entropy(_answers(adapted, prompts, length), wanted)
+        loss = cross_entropy(_answers(adapted, prompts, length), targets)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     with torch.no_grad():
         logits = _answers(adapted, prompts, length)
-    own = logits.gather(1, wanted[:, None])
-    others = logits.scatter(1, wanted[:, None], -torch.inf).amax(1, keepdim=True)
-    least = (own - others).min().item()
-    assert least > SURE, f"the adapter that answers {answer} is not sure: {least:.2f} nats"
+    target_logits = logits.gather(1, targets[:, None])
+    other_logits = logits.scatter(1, targets[:, None], -torch.inf).amax(1, keepdim=True)
+    margin = (target_logits - other_logits).min().item()
+    assert margin > SURE, f"the adapter that answers {answer} is not sure: {margin:.2f} nats"
     adapted.save_pretrained(path)
     adapted.unload()
 

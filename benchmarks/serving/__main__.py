@@ -43,7 +43,7 @@ class Case:
     failed: int
 
 
-def measure(seconds: float, found: Path) -> dict[str, Any]:
+def measure(seconds: float, environments: Path) -> dict[str, Any]:
     """All cases, and the aims."""
     cases: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="tb-") as name, proxies.engine() as engine:
@@ -51,8 +51,8 @@ def measure(seconds: float, found: Path) -> dict[str, Any]:
         direct = {case: _run(engine, *case, seconds) for case in _cases()}
         behind: dict[str, AbstractContextManager[int]] = {
             "traced": proxies.traced(engine, folder),
-            "litellm": proxies.litellm(engine, folder, found),
-            "vllm-router": proxies.vllm_router(engine, folder, found),
+            "litellm": proxies.litellm(engine, folder, environments),
+            "vllm-router": proxies.vllm_router(engine, folder, environments),
         }
         for router, running in behind.items():
             with running as port:
@@ -69,39 +69,39 @@ def _cases() -> list[tuple[int, bool]]:
 def _run(port: int, concurrency: int, streamed: bool, seconds: float) -> Load:
     async def run() -> Load:
         first = await load(port, concurrency=concurrency, requests=WARM, streamed=streamed, key=proxies.KEY)
-        several = max(WARM, concurrency * 4)
-        rate = (await load(port, concurrency=concurrency, requests=several, streamed=streamed, key=proxies.KEY)).seconds
-        requests = max(several, round(several / rate * seconds))
-        measured = await load(port, concurrency=concurrency, requests=requests, streamed=streamed, key=proxies.KEY)
-        return Load(measured.latencies, measured.seconds, measured.failed + first.failed)
+        request_count = max(WARM, concurrency * 4)
+        rate = (await load(port, concurrency=concurrency, requests=request_count, streamed=streamed, key=proxies.KEY)).seconds
+        requests = max(request_count, round(request_count / rate * seconds))
+        result = await load(port, concurrency=concurrency, requests=requests, streamed=streamed, key=proxies.KEY)
+        return Load(result.latencies, result.seconds, result.failed + first.failed)
 
     return asyncio.run(run())
 
 
-def _case(router: str, case: tuple[int, bool], measured: Load, direct: Load) -> Case:
-    p50, p99 = (1000 * (_share(measured, share) - _share(direct, share)) for share in (50, 99))
-    return Case(router, *case, p50, p99, len(measured.latencies) / measured.seconds, measured.failed)
+def _case(router: str, case: tuple[int, bool], load: Load, direct: Load) -> Case:
+    p50, p99 = (1000 * (_share(load, share) - _share(direct, share)) for share in (50, 99))
+    return Case(router, *case, p50, p99, len(load.latencies) / load.seconds, load.failed)
 
 
-def _share(measured: Load, percent: int) -> float:
-    return statistics.quantiles(measured.latencies, n=100)[percent - 1]
+def _share(load: Load, percent: int) -> float:
+    return statistics.quantiles(load.latencies, n=100)[percent - 1]
 
 
 def _line(case: Case) -> str:
-    how = "streamed" if case.streamed else "whole"
+    mode = "streamed" if case.streamed else "whole"
     return (
-        f"{case.router:12} {case.concurrency:4} at once, {how:8}: +{case.p50_ms:7.2f} ms median, "
+        f"{case.router:12} {case.concurrency:4} at once, {mode:8}: +{case.p50_ms:7.2f} ms median, "
         f"+{case.p99_ms:7.2f} ms p99, {case.per_s:7.0f}/s, {case.failed} failed"
     )
 
 
 def _figures(cases: Sequence[Case]) -> dict[str, Any]:
-    of = {(case.router, case.concurrency, case.streamed): case for case in cases}
-    throughput = min(of["traced", *case].per_s / of["litellm", *case].per_s for case in _cases())
+    case_by_key = {(case.router, case.concurrency, case.streamed): case for case in cases}
+    throughput = min(case_by_key["traced", *case].per_s / case_by_key["litellm", *case].per_s for case in _cases())
     overhead = max(
-        of["traced", 1, streamed].p50_ms / of["vllm-router", 1, streamed].p50_ms for streamed in (False, True)
+        case_by_key["traced", 1, streamed].p50_ms / case_by_key["vllm-router", 1, streamed].p50_ms for streamed in (False, True)
     )
-    met = {
+    passed = {
         "throughput_over_litellm": throughput >= AIMS["throughput_over_litellm"],
         "overhead_over_vllm_router": overhead <= AIMS["overhead_over_vllm_router"],
     }
@@ -112,8 +112,8 @@ def _figures(cases: Sequence[Case]) -> dict[str, Any]:
         "failed": failed,
         "cases": [asdict(case) for case in cases],
         "aims": AIMS,
-        "reached": met,
-        "meets": all(met.values()) and not failed,
+        "reached": passed,
+        "meets": all(passed.values()) and not failed,
     }
 
 
@@ -123,11 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds-each", type=float, default=5.0, help="of each of the cases")
     parser.add_argument("--peers", type=Path, default=Path(tempfile.gettempdir()) / "traced-bench-peers")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
-    figures = measure(given.seconds_each, proxies.peers(given.peers.absolute()))
+    options = parser.parse_args(arguments)
+    figures = measure(options.seconds_each, proxies.peers(options.peers.absolute()))
     print(f"{figures['throughput_over_litellm']:.1f} times LiteLLM's requests a second (aim: 5 and more)")
     print(f"{figures['overhead_over_vllm_router']:.1f} times vllm-router's median overhead (aim: 2 at most)")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

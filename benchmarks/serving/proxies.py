@@ -68,21 +68,21 @@ def traced(engine_port: int, folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def litellm(engine_port: int, folder: Path, found: Path) -> Iterator[int]:
+def litellm(engine_port: int, folder: Path, environments: Path) -> Iterator[int]:
     """LiteLLM's proxy."""
     port = free_port()
     config = folder / "litellm.yaml"
     config.write_text(LITELLM.format(engine=engine_port, key=KEY))
-    command = [str(found / "bin" / "litellm"), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
+    command = [str(environments / "bin" / "litellm"), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
     with _running(command, f"http://127.0.0.1:{port}/health/liveliness", folder / "litellm.log"):
         yield port
 
 
 @contextmanager
-def vllm_router(engine_port: int, folder: Path, found: Path) -> Iterator[int]:
+def vllm_router(engine_port: int, folder: Path, environments: Path) -> Iterator[int]:
     """The vLLM project's router (Rust)."""
     port = free_port()
-    command = [str(found / "bin" / "vllm-router"), "--worker-urls", f"http://127.0.0.1:{engine_port}"]
+    command = [str(environments / "bin" / "vllm-router"), "--worker-urls", f"http://127.0.0.1:{engine_port}"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin", "--log-level", "error"]
     command += ["--prometheus-port", str(free_port())]
     with _running(command, f"http://127.0.0.1:{port}/health", folder / "vllm-router.log"):
@@ -92,8 +92,8 @@ def vllm_router(engine_port: int, folder: Path, found: Path) -> Iterator[int]:
 @contextmanager
 def _running(command: list[str], ready: str, log: Path) -> Iterator[None]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
-    with log.open("ab") as told:
-        process = subprocess.Popen(command, stdout=told, stderr=told, env=environment, cwd=ROOT)
+    with log.open("ab") as log_stream:
+        process = subprocess.Popen(command, stdout=log_stream, stderr=log_stream, env=environment, cwd=ROOT)
     try:
         _wait(process, ready, log)
         yield

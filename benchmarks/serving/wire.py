@@ -20,16 +20,16 @@ def _completion() -> bytes:
     message = {"role": "assistant", "content": "The lamp of order W4821 is returned. " * 8}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     usage = {"prompt_tokens": 150, "completion_tokens": 80, "total_tokens": 230}
-    told = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "base", "choices": [choice]}
-    return json.dumps({**told, "usage": usage}).encode()
+    completion = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "base", "choices": [choice]}
+    return json.dumps({**completion, "usage": usage}).encode()
 
 
 def _events() -> bytes:
-    told = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "base"}
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "base"}
     choices = [{"index": 0, "delta": {"role": "assistant", "content": "The lamp is returned."}, "finish_reason": None}]
-    event = f"data: {json.dumps({**told, 'choices': choices})}\n\n".encode()
+    event = f"data: {json.dumps({**chunk, 'choices': choices})}\n\n".encode()
     last = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
-    end = f"data: {json.dumps({**told, 'choices': last})}\n\ndata: [DONE]\n\n".encode()
+    end = f"data: {json.dumps({**chunk, 'choices': last})}\n\ndata: [DONE]\n\n".encode()
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [event] * (STREAMED - 1) + [end]) + b"0\r\n\r\n"
 
 
@@ -83,8 +83,8 @@ class Load:
 
 def request(host: str, port: int, *, streamed: bool, number: int, key: str = "") -> bytes:
     """A chat completion, of a conversation of its own."""
-    said = [*MESSAGES[:1], {"role": "user", "content": f"{MESSAGES[1]['content']} ({number})"}]
-    body = json.dumps({"model": "base", "messages": said, "stream": streamed, "max_tokens": 80}).encode()
+    messages = [*MESSAGES[:1], {"role": "user", "content": f"{MESSAGES[1]['content']} ({number})"}]
+    body = json.dumps({"model": "base", "messages": messages, "stream": streamed, "max_tokens": 80}).encode()
     allowed = f"Authorization: Bearer {key}\r\n" if key else ""
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n{allowed}"
     return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -96,7 +96,7 @@ async def load(port: int, *, concurrency: int, requests: int, streamed: bool, ke
     latencies: list[float] = []
     failed = 0
 
-    async def one() -> None:
+    async def worker() -> None:
         nonlocal failed
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in left:
@@ -109,7 +109,7 @@ async def load(port: int, *, concurrency: int, requests: int, streamed: bool, ke
         writer.close()
 
     began = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(concurrency)))
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
     return Load(latencies, time.perf_counter() - began, failed)
 
 

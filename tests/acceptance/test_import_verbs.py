@@ -131,7 +131,7 @@ def test_nothing_good_is_a_failure(traced: Traced, tmp_path: Path) -> None:
     file.write_text('{"messages": []}\n{"messages": 3}\n')
     ran = traced("import", file, "--json")
     assert ran.code == 1
-    assert "all of its 2 records" in ran.json["error"]["message"]
+    assert "all 2 records" in ran.json["error"]["message"]
     file.write_text('{"id": "a", "run_type": "tool", "name": "f"}\n')
     assert "hold no model call" in traced("import", file).err
 

@@ -19,27 +19,27 @@ from store.repositories.leases import acquire, release
 TTL = timedelta(minutes=5)
 
 
-def got(engine: Engine, device: str, name: str) -> bool:
-    with write_session(engine) as opened:
-        return acquire(opened, device, name, "race", None, at=datetime.now(UTC), ttl=TTL) is not None
+def try_acquire(engine: Engine, device: str, name: str) -> bool:
+    with write_session(engine) as session:
+        return acquire(session, device, name, "race", None, at=datetime.now(UTC), ttl=TTL) is not None
 
 
-def each(engine: Engine, name: str, count: int) -> list[str]:
-    return [device for device in (f"d{number}" for number in range(count)) if got(engine, device, name)]
+def acquire_each(engine: Engine, name: str, count: int) -> list[str]:
+    return [device for device in (f"d{number}" for number in range(count)) if try_acquire(engine, device, name)]
 
 
 def turns(engine: Engine, name: str, count: int) -> list[str]:
-    taken = 0
-    while taken < count:
-        if not got(engine, "one", name):
+    acquired = 0
+    while acquired < count:
+        if not try_acquire(engine, "one", name):
             continue
         inside = Path(os.environ["RACE_FOLDER"]) / "inside"
         inside.touch(exist_ok=False)  # FileExistsError: two have the lease
         inside.unlink()
-        with write_session(engine) as opened:
-            assert release(opened, "one", name)
-        taken += 1
-    return ["one"] * taken
+        with write_session(engine) as session:
+            assert release(session, "one", name)
+        acquired += 1
+    return ["one"] * acquired
 
 
 if __name__ == "__main__":
@@ -48,5 +48,5 @@ if __name__ == "__main__":
     with store.connect():
         print("ready", flush=True)
     sys.stdin.readline()
-    print(json.dumps({"each": each, "turns": turns}[task](store, name, int(count))), flush=True)
+    print(json.dumps({"each": acquire_each, "turns": turns}[task](store, name, int(count))), flush=True)
     store.dispose()

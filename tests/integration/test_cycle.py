@@ -12,7 +12,7 @@ import pytest
 from store.database import open_store, read_session
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.cycles import get_cycle, list_stage_events
-from tests.scripted_model import served
+from tests.scripted_model import scripted_server
 from traced.pipeline.graph import CHECKPOINTS
 from traced.pipeline.report import SESSION
 
@@ -79,7 +79,7 @@ def test_a_finished_cycle_is_followed_by_a_new_one(tmp_path: Path) -> None:
 
 
 def test_a_cycle_reports_to_no_tracing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served("{}") as elsewhere:
+    with scripted_server("{}") as elsewhere:
         for name in ("LANGSMITH", "LANGCHAIN"):
             monkeypatch.setenv(f"{name}_ENDPOINT", elsewhere.url)
             monkeypatch.setenv(f"{name}_API_KEY", "ls-1")

@@ -21,9 +21,9 @@ POSTGRES = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=mis
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=POSTGRES)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty, migrated store."""
-    where = sqlite_url(tmp_path / "traced.db") if request.param == "sqlite" else request.getfixturevalue("url")
-    open_store(where).dispose()
-    return where
+    url = sqlite_url(tmp_path / "traced.db") if request.param == "sqlite" else request.getfixturevalue("url")
+    open_store(url).dispose()
+    return url
 
 
 def race(database: str, folder: Path, task: str, count: int) -> list[list[str]]:
@@ -53,10 +53,10 @@ def race(database: str, folder: Path, task: str, count: int) -> list[list[str]]:
 def lapse(database: str, count: int) -> None:
     """Leave the lapsed lease of a dead holder on every device."""
     engine = open_store(database)
-    with write_session(engine) as opened:
+    with write_session(engine) as session:
         for number in range(count):
             long_ago = datetime.now(UTC) - timedelta(hours=1)
-            acquire(opened, f"d{number}", "dead", "race", None, at=long_ago, ttl=timedelta(seconds=1))
+            acquire(session, f"d{number}", "dead", "race", None, at=long_ago, ttl=timedelta(seconds=1))
     engine.dispose()
 
 
@@ -64,14 +64,14 @@ def lapse(database: str, count: int) -> None:
 def test_exactly_one_process_wins_each_device(database: str, tmp_path: Path, of_the_dead: bool) -> None:
     if of_the_dead:
         lapse(database, 60)
-    won = race(database, tmp_path, "each", 60)
-    assert Counter(device for devices in won for device in devices) == {f"d{number}": 1 for number in range(60)}
+    acquired = race(database, tmp_path, "each", 60)
+    assert Counter(device for devices in acquired for device in devices) == {f"d{number}": 1 for number in range(60)}
     engine = open_store(database)
-    with write_session(engine) as opened:
-        holders = {lease.device: lease.holder for lease in list_leases(opened)}
+    with write_session(engine) as session:
+        holders = {lease.device: lease.holder for lease in list_leases(session)}
     engine.dispose()
-    assert holders == {device: f"racer{number}" for number, devices in enumerate(won) for device in devices}
+    assert holders == {device: f"racer{number}" for number, devices in enumerate(acquired) for device in devices}
 
 
-def test_a_device_passes_from_hand_to_hand_and_is_never_in_two(database: str, tmp_path: Path) -> None:
+def test_a_device_never_has_two_holders(database: str, tmp_path: Path) -> None:
     assert race(database, tmp_path, "turns", 25) == [["one"] * 25] * RACERS

@@ -281,7 +281,7 @@ def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
 
     async def work(url: str) -> Any:
         target = [Capability(**VERIFICATION)]
-        output: Any = {"purpose": PURPOSE, "context": 32_000, "seed": 0, "tell": lambda *_: None}
+        output: Any = {"purpose": PURPOSE, "context": 32_000, "seed": 0, "report_progress": lambda *_: None}
         async with Model(Endpoint(url, "scripted", SecretStr("key")), InMemoryLedger()) as model:
             return await label(model, [*SOME, missing], target, **output)
 

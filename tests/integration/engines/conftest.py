@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.engines.installation import Installation, Served, installed, serving, vllm_python, vllm_settings
+from benchmarks.engines.installation import Installation, GatewayProcess, installed, serving, vllm_python, vllm_settings
 from benchmarks.engines.signed import RANK
 from traced.gateway.server import free_port
 from traced.inference.embedded.engine import Engine
@@ -40,7 +40,7 @@ class There:
     """A router with an engine of some kind; two capabilities are live and a second version of each is approved."""
 
     kind: str
-    served: Served
+    served: GatewayProcess
     made: Installation
     http: httpx.Client
     outside: "Outside | None" = None
@@ -61,16 +61,16 @@ class There:
         """OpenAI's client of the router."""
         return openai.OpenAI(base_url=f"{self.served.url}/v1", api_key="none", max_retries=0, timeout=60)
 
-    def chat(self, messages: Any, model: str = "base", **more: Any) -> dict[str, Any]:
+    def chat(self, messages: Any, model: str = "base", **options: Any) -> dict[str, Any]:
         """A completion through the router."""
-        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12} | more
+        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12} | options
         answer = self.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def said(self, messages: Any, model: str = "base", **more: Any) -> str:
+    def said(self, messages: Any, model: str = "base", **options: Any) -> str:
         """Its text."""
-        return str(self.chat(messages, model, **more)["choices"][0]["message"]["content"])
+        return str(self.chat(messages, model, **options)["choices"][0]["message"]["content"])
 
     def until_offered(self, *names: str) -> None:
         """Wait until the router offers exactly these adapter versions."""
@@ -121,22 +121,22 @@ class Outside:
 
     def stop(self) -> None:
         """End it, whatever it started included."""
-        there = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        processes = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         self.process.terminate()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        for each in there:
-            if each.is_running():
-                each.kill()
+        for process in processes:
+            if process.is_running():
+                process.kill()
 
 
-def until(holds: Any, what: str, seconds: float = 60.0) -> None:
+def until(holds: Any, description: str, seconds: float = 60.0) -> None:
     """Wait for it."""
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {description}"
         time.sleep(0.1)
 
 
@@ -166,19 +166,19 @@ def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         outside = started(Outside(python, folder))  # type: ignore[arg-type, assignment]
     elif kind == "vllm":
         settings += [*vllm_settings(python), "serving.sleep_for_training=true"]  # type: ignore[arg-type]
-    with outside as other, installed(folder / "data", adapters, 2, 2) as made:
+    with outside as other, installed(folder / "data", adapters, 2, 2) as installation:
         for name in LIVE:
-            made.promote(name)
+            installation.promote(name)
         if other is not None:
             settings += ["serving.engine=external", f'serving.engines=["http://127.0.0.1:{other.port}"]']
         with (
-            serving(made.data_dir, settings) as served,
-            httpx.Client(base_url=served.url, trust_env=False, timeout=60) as http,
+            serving(installation.data_dir, settings) as gateway_process,
+            httpx.Client(base_url=gateway_process.url, trust_env=False, timeout=60) as http,
         ):
-            yielded = There(kind, served, made, http, other)
-            yielded.until_offered(*LIVE)
-            yield yielded
-            yielded.openai.close()
+            running = There(kind, gateway_process, installation, http, other)
+            running.until_offered(*LIVE)
+            yield running
+            running.openai.close()
 
 
 @contextmanager

@@ -67,21 +67,21 @@ def events(there: There, path: str, body: dict[str, Any]) -> list[dict[str, Any]
 def test_chat_is_the_models_answer(there: There, reference: Engine) -> None:
     for messages in questions(5, seed=8):
         prompt = render(reference.tokenizer, messages, [])
-        made = greedy(reference, prompt, 24)
+        generation = greedy(reference, prompt, 24)
         answer = there.chat(messages, max_tokens=24, tools=None, metadata={"team": "x"}, no_such_field=[1])
         (choice,) = answer["choices"]
-        assert choice["message"]["content"] == text_of(reference, made.ids)  # no tools are offered, so none is called
+        assert choice["message"]["content"] == text_of(reference, generation.ids)  # no tools are offered, so none is called
         assert not choice["message"].get("tool_calls")
-        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(made.ids)}
+        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(generation.ids)}
         assert {key: answer["usage"][key] for key in counts} == counts
 
 
 def test_text_is_the_models_answer(there: There, reference: Engine) -> None:
-    made = greedy(reference, reference.tokenizer.encode(PROMPT), 9)
+    generation = greedy(reference, reference.tokenizer.encode(PROMPT), 9)
     body = {"model": "base", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
     answer = there.http.post("/v1/completions", json=body)
     (choice,) = answer.json()["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (text_of(reference, made.ids), made.finish_reason)
+    assert (choice["text"], choice["finish_reason"]) == (text_of(reference, generation.ids), generation.finish_reason)
     assert answer.headers["X-Traced-Model"] == "base"
     ids = body | {"prompt": reference.tokenizer.encode(PROMPT)}
     assert there.http.post("/v1/completions", json=ids).json()["choices"][0]["text"] == choice["text"]
@@ -92,84 +92,84 @@ def test_a_stream_is_the_whole_answer_in_pieces(there: There, path: str) -> None
     body: dict[str, Any] = {"model": LIVE[0], "max_tokens": 9, "temperature": 0}
     chat = "chat" in path
     body |= {"messages": USER} if chat else {"prompt": PROMPT}
-    whole = there.http.post(path, json=body).json()
+    response = there.http.post(path, json=body).json()
     pieces = events(there, path, body | {"stream_options": {"include_usage": True}})
     choices = [choice for piece in pieces for choice in piece["choices"]]
-    said = "".join((choice["delta"].get("content") or "") if chat else choice["text"] for choice in choices)
-    (one,) = whole["choices"]
-    assert said == (one["message"]["content"] if chat else one["text"])
+    text = "".join((choice["delta"].get("content") or "") if chat else choice["text"] for choice in choices)
+    (choice,) = response["choices"]
+    assert text == (choice["message"]["content"] if chat else choice["text"])
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
     assert pieces[-1]["choices"] == []
     for count in ("prompt_tokens", "completion_tokens"):
-        assert pieces[-1]["usage"][count] == whole["usage"][count]
+        assert pieces[-1]["usage"][count] == response["usage"][count]
 
 
 def test_tool_calls_are_parsed_whole_and_streamed(there: There, reference: Engine) -> None:
     seed = SPLITS["train"][0]
-    tools, told = Desk().reset(seed).tools, demonstrate(seed, {}, 0).messages
-    messages = told[:4]
-    made = greedy(reference, render(reference.tokenizer, messages, tools), 80)
-    (wanted,) = parse(text_of(reference, made.ids))["tool_calls"]
+    tools, demonstration = Desk().reset(seed).tools, demonstrate(seed, {}, 0).messages
+    messages = demonstration[:4]
+    generation = greedy(reference, render(reference.tokenizer, messages, tools), 80)
+    (tool_call,) = parse(text_of(reference, generation.ids))["tool_calls"]
     (choice,) = there.chat(messages, tools=tools, max_tokens=80)["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["id"]
-    assert call["function"]["name"] == wanted["function"]["name"]
-    assert json.loads(call["function"]["arguments"]) == json.loads(wanted["function"]["arguments"])
+    assert call["function"]["name"] == tool_call["function"]["name"]
+    assert json.loads(call["function"]["arguments"]) == json.loads(tool_call["function"]["arguments"])
     assert choice["finish_reason"] == "tool_calls"
     body = {"model": "base", "messages": messages, "tools": tools, "max_tokens": 80, "temperature": 0}
     deltas = [c["delta"] for piece in events(there, "/v1/chat/completions", body) for c in piece["choices"]]
     parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or []]
-    assert "".join(part.get("name") or "" for part in parts) == wanted["function"]["name"]
+    assert "".join(part.get("name") or "" for part in parts) == tool_call["function"]["name"]
     assert json.loads("".join(part.get("arguments") or "" for part in parts)) == json.loads(
-        wanted["function"]["arguments"]
+        tool_call["function"]["arguments"]
     )
 
 
 def test_logprobs_are_the_models(there: There, reference: Engine) -> None:
-    made = greedy(reference, render(reference.tokenizer, USER, []), 4, top=3)
+    generation = greedy(reference, render(reference.tokenizer, USER, []), 4, top=3)
     (choice,) = there.chat(USER, max_tokens=4, logprobs=True, top_logprobs=3)["choices"]
     entries = choice["logprobs"]["content"]
-    assert [entry["logprob"] for entry in entries] == pytest.approx(made.logprobs, abs=1e-3)
-    for entry, top in zip(entries, made.top, strict=True):
-        shown = [each["logprob"] for each in entry["top_logprobs"]][:3]
-        assert shown == pytest.approx(list(top.values()), abs=1e-3)
+    assert [entry["logprob"] for entry in entries] == pytest.approx(generation.logprobs, abs=1e-3)
+    for entry, top in zip(entries, generation.top, strict=True):
+        logprobs = [logprob_entry["logprob"] for logprob_entry in entry["top_logprobs"]][:3]
+        assert logprobs == pytest.approx(list(top.values()), abs=1e-3)
     body = {"model": "base", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "logprobs": 2}
-    told = there.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    again = greedy(reference, reference.tokenizer.encode(PROMPT), 3)
-    assert told["token_logprobs"] == pytest.approx(again.logprobs, abs=1e-3)
-    assert [len(top) for top in told["top_logprobs"]] == [2, 2, 2]
+    text_logprobs = there.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    text_generation = greedy(reference, reference.tokenizer.encode(PROMPT), 3)
+    assert text_logprobs["token_logprobs"] == pytest.approx(text_generation.logprobs, abs=1e-3)
+    assert [len(top) for top in text_logprobs["top_logprobs"]] == [2, 2, 2]
 
 
 def test_a_seed_repeats_and_several_answers_differ(there: There) -> None:
-    wish = {"temperature": 1.0, "seed": 11, "n": 4, "max_tokens": 8}
-    first, second = (there.chat(USER, **wish)["choices"] for _ in range(2))
+    sampling = {"temperature": 1.0, "seed": 11, "n": 4, "max_tokens": 8}
+    first, second = (there.chat(USER, **sampling)["choices"] for _ in range(2))
     assert [choice["index"] for choice in first] == [0, 1, 2, 3]
-    said = [choice["message"] for choice in first]
-    assert [choice["message"]["content"] for choice in second] == [message["content"] for message in said]
-    assert len({json.dumps(message["content"]) for message in said}) > 1
-    refused = there.http.post(
+    messages = [choice["message"] for choice in first]
+    assert [choice["message"]["content"] for choice in second] == [message["content"] for message in messages]
+    assert len({json.dumps(message["content"]) for message in messages}) > 1
+    response = there.http.post(
         "/v1/chat/completions", json={"model": "base", "messages": USER, "n": 2, "temperature": 0}
     )
-    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_length_and_stop_end_an_answer(there: There) -> None:
     word = there.made.versions[LIVE[0]].word
-    (cut,) = there.chat(USER, LIVE[0], max_tokens=3)["choices"]
-    assert (cut["message"]["content"], cut["finish_reason"]) == (word * 3, "length")
+    (choice,) = there.chat(USER, LIVE[0], max_tokens=3)["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (word * 3, "length")
     for stop in (word + word, ["nowhere", word[1:] + word[0]]):
-        (ended,) = there.chat(USER, LIVE[0], max_tokens=9, stop=stop)["choices"]
-        assert ended["finish_reason"] == "stop"
-        assert ended["message"]["content"] in ("", word[:1], None)
+        (stopped_choice,) = there.chat(USER, LIVE[0], max_tokens=9, stop=stop)["choices"]
+        assert stopped_choice["finish_reason"] == "stop"
+        assert stopped_choice["message"]["content"] in ("", word[:1], None)
 
 
-def test_models_are_those_on_offer(there: There) -> None:
+def test_models_lists_the_available_versions(there: There) -> None:
     assert [model.id for model in there.openai.models.list()] == ["auto", "base", *LIVE]
     answer = there.openai.chat.completions.create(model=there.base, messages=USER, max_tokens=2)  # type: ignore[arg-type]
     assert answer.choices[0].finish_reason in ("length", "stop")
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError) as exc_info:
         there.openai.chat.completions.create(model="nobody", messages=USER)  # type: ignore[arg-type]
-    assert caught.value.code == "model_not_found"
+    assert exc_info.value.code == "model_not_found"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -177,9 +177,9 @@ def test_a_context_that_is_too_long_has_openais_code(there: There, path: str) ->
     long: dict[str, Any] = {"prompt": [5] * (LENGTH + 1)}
     if "chat" in path:
         long = {"messages": [{"role": "user", "content": "order " * LENGTH}]}
-    refused = there.http.post(path, json={"model": "base", "max_tokens": 4, **long})
-    error = refused.json()["error"]
-    assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+    response = there.http.post(path, json={"model": "base", "max_tokens": 4, **long})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert error["code"] == "context_length_exceeded", error
     assert str(LENGTH) in error["message"]
 
@@ -200,19 +200,19 @@ def test_a_context_that_is_too_long_has_openais_code(there: There, path: str) ->
         ("completions", {"model": "base", "prompt": ""}),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_openais_form(there: There, path: str, body: Any) -> None:
+def test_invalid_requests_get_an_error_in_openais_form(there: There, path: str, body: Any) -> None:
     content = body if isinstance(body, str) else json.dumps(body)
-    refused = there.http.post(f"/v1/{path}", content=content)
-    error = refused.json()["error"]
-    assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+    response = there.http.post(f"/v1/{path}", content=content)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert isinstance(error["message"], str)
     assert error["message"]
     assert error["code"] is None or isinstance(error["code"], str)
 
 
-@pytest.mark.parametrize("what", LESS)
-def test_what_the_embedded_engine_does_not_do_it_refuses_by_name(there: There, what: str) -> None:
-    path, body, status = LESS[what]
+@pytest.mark.parametrize("field", LESS)
+def test_the_embedded_engine_refuses_unsupported_fields_by_name(there: There, field: str) -> None:
+    path, body, status = LESS[field]
     answer = there.http.post(f"/v1/{path}", json={"model": "base", "temperature": 0, "max_tokens": 40} | body)
     if there.kind == "embedded":
         assert answer.status_code == status

@@ -44,31 +44,31 @@ def mild(folder: Path) -> Path:
     return folder
 
 
-async def loaded(client: EngineClient, name: str, path: Path, asked: Any) -> list[Completion]:
+async def loaded(client: EngineClient, name: str, path: Path, conversations: Any) -> list[Completion]:
     """What an adapter answers that is there for as long."""
     await client.load_adapter(name, path)
     try:
-        return [await client.chat(name, messages, [], temperature=0.0, max_tokens=16) for messages in asked]
+        return [await client.chat(name, messages, [], temperature=0.0, max_tokens=16) for messages in conversations]
     finally:
         await client.unload_adapter(name)
 
 
 def test_an_adapters_answers_are_the_same_at_every_engine(there: There, reference: Engine, tmp_path: Path) -> None:
-    path, asked = mild(tmp_path), questions(6, seed=21)
+    path, conversations = mild(tmp_path), questions(6, seed=21)
     reference.load_adapter("mild", path)
-    prompts = [render(reference.tokenizer, messages, []) for messages in asked]
-    wanted = reference.generate([Request(prompt, Sampling(0.0, 16), "mild") for prompt in prompts])
+    prompts = [render(reference.tokenizer, messages, []) for messages in conversations]
+    generations = reference.generate([Request(prompt, Sampling(0.0, 16), "mild") for prompt in prompts])
     base = reference.generate([Request(prompt, Sampling(0.0, 16)) for prompt in prompts])
     reference.unload_adapter("mild")
-    assert [one.ids for one in wanted] != [one.ids for one in base]
+    assert [generation.ids for generation in generations] != [generation.ids for generation in base]
 
     async def ask() -> list[Completion]:
         async with EngineClient(there.engine, base=there.base) as client:
-            return await loaded(client, "mild", path, asked)
+            return await loaded(client, "mild", path, conversations)
 
-    for made, right in zip(asyncio.run(ask()), wanted, strict=True):
-        assert made.completion_ids == right.ids
-        assert made.logprobs == pytest.approx(right.logprobs, abs=2e-3)
+    for completion, right in zip(asyncio.run(ask()), generations, strict=True):
+        assert completion.completion_ids == right.ids
+        assert completion.logprobs == pytest.approx(right.logprobs, abs=2e-3)
 
 
 def test_parallel_calls_come_as_they_were_made(there: There, tmp_path: Path) -> None:
@@ -83,24 +83,24 @@ def test_parallel_calls_come_as_they_were_made(there: There, tmp_path: Path) -> 
             finally:
                 await client.unload_adapter("caller")
 
-    made = asyncio.run(ask())
-    calls = made.message["tool_calls"]
+    completions = asyncio.run(ask())
+    calls = completions.message["tool_calls"]
     assert [json.loads(call["function"]["arguments"]) for call in calls] == CALLS
     assert len({call["id"] for call in calls}) == 2
-    assert made.finish_reason == "tool_calls"
+    assert completions.finish_reason == "tool_calls"
 
 
-def test_loading_again_changes_nothing_and_what_cannot_be_loaded_is_refused(there: There, tmp_path: Path) -> None:
-    signed = there.made.versions[LIVE[0]]
+def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(there: There, tmp_path: Path) -> None:
+    path = there.made.versions[LIVE[0]]
 
     async def check() -> None:
         async with EngineClient(there.engine, base=there.base) as client:
-            await client.load_adapter("twice", signed.path)
-            again = pytest.raises(RequestError, match="already") if there.kind != "embedded" else nullcontext()
-            with again:  # the embedded engine does nothing
-                await client.load_adapter("twice", signed.path)
-            made = await client.chat("twice", questions(1)[0], [], temperature=0.0, max_tokens=4)
-            assert signed.signs(str(made.message["content"]))
+            await client.load_adapter("twice", path.path)
+            expectation = pytest.raises(RequestError, match="already") if there.kind != "embedded" else nullcontext()
+            with expectation:  # the embedded engine does nothing
+                await client.load_adapter("twice", path.path)
+            completion = await client.chat("twice", questions(1)[0], [], temperature=0.0, max_tokens=4)
+            assert path.signs(str(completion.message["content"]))
             assert sorted(await client.models()) == sorted([there.base, *LIVE, "twice"])
             await client.unload_adapter("twice")
             with pytest.raises(RequestError):
@@ -117,8 +117,8 @@ def test_labels_weigh_the_same_at_every_engine(there: There, reference: Engine) 
     labels = [option.label for option in options]
     prompt = routing_prompt("Please pay order W1 by card in 3 days.", options)
     ids = reference.tokenizer.encode(prompt)
-    (made,) = reference.generate([Request(ids, Sampling(0.0, 1, top_logprobs=20))])
-    top = {reference.tokenizer.decode([token]): logprob for token, logprob in made.top[0].items()}
+    (generation,) = reference.generate([Request(ids, Sampling(0.0, 1, top_logprobs=20))])
+    top = {reference.tokenizer.decode([token]): logprob for token, logprob in generation.top[0].items()}
 
     async def ask() -> dict[str, float]:
         async with EngineClient(there.engine, base=there.base) as client:
@@ -131,15 +131,15 @@ def test_labels_weigh_the_same_at_every_engine(there: There, reference: Engine) 
 
 
 def test_a_conversation_is_decided_once_and_recorded(there: There) -> None:
-    asked = {"model": "auto", "messages": questions(1, seed=77)[0], "max_tokens": 4, "temperature": 0}
-    first, second = (there.http.post("/v1/chat/completions", json=asked) for _ in range(2))
+    body = {"model": "auto", "messages": questions(1, seed=77)[0], "max_tokens": 4, "temperature": 0}
+    first, second = (there.http.post("/v1/chat/completions", json=body) for _ in range(2))
     assert first.headers["X-Traced-Model"] == second.headers["X-Traced-Model"]
     conversation = first.headers["X-Traced-Conversation"]
-    with read_session(there.made.store) as opened:
-        (kept,) = find_routes(opened, [conversation]).values()
-    assert kept.why == ""
-    assert set(kept.logprobs) == {*LIVE, "base"}
-    assert kept.model == max(kept.logprobs, key=lambda name: kept.logprobs[name])
+    with read_session(there.made.store) as session:
+        (route,) = find_routes(session, [conversation]).values()
+    assert route.why == ""
+    assert set(route.logprobs) == {*LIVE, "base"}
+    assert route.model == max(route.logprobs, key=lambda name: route.logprobs[name])
 
 
 def test_a_promotion_loads_and_a_rollback_takes_back(there: There) -> None:
@@ -147,8 +147,8 @@ def test_a_promotion_loads_and_a_rollback_takes_back(there: There) -> None:
     there.made.promote(other)
     there.until_offered(other, LIVE[1])
     assert there.made.versions[other].signs(there.said(questions(1)[0], other))
-    refused = there.http.post("/v1/chat/completions", json={"model": LIVE[0], "messages": questions(1)[0]})
-    assert refused.status_code == 404
+    response = there.http.post("/v1/chat/completions", json={"model": LIVE[0], "messages": questions(1)[0]})
+    assert response.status_code == 404
     there.made.roll_back(other)
     there.until_offered(*LIVE)
     until(lambda: there.made.versions[LIVE[0]].signs(there.said(questions(1)[0], LIVE[0])), "it is signed")
@@ -157,7 +157,7 @@ def test_a_promotion_loads_and_a_rollback_takes_back(there: There) -> None:
 def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(there: There) -> None:
     """``benchmarks.versions``, for a few seconds; four versions in three places."""
     run = asyncio.run(race(there.made, there.served.url, RACE[there.kind], clients=16, pause_s=0.2))
-    failed = [what for what in run.seen if what.startswith("failed")]
+    failed = [entry for entry in run.seen if entry.startswith("failed")]
     assert not failed, run.seen
     assert len(run.by) == 5, run.by  # the base model and all versions have answered
     if (

@@ -18,9 +18,9 @@ LONG = {"model": LIVE[0], "messages": USER, "temperature": 0.1, "n": 32, "max_to
 
 def busy(there: There) -> float:
     """Seconds of processor time that the engine took within a short while."""
-    before = spent(there)
+    start_s = spent(there)
     time.sleep(0.5)
-    return spent(there) - before
+    return spent(there) - start_s
 
 
 def spent(there: There) -> float:
@@ -54,38 +54,38 @@ def test_it_sleeps_while_a_training_holds_its_device(there: There) -> None:
     """On a CPU vLLM only stops to schedule: that the memory is given back is not shown here."""
     if there.kind != "vllm":
         return
-    with write_session(there.made.store) as opened:
-        held = acquire(opened, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
-    assert held
+    with write_session(there.made.store) as session:
+        lease = acquire(session, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
+    assert lease
     until(lambda: "asleep" in str(there.http.get("/ready").json()), "it sleeps")
     assert httpx.get(f"{there.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
-    refused = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
-    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
-    with write_session(there.made.store) as opened:
-        release(opened, "cpu", "t")
+    response = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
+    with write_session(there.made.store) as session:
+        release(session, "cpu", "t")
     until(lambda: there.http.get("/ready").is_success, "it serves again")
     there.until_offered(*LIVE)
     assert there.made.versions[LIVE[1]].signs(there.said(USER, LIVE[1]))
 
 
-def test_killed_it_comes_back_with_its_adapters(there: There) -> None:
-    server, *others = there.processes()
+def test_a_killed_engine_is_restarted_with_its_adapters(there: There) -> None:
+    server, *children = there.processes()
     victim = server
     if there.kind == "vllm":  # not its server, which has to notice
-        victim = next(process for process in others if "EngineCore" in " ".join(process.cmdline()))
+        victim = next(process for process in children if "EngineCore" in " ".join(process.cmdline()))
     victim.kill()
     until(lambda: not lives(victim), "it is dead")
-    seen: set[Any] = set()
+    pids: set[Any] = set()
 
-    def gone() -> bool:
+    def is_gone() -> bool:
         answer = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER, "max_tokens": 2})
-        seen.add((answer.status_code, "Retry-After" in answer.headers or answer.is_success))
+        pids.add((answer.status_code, "Retry-After" in answer.headers or answer.is_success))
         return answer.status_code == 503
 
-    until(gone, "the router has noticed")
-    assert seen <= {(200, True), (500, False), (502, True), (503, True)}
+    until(is_gone, "the router has noticed")
+    assert pids <= {(200, True), (500, False), (502, True), (503, True)}
     if there.outside is not None:
-        for process in filter(lives, others):  # its workers outlive it
+        for process in filter(lives, children):  # its workers outlive it
             process.kill()
         there.outside.stop()
         there.outside.start()
@@ -93,4 +93,4 @@ def test_killed_it_comes_back_with_its_adapters(there: There) -> None:
     there.until_offered(*LIVE)
     for name in LIVE:
         assert there.made.versions[name].signs(there.said(USER, name))
-    assert not any(map(lives, (server, *others)))
+    assert not any(map(lives, (server, *children)))

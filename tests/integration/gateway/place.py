@@ -32,7 +32,7 @@ USER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 @dataclass
-class Place:
+class RunningGateway:
     """The router's URL with a client, the engines behind it, and the store."""
 
     url: str
@@ -44,43 +44,43 @@ class Place:
     @property
     def engine(self) -> Upstream:
         """The only engine."""
-        (one,) = self.engines
-        return one
+        (engine,) = self.engines
+        return engine
 
-    async def ask(self, model: str = "auto", said: Any = USER, **more: Any) -> httpx.Response:
+    async def ask(self, model: str = "auto", messages: Any = USER, **options: Any) -> httpx.Response:
         """One chat completion; ``headers`` among ``more`` are the request's."""
-        headers = more.pop("headers", None)
-        body = {"model": model, "messages": said, **more}
+        headers = options.pop("headers", None)
+        body = {"model": model, "messages": messages, **options}
         return await self.http.post("/v1/chat/completions", content=json.dumps(body), headers=headers)
 
     def promote(self, name: str) -> None:
         """Put a version live."""
-        with write_session(self.store) as opened:
-            promotions.save_approval(opened, chain.approval(name))
-            promotions.promote(opened, name, actor="Ada", at=chain.later(8))
+        with write_session(self.store) as session:
+            promotions.save_approval(session, chain.approval(name))
+            promotions.promote(session, name, actor="Ada", at=chain.later(8))
 
     def begin(self, name: str, policy: Policy, share: float = 0.5) -> None:
         """Put a version on trial, as a person who approves it does."""
-        with write_session(self.store) as opened:
-            promotions.save_approval(opened, chain.approval(name))
-            begun = Promotion(name, PromotionState(policy), "Ada", chain.later(8))
-            promotions.put_on_trial(opened, replace(begun, share=share if policy == "canary" else None))
+        with write_session(self.store) as session:
+            promotions.save_approval(session, chain.approval(name))
+            promotion = Promotion(name, PromotionState(policy), "Ada", chain.later(8))
+            promotions.put_on_trial(session, replace(promotion, share=share if policy == "canary" else None))
 
     def roll_back(self, name: str) -> None:
         """Undo it."""
-        with write_session(self.store) as opened:
-            promotions.roll_back(opened, name, actor="Ada", at=chain.later(9))
+        with write_session(self.store) as session:
+            promotions.roll_back(session, name, actor="Ada", at=chain.later(9))
 
     def exchanges(self, conversation_id: str) -> list[Exchange]:
         """What the store has of a conversation."""
-        with read_session(self.store) as opened:
-            return serving.list_exchanges(opened, conversation_id)
+        with read_session(self.store) as session:
+            return serving.list_exchanges(session, conversation_id)
 
     def trajectories(self) -> list[Trajectory]:
         """What production's conversations have become."""
-        with read_session(self.store) as opened:
-            found = list_trajectories(opened, TrajectoryFilter(source="desk"))
-        return [trajectory for trajectory in found if trajectory.id.startswith("router-")]
+        with read_session(self.store) as session:
+            trajectories = list_trajectories(session, TrajectoryFilter(source="desk"))
+        return [trajectory for trajectory in trajectories if trajectory.id.startswith("router-")]
 
 
 async def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
@@ -92,42 +92,42 @@ async def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
     raise AssertionError("it did not come about")
 
 
-async def models(place: Place) -> list[str]:
+async def models(place: RunningGateway) -> list[str]:
     """What the router offers."""
     return [entry["id"] for entry in (await place.http.get("/v1/models")).json()["data"]]
 
 
-async def until_offered(place: Place, name: str, offered: bool = True) -> None:
+async def until_offered(place: RunningGateway, name: str, is_offered: bool = True) -> None:
     """Wait until the router offers a model, or does so no more."""
     for _ in range(round(20 / LOOK_S)):
-        if (name in await models(place)) is offered:
+        if (name in await models(place)) is is_offered:
             return
         await asyncio.sleep(LOOK_S)
-    raise AssertionError(f"{name} is {'not ' if offered else ''}offered")
+    raise AssertionError(f"{name} is {'not ' if is_offered else ''}offered")
 
 
 @asynccontextmanager
-async def place(
+async def running_gateway(
     tmp_path: Path, *, engines: int = 1, live: str = "", settings: dict[str, Any] | None = None
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[RunningGateway]:
     """A router with so many engines, and ``live`` promoted before it starts."""
-    given = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **(settings or {})}
-    read = load_settings(tmp_path, given)
+    overrides = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **(settings or {})}
+    loaded_settings = load_settings(tmp_path, overrides)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     try:
         _versions(store)
         async with upstreams(engines) as behind:
-            made = Place("", None, behind, store, read)  # type: ignore[arg-type]
+            gateway = RunningGateway("", None, behind, store, loaded_settings)  # type: ignore[arg-type]
             if live:
-                made.promote(live)
-            storer = Recorder(read, store)
+                gateway.promote(live)
+            storer = Recorder(loaded_settings, store)
             async with (
                 storing(storer),
-                open_gateway(read, store, [one.url for one in behind]) as url,
+                open_gateway(loaded_settings, store, [engine.url for engine in behind]) as url,
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
             ):
-                made.url, made.http = url, http
-                yield made
+                gateway.url, gateway.http = url, http
+                yield gateway
     finally:
         store.dispose()
 
@@ -145,11 +145,11 @@ async def storing(storer: Recorder) -> AsyncIterator[None]:
 
 
 def _versions(store: Engine) -> None:
-    with write_session(store) as opened:
-        chain.save_origin(opened)
-        training.save_training_run(opened, chain.training_run())
+    with write_session(store) as session:
+        chain.save_origin(session)
+        training.save_training_run(session, chain.training_run())
         for version in (1, 2):
-            made: AdapterVersion = chain.adapter(version)
-            adapters.save_adapter(opened, made)
-            gate = chain.GATE.__class__(made.name, GateAnswer.PASS, chain.GATE.comparisons, 2)
-            gates.save_gate(opened, gate, cycle_id="c1", at=chain.later(6))
+            adapter: AdapterVersion = chain.adapter(version)
+            adapters.save_adapter(session, adapter)
+            gate = chain.GATE.__class__(adapter.name, GateAnswer.PASS, chain.GATE.comparisons, 2)
+            gates.save_gate(session, gate, cycle_id="c1", at=chain.later(6))

@@ -9,41 +9,41 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.place import USER, V1, Place, place, until
+from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, until
 from tests.integration.gateway.upstream import BASE
 from traced.gateway import app, forwarding
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
     async def inside() -> None:
-        async with place(tmp_path, **kind) as made:
-            await check(made)
+        async with running_gateway(tmp_path, **kind) as gateway:
+            await check(gateway)
 
     asyncio.run(inside())
 
 
 def test_unknown_fields_pass_through_both_ways(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         odd = {"n": 2, "extension": {"deep": [1, None, 1e-7, 2**70, "\ud800"]}, "logprobs": True}
-        answer = await made.ask("base", **odd)
+        answer = await gateway.ask("base", **odd)
         assert answer.json()["extension"] == odd["extension"]
-        assert made.engine.asked == [{"model": BASE, "messages": USER, **odd}]
+        assert gateway.engine.asked == [{"model": BASE, "messages": USER, **odd}]
 
     run(tmp_path, check)
 
 
 def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        async with openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client:
+    async def check(gateway: RunningGateway) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["auto", "base", V1]
-            whole = await client.chat.completions.create(model="auto", messages=USER)  # type: ignore[arg-type]
+            completion = await client.chat.completions.create(model="auto", messages=USER)  # type: ignore[arg-type]
             stream = await client.chat.completions.create(model="auto", messages=USER, stream=True)  # type: ignore[call-overload]
             parts = [chunk.choices[0].delta.content async for chunk in stream]
-            assert "".join(parts) == whole.choices[0].message.content == f"signed {V1}"
-            made.engine.status = 429
-            with pytest.raises(openai.RateLimitError, match="slow down") as caught:
+            assert "".join(parts) == completion.choices[0].message.content == f"signed {V1}"
+            gateway.engine.status = 429
+            with pytest.raises(openai.RateLimitError, match="slow down") as exc_info:
                 await client.chat.completions.create(model="auto", messages=USER)  # type: ignore[arg-type]
-            assert caught.value.response.headers["Retry-After"] == "7"
+            assert exc_info.value.response.headers["Retry-After"] == "7"
             responded = await client.responses.create(model="base", input="Which day?")
             assert responded.output_text == f"signed {BASE}"
 
@@ -63,93 +63,93 @@ def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None
     ],
 )
 def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, status: int, word: str) -> None:
-    async def check(made: Place) -> None:
-        refused = await made.http.post("/v1/chat/completions", content=body)
-        error = refused.json()["error"]
-        assert (refused.status_code, error["type"]) == (status, "invalid_request_error")
+    async def check(gateway: RunningGateway) -> None:
+        response = await gateway.http.post("/v1/chat/completions", content=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["type"]) == (status, "invalid_request_error")
         assert word in error["message"]
-        assert made.engine.asked == []
+        assert gateway.engine.asked == []
 
     run(tmp_path, check, settings={"serving.body_mb": 1})
 
 
 @pytest.mark.parametrize("calls", ["x", [3], [{"function": "f"}], {"a": 1}])
 def test_messages_that_make_no_sense_are_the_engines_to_refuse(tmp_path: Path, calls: Any) -> None:
-    async def check(made: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         messages = [*USER, {"role": "assistant", "tool_calls": calls}]
-        assert (await made.ask("base", messages)).status_code == 200
-        assert made.engine.asked[0]["messages"] == messages
+        assert (await gateway.ask("base", messages)).status_code == 200
+        assert gateway.engine.asked[0]["messages"] == messages
 
     run(tmp_path, check)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "caf\u00e9", "a\tb"])
-def test_a_conversations_name_is_plain(tmp_path: Path, name: str) -> None:
-    async def check(made: Place) -> None:
+def test_a_conversation_header_is_printable_ascii(tmp_path: Path, name: str) -> None:
+    async def check(gateway: RunningGateway) -> None:
         headers = {"X-Traced-Conversation": name.encode("latin-1")}
-        assert (await made.ask("base", headers=headers)).status_code == 400
+        assert (await gateway.ask("base", headers=headers)).status_code == 400
 
     run(tmp_path, check)
 
 
 def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(made: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         monkeypatch.setattr(forwarding, "with_model", lambda *_: 1 / 0)
-        answer = await made.ask("base", headers={"X-Traced-Conversation": "defect"})
+        answer = await gateway.ask("base", headers={"X-Traced-Conversation": "defect"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "defect")
-        await until(lambda: made.exchanges("defect"))
-        assert "ZeroDivisionError" in made.exchanges("defect")[0].detail
+        await until(lambda: gateway.exchanges("defect"))
+        assert "ZeroDivisionError" in gateway.exchanges("defect")[0].detail
 
     run(tmp_path, check)
 
 
-def test_what_cannot_be_recorded_is_answered_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(made: Place) -> None:
+def test_an_exchange_that_cannot_be_recorded_is_answered_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(gateway: RunningGateway) -> None:
         monkeypatch.setattr(app, "line_of", lambda *_, **__: 1 / 0)
-        assert (await made.ask("base")).status_code == 200
-        assert "1 conversations were not recorded" in (await made.http.get("/ready")).json()["recording"]
+        assert (await gateway.ask("base")).status_code == 200
+        assert "1 conversations were not recorded" in (await gateway.http.get("/ready")).json()["recording"]
 
     run(tmp_path, check)
 
 
 def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.delay_s = 20
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.delay_s = 20
         for streamed in (False, True):
-            asking = asyncio.create_task(made.ask("base", stream=streamed, headers={"X-Traced-Conversation": "gone"}))
-            await until(lambda: made.engine.running)
-            asking.cancel()
-            await until(lambda: not made.engine.running)
-        assert made.engine.hung_up == 2
-        await until(lambda: len(made.exchanges("gone")) == 2)
-        assert {one.status for one in made.exchanges("gone")} == {499}
+            request_task = asyncio.create_task(gateway.ask("base", stream=streamed, headers={"X-Traced-Conversation": "gone"}))
+            await until(lambda: gateway.engine.running)
+            request_task.cancel()
+            await until(lambda: not gateway.engine.running)
+        assert gateway.engine.hung_up == 2
+        await until(lambda: len(gateway.exchanges("gone")) == 2)
+        assert {exchange.status for exchange in gateway.exchanges("gone")} == {499}
 
     run(tmp_path, check)
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.break_after, made.engine.delay_s = 2, 0.05
-        answer = await made.ask("base", stream=True, headers={"X-Traced-Conversation": "broken"})
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.break_after, gateway.engine.delay_s = 2, 0.05
+        answer = await gateway.ask("base", stream=True, headers={"X-Traced-Conversation": "broken"})
         assert "[DONE]" not in answer.text
         assert (
             json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
         )
-        await until(lambda: made.exchanges("broken"))
-        (kept,) = made.exchanges("broken")
-        assert kept.status == 502
-        assert "broke off" in kept.detail
+        await until(lambda: gateway.exchanges("broken"))
+        (exchange,) = gateway.exchanges("broken")
+        assert exchange.status == 502
+        assert "broke off" in exchange.detail
 
     run(tmp_path, check)
 
 
 def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.delay_s = 5
-        asking = asyncio.create_task(made.ask("base"))
-        await until(lambda: made.engine.running)
-        await made.engine.stop()
-        refused = await asking
-        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "engine_error")
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.delay_s = 5
+        request_task = asyncio.create_task(gateway.ask("base"))
+        await until(lambda: gateway.engine.running)
+        await gateway.engine.stop()
+        response = await request_task
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_error")
 
     run(tmp_path, check)

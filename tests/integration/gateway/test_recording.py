@@ -10,7 +10,7 @@ import pytest
 
 from store.errors import StoreUnavailable
 from store.types import Outcome
-from tests.integration.gateway.place import USER, V1, Place, place, until
+from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, until
 from traced.gateway import recorder
 from traced.ingest import spool
 
@@ -19,10 +19,10 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "get_order", "a
 TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
     async def inside() -> None:
-        async with place(tmp_path, **kind) as made:
-            await check(made)
+        async with running_gateway(tmp_path, **kind) as gateway:
+            await check(gateway)
 
     asyncio.run(inside())
 
@@ -32,69 +32,69 @@ def answer_of(answer: Any) -> dict[str, Any]:
     return message
 
 
-async def feedback(made: Place, **told: Any) -> Any:
-    return await made.http.post("/v1/feedback", content=json.dumps(told))
+async def feedback(gateway: RunningGateway, **body: Any) -> Any:
+    return await gateway.http.post("/v1/feedback", content=json.dumps(body))
 
 
 def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        first = await made.ask(tools=[TOOL])
-        more = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
-        second = await made.ask(said=more, tools=[TOOL], stream=True)
+    async def check(gateway: RunningGateway) -> None:
+        first = await gateway.ask(tools=[TOOL])
+        messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
+        second = await gateway.ask(messages=messages, tools=[TOOL], stream=True)
         assert second.headers["X-Traced-Conversation"] == first.headers["X-Traced-Conversation"]
-        await until(lambda: len(made.exchanges(first.headers["X-Traced-Conversation"])) == 2)
-        assert made.trajectories() == []  # it has not been silent for long enough
+        await until(lambda: len(gateway.exchanges(first.headers["X-Traced-Conversation"])) == 2)
+        assert gateway.trajectories() == []  # it has not been silent for long enough
 
     run(tmp_path, check, live=V1)
 
-    async def later(made: Place) -> None:
-        await until(made.trajectories)
-        (trajectory,) = made.trajectories()
+    async def later(gateway: RunningGateway) -> None:
+        await until(gateway.trajectories)
+        (trajectory,) = gateway.trajectories()
         roles = ["system", "user", "assistant", "user", "assistant"]
         assert [message["role"] for message in trajectory.messages] == roles
         assert trajectory.messages[-1]["content"] == f"signed {V1}"
         assert (trajectory.model, trajectory.tools, trajectory.outcome) == (V1, [TOOL], Outcome.UNKNOWN)
-        kept = made.exchanges(trajectory.task_id)
-        assert [one.body for one in kept] == [None, None]
-        assert {one.trajectory_id for one in kept} == {trajectory.id}
-        assert kept[0].prompt_tokens == 5
+        exchanges = gateway.exchanges(trajectory.task_id)
+        assert [exchange.body for exchange in exchanges] == [None, None]
+        assert {exchange.trajectory_id for exchange in exchanges} == {trajectory.id}
+        assert exchanges[0].prompt_tokens == 5
 
     run(tmp_path, later, settings=SOON)
 
 
-def test_conversations_that_open_alike_and_go_on_apart_are_two(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        first = answer_of(await made.ask("base"))
+def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        first = answer_of(await gateway.ask("base"))
         for word in ("Sure?", "Thanks."):
-            await made.ask("base", said=[*USER, first, {"role": "user", "content": word}])
-        await until(lambda: len(made.trajectories()) == 2)
-        assert {one.messages[3]["content"] for one in made.trajectories()} == {"Sure?", "Thanks."}
+            await gateway.ask("base", messages=[*USER, first, {"role": "user", "content": word}])
+        await until(lambda: len(gateway.trajectories()) == 2)
+        assert {trajectory.messages[3]["content"] for trajectory in gateway.trajectories()} == {"Sure?", "Thanks."}
 
     run(tmp_path, check, settings={"serving.silence_s": 0.5})
 
 
 def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        first = await made.ask("base", headers={"X-Traced-Conversation": "c"})
-        assert (await feedback(made, response_id=first.json()["id"], score=1)).status_code == 200
-        await until(made.trajectories)
-        (short,) = made.trajectories()
-        assert short.outcome is Outcome.SUCCESS
-        more = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
-        await made.ask("base", said=more, headers={"X-Traced-Conversation": "c"})
-        await until(lambda: [len(one.messages) for one in made.trajectories()] == [5])
-        (long,) = made.trajectories()
+    async def check(gateway: RunningGateway) -> None:
+        first = await gateway.ask("base", headers={"X-Traced-Conversation": "c"})
+        assert (await feedback(gateway, response_id=first.json()["id"], score=1)).status_code == 200
+        await until(gateway.trajectories)
+        (trajectory,) = gateway.trajectories()
+        assert trajectory.outcome is Outcome.SUCCESS
+        messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
+        await gateway.ask("base", messages=messages, headers={"X-Traced-Conversation": "c"})
+        await until(lambda: [len(trajectory.messages) for trajectory in gateway.trajectories()] == [5])
+        (long,) = gateway.trajectories()
         assert long.outcome is Outcome.SUCCESS  # what was said of the first answer counts for all of it
-        assert len({one.trajectory_id for one in made.exchanges("c")}) == 1
-        late = await feedback(made, conversation_id="c", score=0)
+        assert len({trajectory.trajectory_id for trajectory in gateway.exchanges("c")}) == 1
+        late = await feedback(gateway, conversation_id="c", score=0)
         assert late.json()["trajectories"] == 1
-        assert [one.outcome for one in made.trajectories()] == [Outcome.FAILURE]
+        assert [trajectory.outcome for trajectory in gateway.trajectories()] == [Outcome.FAILURE]
 
     run(tmp_path, check, settings=SOON)
 
 
 @pytest.mark.parametrize(
-    ("told", "outcome", "reward"),
+    ("feedback_body", "outcome", "reward"),
     [
         ({"score": 0.75}, Outcome.SUCCESS, 0.75),
         ({"score": 0}, Outcome.FAILURE, 0.0),
@@ -103,25 +103,25 @@ def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: 
     ],
 )
 def test_feedback_judges_before_and_after(
-    tmp_path: Path, told: dict[str, Any], outcome: Outcome, reward: float
+    tmp_path: Path, feedback_body: dict[str, Any], outcome: Outcome, reward: float
 ) -> None:
-    async def check(made: Place) -> None:
-        early = await made.ask("base", headers={"X-Traced-Conversation": "early"})
-        taken = await feedback(made, response_id=early.json()["id"], who="Ada", **told)
-        assert taken.json()["conversation_id"] == "early"
-        await made.ask("base", headers={"X-Traced-Conversation": "late"})
-        await until(lambda: len(made.trajectories()) == 2)
-        assert (await feedback(made, conversation_id="late", **told)).status_code == 200
-        assert [(one.outcome, one.reward) for one in made.trajectories()] == [(outcome, reward)] * 2
-        await feedback(made, conversation_id="late", score=1)  # somebody thinks otherwise: the newest counts
-        found = {one.task_id: one.outcome for one in made.trajectories()}
-        assert found == {"early": outcome, "late": Outcome.SUCCESS}
+    async def check(gateway: RunningGateway) -> None:
+        response = await gateway.ask("base", headers={"X-Traced-Conversation": "early"})
+        feedback_response = await feedback(gateway, response_id=response.json()["id"], who="Ada", **feedback_body)
+        assert feedback_response.json()["conversation_id"] == "early"
+        await gateway.ask("base", headers={"X-Traced-Conversation": "late"})
+        await until(lambda: len(gateway.trajectories()) == 2)
+        assert (await feedback(gateway, conversation_id="late", **feedback_body)).status_code == 200
+        assert [(trajectory.outcome, trajectory.reward) for trajectory in gateway.trajectories()] == [(outcome, reward)] * 2
+        await feedback(gateway, conversation_id="late", score=1)  # somebody thinks otherwise: the newest counts
+        outcomes = {trajectory.task_id: trajectory.outcome for trajectory in gateway.trajectories()}
+        assert outcomes == {"early": outcome, "late": Outcome.SUCCESS}
 
     run(tmp_path, check, settings=SOON)
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "word"),
+    ("feedback_body", "status", "word"),
     [
         ({}, 400, "conversation_id or response_id"),
         ({"response_id": "x"}, 400, "score, label or comment"),
@@ -132,71 +132,71 @@ def test_feedback_judges_before_and_after(
         ({"conversation_id": "nobody", "score": 1}, 404, "nobody"),
     ],
 )
-def test_feedback_that_says_nothing_is_refused(tmp_path: Path, told: dict[str, Any], status: int, word: str) -> None:
-    async def check(made: Place) -> None:
-        refused = await feedback(made, **told)
-        assert refused.status_code == status
-        assert word in refused.json()["error"]["message"]
+def test_empty_feedback_is_refused(tmp_path: Path, feedback_body: dict[str, Any], status: int, word: str) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        response = await feedback(gateway, **feedback_body)
+        assert response.status_code == status
+        assert word in response.json()["error"]["message"]
 
     run(tmp_path, check)
 
 
-def test_what_shall_not_be_kept_is_not(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
+def test_opted_out_conversations_are_not_recorded(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
         headers = {"X-Traced-Conversation": "private", "X-Traced-Record": "no"}
-        assert (await made.ask("base", headers=headers)).status_code == 200
+        assert (await gateway.ask("base", headers=headers)).status_code == 200
         for number in range(60):
-            await made.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})
-        kept: list[int] = []
+            await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})
+        stored: list[int] = []
         for _ in range(50):  # until all that is stored is there
             await asyncio.sleep(0.6)
-            before, kept = kept, [number for number in range(60) if made.exchanges(f"c-{number}")]
-            if kept and kept == before:
+            previous, stored = stored, [number for number in range(60) if gateway.exchanges(f"c-{number}")]
+            if stored and stored == previous:
                 break
-        assert 10 < len(kept) < 50
-        assert made.exchanges("private") == []
+        assert 10 < len(stored) < 50
+        assert gateway.exchanges("private") == []
 
     run(tmp_path, check, settings={"serving.record": 0.5})
 
 
 def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.status = 500
-        await made.ask("base", headers={"X-Traced-Conversation": "c-1"})
-        await until(lambda: made.exchanges("c-1"))
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.status = 500
+        await gateway.ask("base", headers={"X-Traced-Conversation": "c-1"})
+        await until(lambda: gateway.exchanges("c-1"))
         await asyncio.sleep(0.6)
-        (kept,) = made.exchanges("c-1")
-        assert (kept.status, kept.body, kept.trajectory_id) == (500, None, None)
-        assert "slow down" in kept.detail
-        assert made.trajectories() == []
+        (exchange,) = gateway.exchanges("c-1")
+        assert (exchange.status, exchange.body, exchange.trajectory_id) == (500, None, None)
+        assert "slow down" in exchange.detail
+        assert gateway.trajectories() == []
 
     run(tmp_path, check, settings=SOON)
 
 
-def test_what_the_store_does_not_take_waits_in_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanges_wait_in_the_spool_while_the_store_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = StoreUnavailable("the store is away")
 
-    async def check(made: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(spool, "LATE_S", 0.3)
             patched.setattr(recorder, "save_exchanges", lambda *_: (_ for _ in ()).throw(away))
             for number in range(3):
-                assert (await made.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
+                assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
             await asyncio.sleep(0.8)
-            assert "files wait in" in (await made.http.get("/ready")).json()["recording"]
-        await until(lambda: all(made.exchanges(f"c-{number}") for number in range(3)))
-        assert (await made.http.get("/ready")).json()["recording"] == "ok"
+            assert "files wait in" in (await gateway.http.get("/ready")).json()["recording"]
+        await until(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
+        assert (await gateway.http.get("/ready")).json()["recording"] == "ok"
 
     run(tmp_path, check)
 
 
 def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.words = ["data: [DONE]", " is how ", "a stream ends"]
-        await made.ask("base", stream=True, headers={"X-Traced-Conversation": "c"})
-        await until(lambda: made.exchanges("c"))
-        (kept,) = made.exchanges("c")
-        assert kept.body is not None
-        assert kept.body["answer"]["content"] == "data: [DONE] is how a stream ends"
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.words = ["data: [DONE]", " is how ", "a stream ends"]
+        await gateway.ask("base", stream=True, headers={"X-Traced-Conversation": "c"})
+        await until(lambda: gateway.exchanges("c"))
+        (exchange,) = gateway.exchanges("c")
+        assert exchange.body is not None
+        assert exchange.body["answer"]["content"] == "data: [DONE] is how a stream ends"
 
     run(tmp_path, check)

@@ -11,16 +11,16 @@ import pytest
 from store.database import read_session, write_session
 from store.records import ConversationRoute
 from store.repositories.serving import find_routes, save_routes
-from tests.integration.gateway.place import USER, V1, V2, Place, models, place, until, until_offered
+from tests.integration.gateway.place import USER, V1, V2, RunningGateway, models, running_gateway, until, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store.chain import T0
 from traced.gateway import model_choice
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
     async def inside() -> None:
-        async with place(tmp_path, **kind) as made:
-            await check(made)
+        async with running_gateway(tmp_path, **kind) as gateway:
+            await check(gateway)
 
     asyncio.run(inside())
 
@@ -30,100 +30,100 @@ def said(answer: Any) -> str:
 
 
 def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        answer = await made.ask()
+    async def check(gateway: RunningGateway) -> None:
+        answer = await gateway.ask()
         assert (said(answer), answer.headers["X-Traced-Model"]) == (f"signed {V1}", V1)
-        made.engine.label = "B"  # the base model would decide otherwise now: the conversation stays
-        more = [*USER, {"role": "assistant", "content": "Monday."}, {"role": "user", "content": "Sure?"}]
-        assert said(await made.ask(said=more)) == f"signed {V1}"
-        other = await made.ask(said=[{"role": "user", "content": "Hello"}])
+        gateway.engine.label = "B"  # the base model would decide otherwise now: the conversation stays
+        messages = [*USER, {"role": "assistant", "content": "Monday."}, {"role": "user", "content": "Sure?"}]
+        assert said(await gateway.ask(messages=messages)) == f"signed {V1}"
+        other = await gateway.ask(messages=[{"role": "user", "content": "Hello"}])
         assert (said(other), other.headers["X-Traced-Model"]) == (f"signed {BASE}", "base")
-        with read_session(made.store) as opened:
-            (kept,) = find_routes(opened, [answer.headers["X-Traced-Conversation"]]).values()
-        assert (kept.model, kept.logprobs, kept.why) == (V1, {V1: pytest.approx(-0.1)}, "")
+        with read_session(gateway.store) as session:
+            (stored_route,) = find_routes(session, [answer.headers["X-Traced-Conversation"]]).values()
+        assert (stored_route.model, stored_route.logprobs, stored_route.why) == (V1, {V1: pytest.approx(-0.1)}, "")
 
     run(tmp_path, check, live=V1)
 
 
 def test_a_second_router_and_a_restart_decide_the_same(tmp_path: Path) -> None:
-    async def once() -> str:
-        async with place(tmp_path, live=V1) as made:
-            return said(await made.ask(headers={"X-Traced-Conversation": "c-7"}))
+    async def first_model() -> str:
+        async with running_gateway(tmp_path, live=V1) as gateway:
+            return said(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}))
 
-    async def again() -> str:
-        async with place(tmp_path) as made:
-            made.engine.label = "B"
-            return said(await made.ask(headers={"X-Traced-Conversation": "c-7"}, said=USER[1:]))
+    async def second_model() -> str:
+        async with running_gateway(tmp_path) as gateway:
+            gateway.engine.label = "B"
+            return said(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}, messages=USER[1:]))
 
-    assert asyncio.run(once()) == asyncio.run(again()) == f"signed {V1}"
+    assert asyncio.run(first_model()) == asyncio.run(second_model()) == f"signed {V1}"
 
 
-def test_what_another_router_decided_meanwhile_counts(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.routing_delay_s = 0.3
-        asking = asyncio.create_task(made.ask(headers={"X-Traced-Conversation": "c-8"}))
+def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.routing_delay_s = 0.3
+        request_task = asyncio.create_task(gateway.ask(headers={"X-Traced-Conversation": "c-8"}))
         await asyncio.sleep(0.1)
-        with write_session(made.store) as opened:
-            save_routes(opened, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
-        assert said(await asking) == f"signed {BASE}"
+        with write_session(gateway.store) as session:
+            save_routes(session, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
+        assert said(await request_task) == f"signed {BASE}"
 
     run(tmp_path, check, live=V1)
 
 
 def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothing(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.letters_a_token = 2
-        assert said(await made.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
-        with read_session(made.store) as opened:
-            (kept,) = find_routes(opened, ["pairs"]).values()
-        assert kept.why.startswith("routing failed: label 'A' is not a single token after 'Answer:'")
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.letters_a_token = 2
+        assert said(await gateway.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
+        with read_session(gateway.store) as session:
+            (stored_route,) = find_routes(session, ["pairs"]).values()
+        assert stored_route.why.startswith("routing failed: label 'A' is not a single token after 'Answer:'")
 
     run(tmp_path, check, live=V1)
 
 
 def test_an_explicit_model_bypasses_the_decision(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        assert await models(made) == ["auto", "base", V1]
-        assert said(await made.ask("base")) == f"signed {BASE}"
-        assert said(await made.ask(BASE)) == f"signed {BASE}"
-        assert said(await made.ask(V1)) == f"signed {V1}"
-        refused = await made.ask(V2)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
-        assert V1 in refused.json()["error"]["message"]
+    async def check(gateway: RunningGateway) -> None:
+        assert await models(gateway) == ["auto", "base", V1]
+        assert said(await gateway.ask("base")) == f"signed {BASE}"
+        assert said(await gateway.ask(BASE)) == f"signed {BASE}"
+        assert said(await gateway.ask(V1)) == f"signed {V1}"
+        response = await gateway.ask(V2)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+        assert V1 in response.json()["error"]["message"]
 
     run(tmp_path, check, live=V1)
 
 
-@pytest.mark.parametrize("how", ["silent", "slow", "senseless"])
-def test_routing_never_fails_a_request(tmp_path: Path, how: str) -> None:
-    async def check(made: Place) -> None:
-        made.engine.routing_delay_s = {"silent": 30.0, "slow": 0.5}.get(how, 0.0)
-        made.engine.label = "zebra" if how == "senseless" else "A"
-        answer = await made.ask(headers={"X-Traced-Conversation": how})
+@pytest.mark.parametrize("failure", ["silent", "slow", "senseless"])
+def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.routing_delay_s = {"silent": 30.0, "slow": 0.5}.get(failure, 0.0)
+        gateway.engine.label = "zebra" if failure == "senseless" else "A"
+        answer = await gateway.ask(headers={"X-Traced-Conversation": failure})
         assert said(answer) == f"signed {BASE}"
-        with read_session(made.store) as opened:
-            (kept,) = find_routes(opened, [how]).values()
-        assert kept.why == {"senseless": "no label was among the likely next tokens"}.get(
-            how, "no decision within 0.2 s"
+        with read_session(gateway.store) as session:
+            (stored_route,) = find_routes(session, [failure]).values()
+        assert stored_route.why == {"senseless": "no label was among the likely next tokens"}.get(
+            failure, "no decision within 0.2 s"
         )
 
     run(tmp_path, check, live=V1, settings={"serving.routing_timeout_s": 0.2})
 
 
 def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flight(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        assert said(await made.ask()) == f"signed {BASE}"
-        made.promote(V1)
-        await until_offered(made, V1)
-        assert made.engine.adapters == {V1: f"/data/{V1}"}
-        made.engine.delay_s = 0.8
-        slow = asyncio.create_task(made.ask(V1))
-        await until(lambda: made.engine.running)
-        made.roll_back(V1)
-        await until_offered(made, V1, offered=False)
-        assert V1 in made.engine.adapters  # its last request still runs
+    async def check(gateway: RunningGateway) -> None:
+        assert said(await gateway.ask()) == f"signed {BASE}"
+        gateway.promote(V1)
+        await until_offered(gateway, V1)
+        assert gateway.engine.adapters == {V1: f"/data/{V1}"}
+        gateway.engine.delay_s = 0.8
+        slow = asyncio.create_task(gateway.ask(V1))
+        await until(lambda: gateway.engine.running)
+        gateway.roll_back(V1)
+        await until_offered(gateway, V1, is_offered=False)
+        assert V1 in gateway.engine.adapters  # its last request still runs
         assert said(await slow) == f"signed {V1}"
-        await until(lambda: not made.engine.adapters)
+        await until(lambda: not gateway.engine.adapters)
 
     run(tmp_path, check)
 
@@ -131,133 +131,133 @@ def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flight(tmp
 def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_with_the_new_version(
     tmp_path: Path,
 ) -> None:
-    async def check(made: Place) -> None:
-        assert said(await made.ask()) == f"signed {V1}"
-        made.promote(V2)
-        await until_offered(made, V2)
-        assert said(await made.ask()) == f"signed {V2}"
-        made.roll_back(V2)
-        await until_offered(made, V1)
-        assert said(await made.ask()) == f"signed {V1}"
-        made.roll_back(V1)
-        await until_offered(made, V1, offered=False)
-        assert said(await made.ask()) == f"signed {BASE}"
+    async def check(gateway: RunningGateway) -> None:
+        assert said(await gateway.ask()) == f"signed {V1}"
+        gateway.promote(V2)
+        await until_offered(gateway, V2)
+        assert said(await gateway.ask()) == f"signed {V2}"
+        gateway.roll_back(V2)
+        await until_offered(gateway, V1)
+        assert said(await gateway.ask()) == f"signed {V1}"
+        gateway.roll_back(V1)
+        await until_offered(gateway, V1, is_offered=False)
+        assert said(await gateway.ask()) == f"signed {BASE}"
 
     run(tmp_path, check, live=V1)
 
 
 def test_an_engine_never_holds_more_adapters_than_it_has_slots(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.promote(V2)  # in V1's place: only one slot
-        await until_offered(made, V2)
-        assert made.engine.most_loaded == 1
-        assert made.engine.loads == [V1, V2]
+    async def check(gateway: RunningGateway) -> None:
+        gateway.promote(V2)  # in V1's place: only one slot
+        await until_offered(gateway, V2)
+        assert gateway.engine.most_loaded == 1
+        assert gateway.engine.loads == [V1, V2]
 
     run(tmp_path, check, live=V1, settings={"serving.max_adapters": 1})
 
 
 def test_an_engine_that_lost_its_adapters_gets_them_again_and_the_base_answers_meanwhile(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        assert said(await made.ask()) == f"signed {V1}"
-        made.engine.refuses_loads = True
-        made.engine.adapters.clear()
-        assert said(await made.ask()) == f"signed {BASE}"
-        made.engine.refuses_loads = False
-        await until_offered(made, V1)
-        assert said(await made.ask()) == f"signed {V1}"
+    async def check(gateway: RunningGateway) -> None:
+        assert said(await gateway.ask()) == f"signed {V1}"
+        gateway.engine.refuses_loads = True
+        gateway.engine.adapters.clear()
+        assert said(await gateway.ask()) == f"signed {BASE}"
+        gateway.engine.refuses_loads = False
+        await until_offered(gateway, V1)
+        assert said(await gateway.ask()) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)
 
 
 def test_replicas_share_the_work_keep_conversations_together_and_one_may_die(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        one, other = made.engines
+    async def check(gateway: RunningGateway) -> None:
+        first, other = gateway.engines
         for number in range(20):
             for _ in range(2):
-                assert (await made.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
-        kept = [engine.answers[BASE] for engine in (one, other)]
-        assert sum(kept) == 40
-        assert all(count % 2 == 0 and count >= 8 for count in kept)  # both turns of a conversation at one engine
-        await one.stop()
-        answers = await asyncio.gather(*(made.ask(said=[{"role": "user", "content": str(n)}]) for n in range(20)))
+                assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
+        answer_counts = [engine.answers[BASE] for engine in (first, other)]
+        assert sum(answer_counts) == 40
+        assert all(count % 2 == 0 and count >= 8 for count in answer_counts)  # both turns of a conversation at one engine
+        await first.stop()
+        answers = await asyncio.gather(*(gateway.ask(messages=[{"role": "user", "content": str(n)}]) for n in range(20)))
         assert {answer.status_code for answer in answers} == {200}
-        assert (await made.http.get("/ready")).json()["engines"][one.url] != "ok"
-        await one.again()
-        await until(lambda: V1 in one.adapters)
+        assert (await gateway.http.get("/ready")).json()["engines"][first.url] != "ok"
+        await first.reset()
+        await until(lambda: V1 in first.adapters)
         await other.stop()
-        assert said(await made.ask(V1)) == f"signed {V1}"
+        assert said(await gateway.ask(V1)) == f"signed {V1}"
 
     run(tmp_path, check, engines=2, live=V1)
 
 
-def test_without_any_engine_the_answer_says_so_and_when_to_ask_again(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        await made.engine.stop()
-        refused = await made.ask()
-        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
-        assert refused.json()["error"]["code"] == "engine_unavailable"
-        assert (await made.http.get("/ready")).status_code == 503
-        assert (await made.http.get("/alive")).status_code == 200
-        await made.engine.again()
-        await until(lambda: made.engine.adapters)
-        assert (await made.ask()).status_code == 200
+def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        await gateway.engine.stop()
+        response = await gateway.ask()
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
+        assert response.json()["error"]["code"] == "engine_unavailable"
+        assert (await gateway.http.get("/ready")).status_code == 503
+        assert (await gateway.http.get("/alive")).status_code == 200
+        await gateway.engine.reset()
+        await until(lambda: gateway.engine.adapters)
+        assert (await gateway.ask()).status_code == 200
 
     run(tmp_path, check, live=V1)
 
 
 def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        for engine in made.engines:
+    async def check(gateway: RunningGateway) -> None:
+        for engine in gateway.engines:
             engine.health_delay_s = 4.0
         await asyncio.sleep(0.6)  # both are being asked how they are
-        made.roll_back(V1)
+        gateway.roll_back(V1)
         began = time.monotonic()
-        await until_offered(made, V1, offered=False)
-        assert said(await made.ask()) == f"signed {BASE}"
+        await until_offered(gateway, V1, is_offered=False)
+        assert said(await gateway.ask()) == f"signed {BASE}"
         assert time.monotonic() - began < 2.0
 
     run(tmp_path, check, engines=2, live=V1)
 
 
 def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(made: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         real, failed = model_choice.list_keys, []
 
-        def once(opened: Any) -> Any:
+        def fail_once(session: Any) -> Any:
             if not failed:
                 failed.append(True)
                 raise RuntimeError("a defect")
-            return real(opened)
+            return real(session)
 
-        monkeypatch.setattr(model_choice, "list_keys", once)
+        monkeypatch.setattr(model_choice, "list_keys", fail_once)
         await until(lambda: failed)
-        made.promote(V1)
-        await until_offered(made, V1)
+        gateway.promote(V1)
+        await until_offered(gateway, V1)
 
     run(tmp_path, check)
 
 
 def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.engine.knows_responses = False
-        refused = await made.http.post("/v1/responses", json={"model": V1, "input": "Which day?"})
-        assert refused.status_code == 404
-        assert V1 in await models(made)
-        assert said(await made.ask(V1)) == f"signed {V1}"
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.knows_responses = False
+        response = await gateway.http.post("/v1/responses", json={"model": V1, "input": "Which day?"})
+        assert response.status_code == 404
+        assert V1 in await models(gateway)
+        assert said(await gateway.ask(V1)) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)
 
 
 def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        await made.engine.stop()
-        await until_offered(made, V1, offered=False)
-        named = {"X-Traced-Conversation": "c-9"}
-        assert (await made.ask(headers=named)).status_code == 503
-        with read_session(made.store) as opened:
-            assert find_routes(opened, ["c-9"]) == {}
-        await made.engine.again()
-        await until_offered(made, V1)
-        assert said(await made.ask(headers=named)) == f"signed {V1}"
+    async def check(gateway: RunningGateway) -> None:
+        await gateway.engine.stop()
+        await until_offered(gateway, V1, is_offered=False)
+        headers = {"X-Traced-Conversation": "c-9"}
+        assert (await gateway.ask(headers=headers)).status_code == 503
+        with read_session(gateway.store) as session:
+            assert find_routes(session, ["c-9"]) == {}
+        await gateway.engine.reset()
+        await until_offered(gateway, V1)
+        assert said(await gateway.ask(headers=headers)) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)

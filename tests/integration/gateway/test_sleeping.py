@@ -12,50 +12,50 @@ import httpx
 
 from store.database import write_session
 from store.repositories.leases import acquire, release
-from tests.integration.gateway.place import V1, Place, place, until, until_offered
+from tests.integration.gateway.place import V1, RunningGateway, running_gateway, until, until_offered
 from traced.config.settings import load_settings
 from traced.gateway.server import open_gateway
 
 SLEEP: dict[str, Any] = {"serving.sleep_for_training": True, "serving.devices": ["gpu-1"]}
 
 
-def hold(made: Place, device: str, purpose: str, seconds: float = 3600) -> None:
-    with write_session(made.store) as opened:
-        assert acquire(opened, device, purpose, purpose, "c1", at=datetime.now(UTC), ttl=timedelta(seconds=seconds))
+def hold(gateway: RunningGateway, device: str, purpose: str, seconds: float = 3600) -> None:
+    with write_session(gateway.store) as session:
+        assert acquire(session, device, purpose, purpose, "c1", at=datetime.now(UTC), ttl=timedelta(seconds=seconds))
 
 
-def give_back(made: Place, device: str, purpose: str) -> None:
-    with write_session(made.store) as opened:
-        assert release(opened, device, purpose)
+def give_back(gateway: RunningGateway, device: str, purpose: str) -> None:
+    with write_session(gateway.store) as session:
+        assert release(session, device, purpose)
 
 
-async def engines(made: Place) -> list[str]:
-    return list((await made.http.get("/ready")).json()["engines"].values())
+async def engines(gateway: RunningGateway) -> list[str]:
+    return list((await gateway.http.get("/ready")).json()["engines"].values())
 
 
-async def until_said(made: Place, what: str) -> None:
+async def until_said(gateway: RunningGateway, expected: str) -> None:
     for _ in range(500):
-        if what in (said := (await engines(made))[0]):
+        if expected in (status := (await engines(gateway))[0]):
             return
         await asyncio.sleep(0.02)
-    raise AssertionError(said)
+    raise AssertionError(status)
 
 
 @asynccontextmanager
-async def another(made: Place, folder: Path, **more: Any) -> AsyncIterator[Place]:
+async def another(gateway: RunningGateway, folder: Path, **overrides: Any) -> AsyncIterator[RunningGateway]:
     """One more router over the same engines and store."""
-    given = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **more}
-    read = load_settings(folder, given)
+    setting_values = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **overrides}
+    settings = load_settings(folder, setting_values)
     async with (
-        open_gateway(read, made.store, [one.url for one in made.engines]) as url,
+        open_gateway(settings, gateway.store, [engine.url for engine in gateway.engines]) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
     ):
-        yield replace(made, url=url, http=http, settings=read)
+        yield replace(gateway, url=url, http=http, settings=settings)
 
 
-async def until_answered(made: Place, status: int, model: str = "base") -> Any:
+async def until_answered(gateway: RunningGateway, status: int, model: str = "base") -> Any:
     for _ in range(500):
-        answer = await made.ask(model)
+        answer = await gateway.ask(model)
         if answer.status_code == status:
             return answer
         await asyncio.sleep(0.02)
@@ -64,101 +64,101 @@ async def until_answered(made: Place, status: int, model: str = "base") -> Any:
 
 def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapters(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path, live=V1, settings=SLEEP) as made:
-            await until_offered(made, V1)
-            hold(made, "gpu-2", "train else")
-            hold(made, "gpu-1", "evaluate")
-            made.engine.delay_s = 1.5
-            long = asyncio.create_task(made.ask(V1))
-            await until(lambda: made.engine.running)
-            give_back(made, "gpu-1", "evaluate")
-            hold(made, "gpu-1", "train date-reasoning")
-            refused = await until_answered(made, 503)
-            assert int(refused.headers["Retry-After"]) > 0
-            assert not made.engine.asleep
+        async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
+            await until_offered(gateway, V1)
+            hold(gateway, "gpu-2", "train else")
+            hold(gateway, "gpu-1", "evaluate")
+            gateway.engine.delay_s = 1.5
+            long = asyncio.create_task(gateway.ask(V1))
+            await until(lambda: gateway.engine.running)
+            give_back(gateway, "gpu-1", "evaluate")
+            hold(gateway, "gpu-1", "train date-reasoning")
+            response = await until_answered(gateway, 503)
+            assert int(response.headers["Retry-After"]) > 0
+            assert not gateway.engine.asleep
             assert (await long).status_code == 200
-            await until(lambda: made.engine.asleep)
-            assert await engines(made) == ["asleep: gpu-1 is held to train date-reasoning"]
-            made.engine.delay_s = 0.0
-            made.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
-            give_back(made, "gpu-1", "train date-reasoning")
-            assert (await until_answered(made, 200)).status_code == 200
-            await until_offered(made, "date-reasoning@v2")
-            assert await engines(made) == ["ok"]
-            assert made.engine.sleeps == [0]
+            await until(lambda: gateway.engine.asleep)
+            assert await engines(gateway) == ["asleep: gpu-1 is held to train date-reasoning"]
+            gateway.engine.delay_s = 0.0
+            gateway.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
+            give_back(gateway, "gpu-1", "train date-reasoning")
+            assert (await until_answered(gateway, 200)).status_code == 200
+            await until_offered(gateway, "date-reasoning@v2")
+            assert await engines(gateway) == ["ok"]
+            assert gateway.engine.sleeps == [0]
 
     asyncio.run(check())
 
 
-def test_a_lapsed_lease_keeps_nobody_asleep(tmp_path: Path) -> None:
+def test_a_lapsed_lease_does_not_keep_engines_asleep(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path, settings=SLEEP | {"serving.devices": []}) as made:
-            hold(made, "gpu-7", "train date-reasoning", seconds=1.5)
-            await until(lambda: made.engine.asleep)
-            await until_answered(made, 200)
+        async with running_gateway(tmp_path, settings=SLEEP | {"serving.devices": []}) as gateway:
+            hold(gateway, "gpu-7", "train date-reasoning", seconds=1.5)
+            await until(lambda: gateway.engine.asleep)
+            await until_answered(gateway, 200)
 
     asyncio.run(check())
 
 
 def test_an_engine_that_cannot_sleep_takes_no_requests_all_the_same(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path, settings=SLEEP) as made:
-            made.engine.refuses_sleep = True
-            hold(made, "gpu-1", "train date-reasoning")
-            await until_answered(made, 503)
-            await until_said(made, "no sleep mode")
-            give_back(made, "gpu-1", "train date-reasoning")
-            assert (await until_answered(made, 200)).json()
+        async with running_gateway(tmp_path, settings=SLEEP) as gateway:
+            gateway.engine.refuses_sleep = True
+            hold(gateway, "gpu-1", "train date-reasoning")
+            await until_answered(gateway, 503)
+            await until_said(gateway, "no sleep mode")
+            give_back(gateway, "gpu-1", "train date-reasoning")
+            assert (await until_answered(gateway, 200)).json()
 
     asyncio.run(check())
 
 
-def test_one_that_failed_in_its_sleep_is_woken_before_it_takes_requests(tmp_path: Path) -> None:
+def test_an_engine_that_failed_asleep_is_woken_before_it_takes_requests(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path, live=V1, settings=SLEEP) as made:
-            await until_offered(made, V1)
-            hold(made, "gpu-1", "train date-reasoning")
-            await until_said(made, "asleep: ")
-            made.engine.ill = True
-            await until_said(made, "/health")
-            give_back(made, "gpu-1", "train date-reasoning")
-            made.engine.ill = False
-            await until_offered(made, V1)
-            assert (await made.ask(V1)).status_code == 200
-            assert (made.engine.sleeps, made.engine.wakes) == ([0], 1)
+        async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
+            await until_offered(gateway, V1)
+            hold(gateway, "gpu-1", "train date-reasoning")
+            await until_said(gateway, "asleep: ")
+            gateway.engine.ill = True
+            await until_said(gateway, "/health")
+            give_back(gateway, "gpu-1", "train date-reasoning")
+            gateway.engine.ill = False
+            await until_offered(gateway, V1)
+            assert (await gateway.ask(V1)).status_code == 200
+            assert (gateway.engine.sleeps, gateway.engine.wakes) == ([0], 1)
 
     asyncio.run(check())
 
 
-def test_one_that_was_started_anew_in_its_sleep_sleeps_again(tmp_path: Path) -> None:
+def test_an_engine_restarted_during_a_training_sleeps_again(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path, settings=SLEEP) as made:
-            hold(made, "gpu-1", "train date-reasoning")
-            await until_said(made, "asleep: ")
-            await made.engine.stop()
-            await until_said(made, "/health")
-            made.engine.asleep = False
-            await made.engine.again()
-            await until_said(made, "asleep: ")
-            assert (made.engine.asleep, made.engine.wakes) == (True, 0)
+        async with running_gateway(tmp_path, settings=SLEEP) as gateway:
+            hold(gateway, "gpu-1", "train date-reasoning")
+            await until_said(gateway, "asleep: ")
+            await gateway.engine.stop()
+            await until_said(gateway, "/health")
+            gateway.engine.asleep = False
+            await gateway.engine.reset()
+            await until_said(gateway, "asleep: ")
+            assert (gateway.engine.asleep, gateway.engine.wakes) == (True, 0)
 
     asyncio.run(check())
 
 
 def test_a_new_router_wakes_an_engine_that_sleeps_when_no_training_runs_any_more(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path) as made:
-            hold(made, "gpu-1", "train date-reasoning")
-            made.engine.asleep = True
-            async with another(made, tmp_path / "plain") as plain:  # wakes nobody, and sends it nothing
-                assert (await plain.ask("base")).status_code == 503
-                assert "serving.sleep_for_training" in (await engines(plain))[0]
-                async with another(made, tmp_path / "new", **SLEEP) as new:
+        async with running_gateway(tmp_path) as gateway:
+            hold(gateway, "gpu-1", "train date-reasoning")
+            gateway.engine.asleep = True
+            async with another(gateway, tmp_path / "plain") as second:  # wakes nobody, and sends it nothing
+                assert (await second.ask("base")).status_code == 503
+                assert "serving.sleep_for_training" in (await engines(second))[0]
+                async with another(gateway, tmp_path / "new", **SLEEP) as new:
                     await until_said(new, "asleep: gpu-1 is held to train")
-                    assert made.engine.wakes == 0
-                    give_back(made, "gpu-1", "train date-reasoning")
+                    assert gateway.engine.wakes == 0
+                    give_back(gateway, "gpu-1", "train date-reasoning")
                     assert (await until_answered(new, 200)).json()
-                    assert made.engine.wakes == 1
-                await until_answered(plain, 200)
+                    assert gateway.engine.wakes == 1
+                await until_answered(second, 200)
 
     asyncio.run(check())

@@ -16,7 +16,7 @@ from store.repositories import promotions
 from store.repositories.events import due_notices, list_audit, list_events
 from store.repositories.serving import find_routes
 from store.types import EndCause, Outcome
-from tests.integration.gateway.place import V1, V2, Place, place, until, until_offered
+from tests.integration.gateway.place import V1, V2, RunningGateway, running_gateway, until, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store import chain
 from traced.evaluation.sequential import Arm
@@ -28,10 +28,10 @@ STEPS = {"promotion.steps": [0.3, 0.6], "promotion.min_samples": 5, "promotion.m
 HOOK = {"notify.commands": [{"name": "tell", "argv": ["true"]}]}
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
     async def inside() -> None:
-        async with place(tmp_path, **kind) as made:
-            await check(made)
+        async with running_gateway(tmp_path, **kind) as gateway:
+            await check(gateway)
 
     asyncio.run(inside())
 
@@ -41,222 +41,222 @@ def said(answer: httpx.Response) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-async def talk(made: Place, names: list[str]) -> dict[str, str]:
+async def talk(gateway: RunningGateway, names: list[str]) -> dict[str, str]:
     """What each conversation is answered by."""
-    found = {}
+    models = {}
     for name in names:
-        found[name] = said(await made.ask(headers={"X-Traced-Conversation": name})).removeprefix("signed ")
-    return found
+        models[name] = said(await gateway.ask(headers={"X-Traced-Conversation": name})).removeprefix("signed ")
+    return models
 
 
-async def judge(made: Place, answered: dict[str, str], succeeds: Callable[[str], bool]) -> None:
+async def judge(gateway: RunningGateway, models: dict[str, str], succeeds: Callable[[str], bool]) -> None:
     """Feedback on every conversation."""
-    for name, model in answered.items():
-        told = {"conversation_id": name, "score": 1.0 if succeeds(model) else 0.0}
-        assert (await made.http.post("/v1/feedback", json=told)).status_code == 200
+    for name, model in models.items():
+        body = {"conversation_id": name, "score": 1.0 if succeeds(model) else 0.0}
+        assert (await gateway.http.post("/v1/feedback", json=body)).status_code == 200
 
 
-def standing(made: Place, name: str) -> tuple[PromotionState, float | None]:
-    with read_session(made.store) as opened:
-        newest = promotions.list_promotions(opened, name)[-1]
-    return newest.state, newest.share
+def standing(gateway: RunningGateway, name: str) -> tuple[PromotionState, float | None]:
+    with read_session(gateway.store) as session:
+        promotion = promotions.list_promotions(session, name)[-1]
+    return promotion.state, promotion.share
 
 
 def names(first: int, last: int) -> list[str]:
     return [f"c-{number}" for number in range(first, last)]
 
 
-def test_a_canary_gets_its_share_and_keeps_what_it_got(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "canary", 0.3)
-        await until_offered(made, V2)
-        answered = await talk(made, names(0, 150))
-        assert 25 <= Counter(answered.values())[V2] <= 65  # 45 are expected; the ids are the same every time
-        assert set(answered.values()) == {V1, V2}
-        assert await talk(made, names(0, 20)) == {name: answered[name] for name in names(0, 20)}
-        with read_session(made.store) as opened:
-            routes = find_routes(opened, names(0, 150))
-            (trial,) = promotions.trials(opened)
+def test_a_canary_gets_its_share_and_keeps_its_conversations(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "canary", 0.3)
+        await until_offered(gateway, V2)
+        models = await talk(gateway, names(0, 150))
+        assert 25 <= Counter(models.values())[V2] <= 65  # 45 are expected; the ids are the same every time
+        assert set(models.values()) == {V1, V2}
+        assert await talk(gateway, names(0, 20)) == {name: models[name] for name in names(0, 20)}
+        with read_session(gateway.store) as session:
+            routes = find_routes(session, names(0, 150))
+            (trial,) = promotions.trials(session)
         assert {route.trial for route in routes.values()} == {trial.seq}
-        assert {name: route.model for name, route in routes.items()} == answered
-        assert said(await made.ask(V2)) == f"signed {V2}"  # by its name, whatever the share
+        assert {name: route.model for name, route in routes.items()} == models
+        assert said(await gateway.ask(V2)) == f"signed {V2}"  # by its name, whatever the share
 
         began = time.perf_counter()
-        made.roll_back(V2)
-        one = next(name for name, model in answered.items() if model == V2)
-        while (await talk(made, [one]))[one] != V1:
+        gateway.roll_back(V2)
+        name = next(name for name, model in models.items() if model == V2)
+        while (await talk(gateway, [name]))[name] != V1:
             assert time.perf_counter() - began < 20.0  # within one second: benchmarks.versions
-        assert set((await talk(made, [*answered, *names(200, 260)])).values()) == {V1}
+        assert set((await talk(gateway, [*models, *names(200, 260)])).values()) == {V1}
 
     run(tmp_path, check, live=V1)
 
 
-def test_a_restart_and_a_second_router_share_out_alike(tmp_path: Path) -> None:
-    async def once(begin: bool) -> dict[str, str]:
-        async with place(tmp_path) as made:
-            if begin:
-                made.promote(V1)
-                made.begin(V2, "canary", 0.5)
-            await until_offered(made, V2)
-            first = await talk(made, names(0, 30))
-            with write_session(made.store) as opened:  # what was decided is forgotten: the id alone says it again
-                opened.connection().exec_driver_sql("DELETE FROM conversations")
+def test_shares_are_equal_after_a_restart_and_at_a_second_gateway(tmp_path: Path) -> None:
+    async def run_once(with_promotion: bool) -> dict[str, str]:
+        async with running_gateway(tmp_path) as gateway:
+            if with_promotion:
+                gateway.promote(V1)
+                gateway.begin(V2, "canary", 0.5)
+            await until_offered(gateway, V2)
+            first = await talk(gateway, names(0, 30))
+            with write_session(gateway.store) as session:  # what was decided is forgotten: the id alone says it again
+                session.connection().exec_driver_sql("DELETE FROM conversations")
             return first
 
-    assert asyncio.run(once(True)) == asyncio.run(once(False))
+    assert asyncio.run(run_once(True)) == asyncio.run(run_once(False))
 
 
-def test_one_without_a_champion_shares_with_the_base_model(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V1, "canary", 0.5)
-        await until_offered(made, V1)
-        assert set((await talk(made, names(0, 40))).values()) == {V1, BASE}
-        made.engine.label = "B"  # not this capability's: they take no part
-        assert set((await talk(made, names(40, 60))).values()) == {BASE}
-        with read_session(made.store) as opened:
-            assert {route.trial for route in find_routes(opened, names(40, 60)).values()} == {None}
+def test_without_a_live_version_the_base_model_is_the_control(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V1, "canary", 0.5)
+        await until_offered(gateway, V1)
+        assert set((await talk(gateway, names(0, 40))).values()) == {V1, BASE}
+        gateway.engine.label = "B"  # not this capability's: they take no part
+        assert set((await talk(gateway, names(40, 60))).values()) == {BASE}
+        with read_session(gateway.store) as session:
+            assert {route.trial for route in find_routes(session, names(40, 60)).values()} == {None}
 
     run(tmp_path, check)
 
 
 def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "canary", 0.3)
-        await until_offered(made, V2)
-        await judge(made, await talk(made, names(0, 40)), lambda model: model == V2)
-        await until(lambda: standing(made, V2) == (PromotionState.CANARY, 0.6))
-        with read_session(made.store) as opened:
-            (trial,) = promotions.trials(opened)
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "canary", 0.3)
+        await until_offered(gateway, V2)
+        await judge(gateway, await talk(gateway, names(0, 40)), lambda model: model == V2)
+        await until(lambda: standing(gateway, V2) == (PromotionState.CANARY, 0.6))
+        with read_session(gateway.store) as session:
+            (trial,) = promotions.trials(session)
         number = 40
-        while standing(made, V2)[0] is PromotionState.CANARY:
+        while standing(gateway, V2)[0] is PromotionState.CANARY:
             assert number < 200
-            await judge(made, await talk(made, names(number, number + 10)), lambda model: model == V2)
+            await judge(gateway, await talk(gateway, names(number, number + 10)), lambda model: model == V2)
             number += 10
             await asyncio.sleep(0.3)
-        assert standing(made, V2) == (PromotionState.LIVE, None)
-        assert standing(made, V1)[0] is PromotionState.SUPERSEDED
-        with read_session(made.store) as opened:
-            told = [event.kind for event in list_events(opened) if event.kind.startswith("canary")]
-            kept = [(entry.who, entry.action) for entry in list_audit(opened)]
-            log = promotions.list_promotions(opened, V2)
-        assert told == ["canary step", "canary promoted"]
-        assert ("traced canary", "canary promoted") in kept
+        assert standing(gateway, V2) == (PromotionState.LIVE, None)
+        assert standing(gateway, V1)[0] is PromotionState.SUPERSEDED
+        with read_session(gateway.store) as session:
+            kinds = [event.kind for event in list_events(session) if event.kind.startswith("canary")]
+            audit = [(entry.who, entry.action) for entry in list_audit(session)]
+            log = promotions.list_promotions(session, V2)
+        assert kinds == ["canary step", "canary promoted"]
+        assert ("traced canary", "canary promoted") in audit
         assert log[-2].reason.startswith("no harm seen: ")
         assert "within 0.3 of the control" in log[-1].reason
-        await until_offered(made, V1, offered=False)
+        await until_offered(gateway, V1, is_offered=False)
         assert trial.seq > 0
 
     run(tmp_path, check, live=V1, settings=STEPS)
 
 
-def test_a_canary_that_does_harm_is_rolled_back_and_people_are_told(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "canary", 0.3)
-        await until_offered(made, V2)
-        answered = await talk(made, names(0, 60))
-        await judge(made, answered, lambda model: model == V1)
-        await until(lambda: standing(made, V2)[0] is PromotionState.ROLLED_BACK)
-        assert standing(made, V1)[0] is PromotionState.LIVE
-        await until_offered(made, V2, offered=False)
-        assert set((await talk(made, list(answered))).values()) == {V1}
-        with read_session(made.store) as opened:
-            (notice,) = due_notices(opened, ["tell"], at=chain.later(10**6), longest_wait=chain.later(1) - chain.T0)
-            reason = promotions.list_promotions(opened, V2)[-1].reason
+def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "canary", 0.3)
+        await until_offered(gateway, V2)
+        models = await talk(gateway, names(0, 60))
+        await judge(gateway, models, lambda model: model == V1)
+        await until(lambda: standing(gateway, V2)[0] is PromotionState.ROLLED_BACK)
+        assert standing(gateway, V1)[0] is PromotionState.LIVE
+        await until_offered(gateway, V2, is_offered=False)
+        assert set((await talk(gateway, list(models))).values()) == {V1}
+        with read_session(gateway.store) as session:
+            (notice,) = due_notices(session, ["tell"], at=chain.later(10**6), longest_wait=chain.later(1) - chain.T0)
+            reason = promotions.list_promotions(session, V2)[-1].reason
         assert notice.body["kind"] == "canary-ended"
         assert reason.startswith("it is worse: 0 of ")
 
     run(tmp_path, check, live=V1, settings={**STEPS, **HOOK})
 
 
-def test_what_the_base_model_answered_in_its_stead_is_not_counted_against_a_canary(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "canary", 1.0)
-        await until_offered(made, V2)
-        assert await talk(made, ["whole", "broken"]) == {"whole": V2, "broken": V2}
-        made.engine.refuses_loads = True
-        del made.engine.adapters[V2]
-        answered = await talk(made, ["broken"])
-        assert answered == {"broken": BASE}
-        await until(lambda: len(made.exchanges("broken")) == 2)
-        await judge(made, {"whole": V2, **answered}, lambda model: model == V2)
-        with read_session(made.store) as opened:
-            assert find_routes(opened, ["broken"])["broken"].model == V2
-            found = strata(opened, V2, Labels((), ()))
-        assert found == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
+def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "canary", 1.0)
+        await until_offered(gateway, V2)
+        assert await talk(gateway, ["whole", "broken"]) == {"whole": V2, "broken": V2}
+        gateway.engine.refuses_loads = True
+        del gateway.engine.adapters[V2]
+        models = await talk(gateway, ["broken"])
+        assert models == {"broken": BASE}
+        await until(lambda: len(gateway.exchanges("broken")) == 2)
+        await judge(gateway, {"whole": V2, **models}, lambda model: model == V2)
+        with read_session(gateway.store) as session:
+            assert find_routes(session, ["broken"])["broken"].model == V2
+            trial_strata = strata(session, V2, Labels((), ()))
+        assert trial_strata == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
 
     run(tmp_path, check, live=V1, settings={"serving.silence_s": 0.5})
 
 
-def test_what_a_person_rolled_back_stays_back(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "canary", 0.3)
-        await until_offered(made, V2)
-        with read_session(made.store) as opened:
-            (trial,) = promotions.trials(opened)
-        answered = await talk(made, names(0, 40))
-        made.roll_back(V2)
-        await judge(made, answered, lambda model: model == V2)
-        with write_session(made.store) as opened:
-            assert not promotions.is_newest_entry(opened, trial)
-        Canaries(made.settings, made.store, None).review(chain.later(20))  # type: ignore[arg-type]
-        assert standing(made, V2)[0] is PromotionState.ROLLED_BACK
+def test_a_rollback_by_a_person_is_permanent(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "canary", 0.3)
+        await until_offered(gateway, V2)
+        with read_session(gateway.store) as session:
+            (trial,) = promotions.trials(session)
+        models = await talk(gateway, names(0, 40))
+        gateway.roll_back(V2)
+        await judge(gateway, models, lambda model: model == V2)
+        with write_session(gateway.store) as session:
+            assert not promotions.is_newest_entry(session, trial)
+        Canaries(gateway.settings, gateway.store, None).review(chain.later(20))  # type: ignore[arg-type]
+        assert standing(gateway, V2)[0] is PromotionState.ROLLED_BACK
 
     run(tmp_path, check, live=V1, settings=STEPS)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_shadow_is_recorded_and_nobody_sees_it(tmp_path: Path, streamed: bool) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "shadow")
-        await until_offered(made, V2)
-        answer = await made.ask(headers={"X-Traced-Conversation": "c"}, stream=streamed)
+def test_a_shadow_is_recorded_and_never_shown(tmp_path: Path, streamed: bool) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "shadow")
+        await until_offered(gateway, V2)
+        answer = await gateway.ask(headers={"X-Traced-Conversation": "c"}, stream=streamed)
         assert V2 not in answer.text
         assert answer.headers["X-Traced-Model"] == V1
-        await until(lambda: len(made.exchanges("c")) == 2)
-        shown, shadow = sorted(made.exchanges("c"), key=lambda one: one.shadow_of is not None)
-        assert (shown.model, shown.shadow_of) == (V1, None)
-        assert (shadow.model, shadow.shadow_of, shadow.status) == (V2, shown.id, 200)
-        assert "stream" not in made.engine.asked[-1] or made.engine.asked[-1]["stream"] is False
-        assert (await made.http.post("/v1/feedback", json={"conversation_id": "c", "score": 1})).status_code == 200
-        await until(lambda: len(made.trajectories()) == 2)
-        found = {one.model: one for one in made.trajectories()}
-        assert (found[V1].outcome, found[V1].end_cause) == (Outcome.SUCCESS, EndCause.SILENCE)
-        assert (found[V2].outcome, found[V2].end_cause) == (Outcome.UNKNOWN, EndCause.SHADOW)
-        assert found[V2].messages[-1]["content"] == f"signed {V2}"
-        late = await made.http.post("/v1/feedback", json={"conversation_id": "c", "score": 0})
+        await until(lambda: len(gateway.exchanges("c")) == 2)
+        exchange_shown, shadow = sorted(gateway.exchanges("c"), key=lambda exchange: exchange.shadow_of is not None)
+        assert (exchange_shown.model, exchange_shown.shadow_of) == (V1, None)
+        assert (shadow.model, shadow.shadow_of, shadow.status) == (V2, exchange_shown.id, 200)
+        assert "stream" not in gateway.engine.asked[-1] or gateway.engine.asked[-1]["stream"] is False
+        assert (await gateway.http.post("/v1/feedback", json={"conversation_id": "c", "score": 1})).status_code == 200
+        await until(lambda: len(gateway.trajectories()) == 2)
+        trajectories = {exchange.model: exchange for exchange in gateway.trajectories()}
+        assert (trajectories[V1].outcome, trajectories[V1].end_cause) == (Outcome.SUCCESS, EndCause.SILENCE)
+        assert (trajectories[V2].outcome, trajectories[V2].end_cause) == (Outcome.UNKNOWN, EndCause.SHADOW)
+        assert trajectories[V2].messages[-1]["content"] == f"signed {V2}"
+        late = await gateway.http.post("/v1/feedback", json={"conversation_id": "c", "score": 0})
         assert late.json()["trajectories"] == 1
-        assert {one.outcome for one in made.trajectories() if one.model == V2} == {Outcome.UNKNOWN}
+        assert {exchange.outcome for exchange in gateway.trajectories() if exchange.model == V2} == {Outcome.UNKNOWN}
 
-        made.roll_back(V2)
-        await until_offered(made, V2, offered=False)
-        await made.ask(headers={"X-Traced-Conversation": "c"})
-        assert made.engine.answers[V2] == 1
+        gateway.roll_back(V2)
+        await until_offered(gateway, V2, is_offered=False)
+        await gateway.ask(headers={"X-Traced-Conversation": "c"})
+        assert gateway.engine.answers[V2] == 1
 
     run(tmp_path, check, live=V1, settings={"serving.silence_s": 1.0})
 
 
-def test_a_shadow_holds_nobody_up_and_is_left_out_where_there_is_no_room(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "shadow")
-        await until_offered(made, V2)
-        made.engine.slow[V2] = 30.0
+def test_shadows_never_delay_clients_and_are_skipped_under_load(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "shadow")
+        await until_offered(gateway, V2)
+        gateway.engine.slow[V2] = 30.0
         began = time.perf_counter()
         for name in names(0, 3):
-            assert said(await made.ask(headers={"X-Traced-Conversation": name})) == f"signed {V1}"
+            assert said(await gateway.ask(headers={"X-Traced-Conversation": name})) == f"signed {V1}"
         assert time.perf_counter() - began < 5
-        await until(lambda: made.engine.begun[V2] == 1)
+        await until(lambda: gateway.engine.begun[V2] == 1)
 
     run(tmp_path, check, live=V1, settings={"promotion.shadow_requests": 1})
 
 
-def test_who_keeps_out_of_the_record_has_no_shadow(tmp_path: Path) -> None:
-    async def check(made: Place) -> None:
-        made.begin(V2, "shadow")
-        await until_offered(made, V2)
-        await made.ask(headers={"X-Traced-Conversation": "private", "X-Traced-Record": "no"})
-        await made.ask(headers={"X-Traced-Conversation": "c"})
-        await until(lambda: made.exchanges("c"))
-        assert made.engine.answers[V2] == 1
-        assert made.exchanges("private") == []
+def test_opted_out_conversations_have_no_shadow(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.begin(V2, "shadow")
+        await until_offered(gateway, V2)
+        await gateway.ask(headers={"X-Traced-Conversation": "private", "X-Traced-Record": "no"})
+        await gateway.ask(headers={"X-Traced-Conversation": "c"})
+        await until(lambda: gateway.exchanges("c"))
+        assert gateway.engine.answers[V2] == 1
+        assert gateway.exchanges("private") == []
 
     run(tmp_path, check, live=V1)

@@ -40,9 +40,9 @@ class Engine:
 
 
 @asynccontextmanager
-async def listening(engine: Engine, **given: Any) -> AsyncIterator[tuple[str, Upstream]]:
+async def listening(engine: Engine, **options: Any) -> AsyncIterator[tuple[str, Upstream]]:
     server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
-    upstream = Upstream(**given)
+    upstream = Upstream(**options)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", upstream
     finally:
@@ -61,17 +61,17 @@ async def read(upstream: Upstream, url: str, body: bytes = b"{}") -> bytes:
 
 def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_it() -> None:
     async def run() -> None:
-        async def always(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
                 await engine.asked(reader)
                 writer.write(WHOLE)
 
-        engine = Engine(always)
+        engine = Engine(respond)
         async with listening(engine, key="secret") as (url, upstream):
             for _ in range(3):
                 assert await read(upstream, url) == b"{}"
-            both = await asyncio.gather(read(upstream, url), read(upstream, url))
-        assert both == [b"{}", b"{}"]
+            answers = await asyncio.gather(read(upstream, url), read(upstream, url))
+        assert answers == [b"{}", b"{}"]
         assert engine.connections == 2
         assert b"Authorization: Bearer secret\r\n" in engine.heads[0]
 
@@ -80,7 +80,7 @@ def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_i
 
 def test_status_and_headers_are_read_past_a_continue() -> None:
     async def run() -> None:
-        async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def respond_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             await asyncio.sleep(0.05)
@@ -89,7 +89,7 @@ def test_status_and_headers_are_read_past_a_continue() -> None:
             writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
             await reader.read()
 
-        engine = Engine(once)
+        engine = Engine(respond_once)
         async with listening(engine) as (url, upstream):
             answer = await upstream.post(url, PATH, b"{}")
             assert (answer.status, answer.header("retry-after"), answer.content_type) == (429, "7", "application/json")
@@ -99,7 +99,7 @@ def test_status_and_headers_are_read_past_a_continue() -> None:
     asyncio.run(run())
 
 
-def test_a_stale_connection_is_replaced_and_one_that_breaks_off_is_told() -> None:
+def test_a_stale_connection_is_replaced_and_a_lost_one_is_reported() -> None:
     async def run() -> None:
         closing = asyncio.Event()
 
@@ -138,7 +138,7 @@ def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
     asyncio.run(run())
 
 
-def test_giving_up_closes_the_connection() -> None:
+def test_closing_an_unfinished_response_closes_its_connection() -> None:
     async def run() -> None:
         async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
@@ -160,9 +160,9 @@ def test_giving_up_closes_the_connection() -> None:
             waiting = asyncio.Event()
             engine.parts = (silent,)
             engine.ended.clear()
-            asked = asyncio.create_task(upstream.post(url, PATH, b"{}"))
+            request_task = asyncio.create_task(upstream.post(url, PATH, b"{}"))
             await waiting.wait()
-            asked.cancel()
+            request_task.cancel()
             await engine.ended.wait()
 
     asyncio.run(run())
@@ -183,7 +183,7 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     asyncio.run(run())
 
 
-def test_silence_has_an_end_and_counts_from_the_last_word() -> None:
+def test_silence_is_limited_and_counted_from_the_last_byte() -> None:
     async def run() -> None:
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
@@ -196,12 +196,12 @@ def test_silence_has_an_end_and_counts_from_the_last_word() -> None:
         engine = Engine(slow)
         async with listening(engine, silence_s=0.4) as (url, upstream):
             answer = await upstream.post(url, PATH, b"{}")
-            found = b""
-            while len(found) < 6:
-                found += await answer.chunk()
+            body = b""
+            while len(body) < 6:
+                body += await answer.chunk()
             with pytest.raises(ConnectionLost, match=r"said nothing for 0\.4 s"):
                 await answer.chunk()
-            assert found == b"xxxxxx"
+            assert body == b"xxxxxx"
             answer.close()
 
     asyncio.run(run())
@@ -211,31 +211,31 @@ def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
     async def run() -> None:
         size = 64 * READ_AHEAD
 
-        async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
             for _ in range(64):
                 writer.write(b"x" * READ_AHEAD)
                 await writer.drain()
-                sent.append(READ_AHEAD)
+                sizes.append(READ_AHEAD)
             await reader.read()
 
-        sent: list[int] = []
-        engine = Engine(much)
+        sizes: list[int] = []
+        engine = Engine(respond_much)
         async with listening(engine) as (url, upstream):
             answer = await upstream.post(url, PATH, b"{}")
-            before = -1
-            while len(sent) != before:  # until nothing more goes
-                before = len(sent)
+            previous = -1
+            while len(sizes) != previous:  # until nothing more goes
+                previous = len(sizes)
                 await asyncio.sleep(0.05)
-            assert sum(sent) < size
+            assert sum(sizes) < size
             assert await answer.read() == b"x" * size
             answer.close()
 
     asyncio.run(run())
 
 
-def test_no_connection_and_no_http_are_told_apart() -> None:
+def test_unreachable_engines_and_invalid_http_raise_different_errors() -> None:
     async def run() -> None:
         async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
@@ -252,7 +252,7 @@ def test_no_connection_and_no_http_are_told_apart() -> None:
     asyncio.run(run())
 
 
-def test_what_a_kept_connection_did_not_answer_is_sent_once() -> None:
+def test_an_unanswered_request_on_a_reused_connection_is_sent_once() -> None:
     async def run() -> None:
         async def once_then_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
@@ -266,11 +266,11 @@ def test_what_a_kept_connection_did_not_answer_is_sent_once() -> None:
             await engine.asked(reader)
             writer.write(b"HTTP/1.1 200 O")
 
-        for part, why in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
+        for part, reason in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
             engine = Engine(part)
             async with listening(engine, silence_s=0.3) as (url, upstream):
                 await read(upstream, url)
-                with pytest.raises(ConnectionLost, match=why):
+                with pytest.raises(ConnectionLost, match=reason):
                     await read(upstream, url)
             assert (engine.connections, len(engine.heads)) == (1, 2)
 
@@ -279,13 +279,13 @@ def test_what_a_kept_connection_did_not_answer_is_sent_once() -> None:
 
 def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
     async def run() -> None:
-        async def once_then_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.asked(reader)
             writer.write(WHOLE)
             await engine.asked(reader)
             server.close()  # nobody listens any more
 
-        engine = Engine(once_then_gone)
+        engine = Engine(once_then_close)
         server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
         url, upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Upstream()
         await read(upstream, url)
@@ -295,16 +295,16 @@ def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
     asyncio.run(run())
 
 
-def test_an_answer_that_was_not_read_to_its_end_is_nobody_elses() -> None:
+def test_a_partly_read_response_closes_its_connection() -> None:
     async def run() -> None:
-        async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
                 await engine.asked(reader)
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD
                 )
 
-        engine = Engine(much)
+        engine = Engine(respond_much)
         async with listening(engine, silence_s=2.0) as (url, upstream):
             answer = await upstream.post(url, PATH, b"{}")
             await asyncio.sleep(0.2)  # all of it has come

@@ -11,56 +11,56 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.gateway.place import USER, V1, V2, Place, place, until_offered
+from tests.integration.gateway.place import USER, V1, V2, RunningGateway, running_gateway, until_offered
 from tests.integration.gateway.upstream import Slots
 
 CLIENTS = 16
 TURNS = 12  # promotions and rollbacks
 
 
-async def traffic(made: Place, over: asyncio.Event, seen: Counter[str], seed: int) -> None:
+async def traffic(gateway: RunningGateway, stop: asyncio.Event, answers: Counter[str], seed: int) -> None:
     rng = random.Random(seed)
-    while not over.is_set():
+    while not stop.is_set():
         model = rng.choice(["auto", V1, V2, "base"])
-        answer = await made.ask(model, headers={"X-Traced-Conversation": f"c-{rng.randrange(50)}"})
+        answer = await gateway.ask(model, headers={"X-Traced-Conversation": f"c-{rng.randrange(50)}"})
         if answer.status_code != 200:
             assert (answer.status_code, model in (V1, V2)) in ((404, True), (503, True)), answer.text
-            seen[f"refused {answer.status_code}"] += 1
+            answers[f"refused {answer.status_code}"] += 1
             continue
-        told, said = answer.headers["X-Traced-Model"], answer.json()["choices"][0]["message"]["content"]
-        right = told in said if told != "base" else "@v" not in said
-        seen["right" if right else "wrong"] += 1
-        seen[told] += 1
+        served_model, text = answer.headers["X-Traced-Model"], answer.json()["choices"][0]["message"]["content"]
+        right = served_model in text if served_model != "base" else "@v" not in text
+        answers["right" if right else "wrong"] += 1
+        answers[served_model] += 1
 
 
-async def with_promotions(made: Place) -> Counter[str]:
-    made.engine.slots, made.engine.delay_s = Slots(1), 0.06
-    seen: Counter[str] = Counter()
-    over = asyncio.Event()
-    clients = [asyncio.create_task(traffic(made, over, seen, seed)) for seed in range(CLIENTS)]
+async def with_promotions(gateway: RunningGateway) -> Counter[str]:
+    gateway.engine.slots, gateway.engine.delay_s = Slots(1), 0.06
+    answers: Counter[str] = Counter()
+    stop = asyncio.Event()
+    clients = [asyncio.create_task(traffic(gateway, stop, answers, seed)) for seed in range(CLIENTS)]
     for _ in range(TURNS // 2):
-        made.promote(V2)
-        await until_offered(made, V2)
+        gateway.promote(V2)
+        await until_offered(gateway, V2)
         await asyncio.sleep(0.1)
-        made.roll_back(V2)
-        await until_offered(made, V1)
+        gateway.roll_back(V2)
+        await until_offered(gateway, V1)
         await asyncio.sleep(0.1)
-    over.set()
+    stop.set()
     await asyncio.gather(*clients)
-    return seen
+    return answers
 
 
 @pytest.mark.parametrize("adapters", [1, 2])
-def test_no_answer_is_another_adapters(tmp_path: Path, adapters: int) -> None:
+def test_no_answer_comes_from_another_adapter(tmp_path: Path, adapters: int) -> None:
     async def check() -> Counter[str]:
-        async with place(tmp_path, live=V1, settings={"serving.max_adapters": adapters}) as made:
-            assert (await made.ask(V1, USER)).status_code == 200
-            return await with_promotions(made)
+        async with running_gateway(tmp_path, live=V1, settings={"serving.max_adapters": adapters}) as gateway:
+            assert (await gateway.ask(V1, USER)).status_code == 200
+            return await with_promotions(gateway)
 
-    seen = asyncio.run(check())
-    assert seen[V1] > 50, seen
-    assert seen[V2] > 50, seen
+    answers = asyncio.run(check())
+    assert answers[V1] > 50, answers
+    assert answers[V2] > 50, answers
     if adapters == 1:
-        assert seen["wrong"] == 0, seen
+        assert answers["wrong"] == 0, answers
     else:
-        assert seen["wrong"] > 0, "the engine's fault is not seen any more, so this test proves nothing"
+        assert answers["wrong"] > 0, "the engine's fault is not seen any more, so this test proves nothing"

@@ -6,53 +6,53 @@ from pathlib import Path
 
 from store.database import read_session, write_session
 from store.repositories.leases import Lease, acquire, list_leases
-from tests.integration.gateway.place import Place, place, until
+from tests.integration.gateway.place import RunningGateway, running_gateway, until
 from tests.unit.store.chain import T0
 from traced.gateway.device_sharing import Preemption
 
 LOAD = {"serving.busy_requests": 4, "serving.busy_s": 0.6}
 
 
-def hold(made: Place, device: str) -> None:
-    with write_session(made.store) as opened:
-        assert acquire(opened, device, f"trainer/{device}", "train", "c1", at=T0, ttl=timedelta(hours=1))
+def hold(gateway: RunningGateway, device: str) -> None:
+    with write_session(gateway.store) as session:
+        assert acquire(session, device, f"trainer/{device}", "train", "c1", at=T0, ttl=timedelta(hours=1))
 
 
-def wanted(made: Place) -> dict[str, str]:
-    with read_session(made.store) as opened:
-        leases: list[Lease] = list_leases(opened)
+def wanted(gateway: RunningGateway) -> dict[str, str]:
+    with read_session(gateway.store) as session:
+        leases: list[Lease] = list_leases(session)
     return {lease.device: lease.wanted_by for lease in leases}
 
 
-def test_devices_are_asked_back_while_requests_are_many(tmp_path: Path) -> None:
+def test_devices_are_requested_back_under_high_load(tmp_path: Path) -> None:
     async def check() -> None:
-        async with place(tmp_path, settings=LOAD | {"serving.devices": ["cpu"]}) as made:
-            hold(made, "cpu")
-            hold(made, "gpu-1")
-            made.engine.delay_s = 0.3
+        async with running_gateway(tmp_path, settings=LOAD | {"serving.devices": ["cpu"]}) as gateway:
+            hold(gateway, "cpu")
+            hold(gateway, "gpu-1")
+            gateway.engine.delay_s = 0.3
             for _ in range(5):  # never four at once
-                await asyncio.gather(*(made.ask("base") for _ in range(3)))
-            assert wanted(made) == {"cpu": "", "gpu-1": ""}
-            made.engine.delay_s = 3.0
-            many = [asyncio.create_task(made.ask("base")) for _ in range(6)]
-            await until(lambda: wanted(made)["cpu"])
-            assert wanted(made) == {"cpu": "serving", "gpu-1": ""}
-            await asyncio.gather(*many)
+                await asyncio.gather(*(gateway.ask("base") for _ in range(3)))
+            assert wanted(gateway) == {"cpu": "", "gpu-1": ""}
+            gateway.engine.delay_s = 3.0
+            request_tasks = [asyncio.create_task(gateway.ask("base")) for _ in range(6)]
+            await until(lambda: wanted(gateway)["cpu"])
+            assert wanted(gateway) == {"cpu": "serving", "gpu-1": ""}
+            await asyncio.gather(*request_tasks)
 
     asyncio.run(check())
 
 
-def test_a_short_peak_asks_for_nothing(tmp_path: Path) -> None:
+def test_a_short_peak_requests_no_device(tmp_path: Path) -> None:
     clock = [0.0]
     load = [9]
-    yielding = Preemption(None, lambda: load[0], lambda: T0, 4, 5.0, clock=lambda: clock[0])  # type: ignore[arg-type]
-    assert not yielding.is_overloaded()
+    preemption = Preemption(None, lambda: load[0], lambda: T0, 4, 5.0, clock=lambda: clock[0])  # type: ignore[arg-type]
+    assert not preemption.is_overloaded()
     clock[0] = 4.9
-    assert not yielding.is_overloaded()
+    assert not preemption.is_overloaded()
     load[0] = 3
-    assert not yielding.is_overloaded()
+    assert not preemption.is_overloaded()
     load[0] = 9
     clock[0] = 6.0
-    assert not yielding.is_overloaded()
+    assert not preemption.is_overloaded()
     clock[0] = 11.0
-    assert yielding.is_overloaded()
+    assert preemption.is_overloaded()

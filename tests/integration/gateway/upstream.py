@@ -57,7 +57,7 @@ class Upstream:
     answers: Counter[str] = field(default_factory=Counter)
     slow: dict[str, float] = field(default_factory=dict)  # seconds of one model
     label: str = "A"
-    says: str = ""  # instead of its signature
+    fixed_text: str = ""  # instead of its signature
     status: int = 200
     delay_s: float = 0.0
     routing_delay_s: float = 0.0
@@ -105,7 +105,7 @@ class Upstream:
         await self._runner.cleanup()
         self.adapters.clear()
 
-    async def again(self) -> None:
+    async def reset(self) -> None:
         """Come back at the same place."""
         await self.start(int(self.url.rpartition(":")[2]))
 
@@ -118,14 +118,14 @@ class Upstream:
         return web.json_response({"data": [*data, {"id": BASE, "parent": None}]})
 
     async def _load(self, request: web.Request) -> web.Response:
-        told = await request.json()
+        body = await request.json()
         if self.refuses_loads:
             return web.json_response({"error": {"message": "no room"}}, status=500)
-        self.loads.append(told["lora_name"])
+        self.loads.append(body["lora_name"])
         await asyncio.sleep(0.05)
         if self.slots is not None:
-            self.slots.activate(told["lora_name"])
-        self.adapters[told["lora_name"]] = told["lora_path"]
+            self.slots.activate(body["lora_name"])
+        self.adapters[body["lora_name"]] = body["lora_path"]
         self.most_loaded = max(self.most_loaded, len(self.adapters))
         return web.Response(text="Success")
 
@@ -163,8 +163,8 @@ class Upstream:
             raise web.HTTPNotFound
         body = await request.json()
         self.asked.append(body)
-        said = [{"type": "output_text", "text": f"signed {body['model']}"}]
-        output = [{"type": "message", "role": "assistant", "content": said}]
+        content = [{"type": "output_text", "text": f"signed {body['model']}"}]
+        output = [{"type": "message", "role": "assistant", "content": content}]
         usage = {"input_tokens": 3, "output_tokens": 2}
         return web.json_response({"id": "resp-1", "object": "response", "output": output, "usage": usage})
 
@@ -199,22 +199,22 @@ class Upstream:
         if body["model"] not in (BASE, *self.adapters):
             return web.json_response({"error": {"message": f"The model `{model}` does not exist."}}, status=404)
         if self.status != 200:
-            told = {"error": {"message": "slow down", "type": "rate_limit_error", "code": "busy", "param": None}}
-            return web.json_response(told, status=self.status, headers={"Retry-After": "7"})
+            error_body = {"error": {"message": "slow down", "type": "rate_limit_error", "code": "busy", "param": None}}
+            return web.json_response(error_body, status=self.status, headers={"Retry-After": "7"})
         self.answers[model] += 1
         number = sum(self.answers.values())
         if body.get("stream"):
             return await self._stream(request, model, number)
-        message = {"role": "assistant", "content": self.says or f"signed {model}"}
+        message = {"role": "assistant", "content": self.fixed_text or f"signed {model}"}
         usage = {"prompt_tokens": 5, "completion_tokens": 3}
-        made = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "usage": usage}
+        completion = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "usage": usage}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return web.json_response({**made, "choices": [choice], "extension": body.get("extension")})
+        return web.json_response({**completion, "choices": [choice], "extension": body.get("extension")})
 
     async def _stream(self, request: web.Request, model: str, number: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        words = self.words or ([self.says] if self.says else ["signed", " ", model])
+        words = self.words or ([self.fixed_text] if self.fixed_text else ["signed", " ", model])
         for place, word in enumerate(words):
             if place == self.break_after:
                 assert request.transport is not None
@@ -232,11 +232,11 @@ class Upstream:
 @asynccontextmanager
 async def upstreams(count: int = 1) -> AsyncIterator[list[Upstream]]:
     """So many engines."""
-    made = [Upstream() for _ in range(count)]
-    for one in made:
-        await one.start()
+    upstream_list = [Upstream() for _ in range(count)]
+    for upstream in upstream_list:
+        await upstream.start()
     try:
-        yield made
+        yield upstream_list
     finally:
-        for one in made:
-            await one.stop()
+        for upstream in upstream_list:
+            await upstream.stop()

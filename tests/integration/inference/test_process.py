@@ -41,18 +41,18 @@ def engine(root: Path) -> Iterator[EngineProcess]:
 def test_openais_client_reads_every_answer(engine: EngineProcess) -> None:
     with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["base", "dates@v1"]
-        made = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model="dates@v1", messages=USER, tools=[TOOL], max_tokens=6, seed=1, logprobs=True, top_logprobs=3
         )
-        entries = made.choices[0].logprobs.content
-        assert made.usage.completion_tokens == len(entries) <= 6
+        entries = completion.choices[0].logprobs.content
+        assert completion.usage.completion_tokens == len(entries) <= 6
         assert all(len(entry.top_logprobs) == 3 for entry in entries)
         text = client.completions.create(model="base", prompt="Answer:", max_tokens=1, logprobs=5, temperature=0)
         assert len(text.choices[0].logprobs.top_logprobs[0]) <= 5
         stream = client.chat.completions.create(model="base", messages=USER, max_tokens=6, seed=1, stream=True)
-        whole = client.chat.completions.create(model="base", messages=USER, max_tokens=6, seed=1)
+        complete_answer = client.chat.completions.create(model="base", messages=USER, max_tokens=6, seed=1)
         parts = [chunk.choices[0].delta.content or "" for chunk in stream]
-        assert "".join(parts) == whole.choices[0].message.content
+        assert "".join(parts) == complete_answer.choices[0].message.content
         with pytest.raises(openai.NotFoundError, match="nobody"):
             client.chat.completions.create(model="nobody", messages=USER)
         with pytest.raises(openai.BadRequestError, match="context"):
@@ -65,12 +65,12 @@ def test_many_conversations_over_several_adapters_at_once(engine: EngineProcess,
             await client.load_adapter("tools@v1", root / "tools@v1")
             assert await client.health()
             models = ["base", "dates@v1", "tools@v1"]
-            ask = [(models[i % 3], [{"role": "user", "content": f"order W{i}"}]) for i in range(24)]
-            alone = [await client.chat(m, said, [TOOL], temperature=0, max_tokens=6) for m, said in ask]
+            requests = [(models[i % 3], [{"role": "user", "content": f"order W{i}"}]) for i in range(24)]
+            expected = [await client.chat(m, messages, [TOOL], temperature=0, max_tokens=6) for m, messages in requests]
             together = await asyncio.gather(
-                *(client.chat(m, said, [TOOL], temperature=0, max_tokens=6) for m, said in ask)
+                *(client.chat(m, messages, [TOOL], temperature=0, max_tokens=6) for m, messages in requests)
             )
-            assert [c.completion_ids for c in together] == [c.completion_ids for c in alone]
+            assert [c.completion_ids for c in together] == [c.completion_ids for c in expected]
             await client.unload_adapter("tools@v1")
 
     asyncio.run(talk())
@@ -81,18 +81,18 @@ def test_routing_over_the_real_engine(engine: EngineProcess) -> None:
         async with EngineClient(engine.url) as client:
             router = LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])
             policy = RoutedPolicy(client, router, max_tokens=5)
-            made = await policy.complete(USER, [TOOL], seed=1)
-            decision = await policy.route([*USER, made.message])
-            chosen = await client.chat(decision.model, USER, [TOOL], temperature=1.0, max_tokens=5, seed=1)
-            assert made.completion_ids == chosen.completion_ids
+            completion = await policy.complete(USER, [TOOL], seed=1)
+            decision = await policy.route([*USER, completion.message])
+            expected = await client.chat(decision.model, USER, [TOOL], temperature=1.0, max_tokens=5, seed=1)
+            assert completion.completion_ids == expected.completion_ids
 
     asyncio.run(talk())
 
 
-def test_an_engine_that_cannot_load_says_why(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(EngineStartError, match=r"(?s)exit code 1 .*cannot be loaded") as caught:
+def test_an_engine_that_cannot_load_reports_the_reason(tmp_path: Path, root: Path) -> None:
+    with pytest.raises(EngineStartError, match=r"(?s)exit code 1 .*cannot be loaded") as exc_info:
         start_embedded(tmp_path, data_dir=tmp_path)
-    assert "less " in caught.value.hint
+    assert "less " in exc_info.value.hint
     with pytest.raises(EngineStartError, match=r"lacks adapter_config\.json"):
         start_embedded(root / "model", data_dir=tmp_path, adapters={"x": tmp_path})
 
@@ -102,8 +102,8 @@ def test_the_longest_conversation_is_the_callers_choice(root: Path) -> None:
         async with EngineClient(url) as client:
             await client.chat("base", [{"role": "user", "content": "word " * 200}], [])
 
-    with start_embedded(root / "model", data_dir=root, max_length=64) as short, pytest.raises(ContextLengthError):
-        asyncio.run(ask(short.url))
+    with start_embedded(root / "model", data_dir=root, max_length=64) as engine, pytest.raises(ContextLengthError):
+        asyncio.run(ask(engine.url))
 
 
 def test_a_taken_port_is_named(engine: EngineProcess, root: Path) -> None:

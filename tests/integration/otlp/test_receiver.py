@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from store.database import write_session
 from store.repositories.serving import list_feedback
 from store.types import Outcome
-from tests.integration.gateway.place import Place, place, until
+from tests.integration.gateway.place import RunningGateway, running_gateway, until
 from tests.integration.gateway.test_keys import ADA, until_status, with_key
 from tests.unit.ingest.otlp.spans import EXAMPLE, TRACE, call, event, request
 from traced.gateway.access import create_key
@@ -28,9 +28,9 @@ PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NAME = f"otlp-{TRACE}-{1:016x}"
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def inside() -> None:
-        async with place(tmp_path, settings=settings) as gateway:
+        async with running_gateway(tmp_path, settings=settings) as gateway:
             await check(gateway)
 
     asyncio.run(inside())
@@ -48,7 +48,7 @@ def by_protobuf(payload: dict[str, Any]) -> bytes:
     return message.SerializeToString()
 
 
-async def wait_for_trajectories(gateway: Place, count: int, conversation: str = "otlp:c-1") -> list[Any]:
+async def wait_for_trajectories(gateway: RunningGateway, count: int, conversation: str = "otlp:c-1") -> list[Any]:
     await until(lambda: len(gateway.exchanges(conversation)) == count)
     return gateway.exchanges(conversation)
 
@@ -58,7 +58,7 @@ def bad_span_lines(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_protobuf_json_and_gzip_give_the_same_and_repeats_count_once(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         payload = request(call(1))
         gzip_headers = {"Content-Encoding": "gzip"}
         answers = [
@@ -88,7 +88,7 @@ def test_protobuf_json_and_gzip_give_the_same_and_repeats_count_once(tmp_path: P
 
 
 def test_the_example_of_the_specification_is_accepted_and_ignored(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         answer = await gateway.http.post("/v1/traces", json=EXAMPLE)
         assert (answer.status_code, answer.json()) == (200, {})
         tool, agent = (
@@ -103,7 +103,7 @@ def test_the_example_of_the_specification_is_accepted_and_ignored(tmp_path: Path
 
 
 def test_unusable_spans_are_reported_and_set_aside_and_the_others_recorded(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         truncated = call(2, **{"gen_ai.input.messages": '[{"role": "user", "par'})
         dropped, nameless = {**call(3), "droppedAttributesCount": 9}, {**call(4), "traceId": "00"}
         payload = request(truncated, call(1), dropped, nameless)
@@ -140,7 +140,7 @@ def test_unusable_spans_are_reported_and_set_aside_and_the_others_recorded(tmp_p
 def test_an_invalid_request_is_refused_without_retry(
     tmp_path: Path, content: bytes, headers: dict[str, str], status: int, word: str
 ) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         for path in ("/v1/traces", "/v1/logs"):
             response = await gateway.http.post(path, content=content, headers=headers)
             assert response.status_code == status
@@ -157,7 +157,7 @@ def test_an_invalid_request_is_refused_without_retry(
 
 
 def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         with write_session(gateway.store) as session:
             key = create_key(session, ADA, "agent", 3)
         await until_status(gateway, 401, {})
@@ -175,7 +175,7 @@ def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         (tmp_path / "spool").write_text("in the way")
         choice = {"message": {"role": "assistant", "content": "Hello!"}, "index": 0}
         events = [event("gen_ai.user.message", {"content": "Hello?"}), event("gen_ai.choice", choice)]
@@ -193,7 +193,7 @@ def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
 
 
 def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         await gateway.http.post("/v1/traces", json=request(call(1)), headers={"X-Traced-Record": "no"})
         attributes_without_messages = {"gen_ai.input.messages": None, "gen_ai.output.messages": None}
         await gateway.http.post(
@@ -217,7 +217,7 @@ def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
 
 
 def test_a_failed_call_is_recorded_but_is_no_trajectory(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         attributes_without_messages = {"gen_ai.output.messages": None, "error.type": "RateLimitError"}
         failed = {**call(1, **attributes_without_messages), "status": {"code": 2, "message": "slow down"}}
         assert (await gateway.http.post("/v1/traces", json=request(failed, call(2)))).json() == {}
@@ -237,7 +237,7 @@ def test_evaluations_are_feedback(tmp_path: Path) -> None:
         attributes = {"gen_ai.evaluation.name": "relevance", "gen_ai.evaluation.score.value": score, **extra}
         return event("gen_ai.evaluation.result", attributes=attributes)
 
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         good = {**call(1), "events": [evaluation(0.75, **{"gen_ai.evaluation.explanation": "it is"})]}
         for _ in range(2):
             assert (await gateway.http.post("/v1/traces", json=request(good))).json() == {}
@@ -261,7 +261,7 @@ def test_evaluations_are_feedback(tmp_path: Path) -> None:
 
 
 def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         names = {trajectory: f"{trajectory}@example.com" for trajectory in ("ann", "bob")}
         calls = [call(n, **{"gen_ai.conversation.id": name}) for n, name in enumerate(names.values(), 1)]
         assert (await gateway.http.post("/v1/traces", json=request(*calls))).json() == {}
@@ -285,7 +285,7 @@ def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path: Path
 
 @pytest.mark.parametrize("field", ["answer", "messages"])
 def test_redacted_fields_named_like_parts_of_a_call_are_harmless(tmp_path: Path, field: str) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         assert (await gateway.http.post("/v1/traces", json=request(call(1)))).json() == {}
         await until(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
@@ -295,7 +295,7 @@ def test_redacted_fields_named_like_parts_of_a_call_are_harmless(tmp_path: Path,
 
 
 def test_an_unnamed_conversation_is_identified_by_trace_or_opening(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         nameless = {"gen_ai.conversation.id": None}
         child, root_call = {**call(1, **nameless), "parentSpanId": f"{9:016x}"}, call(2, **nameless)
         strange = call(3, **{"gen_ai.conversation.id": "\u0000" + "x" * 300})
@@ -310,7 +310,7 @@ def test_an_unnamed_conversation_is_identified_by_trace_or_opening(tmp_path: Pat
 
 
 def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         details = {"gen_ai.operation.name": "chat", "gen_ai.conversation.id": "c-1", "gen_ai.response.model": "m-2"}
         for way, role in (("input", "user"), ("output", "assistant")):
             messages = [{"role": role, "parts": [{"type": "text", "content": f"by {role}"}]}]
@@ -322,7 +322,7 @@ def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> No
 
     run(tmp_path, check)
 
-    async def later(gateway: Place) -> None:
+    async def later(gateway: RunningGateway) -> None:
         (trajectory,) = await wait_for_trajectories(gateway, 1)  # a log record that has everything needs no span
         assert (trajectory.model, trajectory.body["answer"]["content"]) == ("m-2", "by assistant")
         (left,) = bad_span_lines(tmp_path)
@@ -333,7 +333,7 @@ def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> No
 
 
 def test_deflate_is_accepted(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         headers = {**PROTOBUF, "Content-Encoding": "deflate"}
         compressed = zlib.compress(by_protobuf(request(call(1))))
         assert (await gateway.http.post("/v1/traces", content=compressed, headers=headers)).status_code == 200

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import Place, place, until
+from tests.integration.gateway.place import RunningGateway, running_gateway, until
 from tests.integration.otlp.agent import OPENING_MESSAGES, STATE, TOOL
 from tests.integration.otlp.model import ANSWER, ARGUMENTS, CALL, elsewhere
 
@@ -26,9 +26,9 @@ CONVERSATION = [
 ]
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def inside() -> None:
-        async with place(tmp_path, settings={**SETTINGS, **settings}) as gateway:
+        async with running_gateway(tmp_path, settings={**SETTINGS, **settings}) as gateway:
             await check(gateway)
 
     asyncio.run(inside())
@@ -46,7 +46,7 @@ async def work(calls: str, spans: str, kind: str, **environment: str) -> list[li
     return [json.loads(line) for line in out.splitlines()]
 
 
-async def two_trajectories(gateway: Place) -> list[Trajectory]:
+async def two_trajectories(gateway: RunningGateway) -> list[Trajectory]:
     await until(lambda: len(gateway.trajectories()) == 2)
     for trajectory in gateway.trajectories():
         assert (trajectory.outcome, trajectory.task_id.startswith("otlp:")) == (Outcome.UNKNOWN, True)
@@ -68,7 +68,7 @@ async def two_trajectories(gateway: Place) -> list[Trajectory]:
 def test_an_agents_calls_become_a_trajectory_each(
     tmp_path: Path, kind: str, capture: str, tools: list[dict[str, Any]]
 ) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         async with elsewhere() as model:
             histories = await work(model, gateway.url, kind, **{CAPTURE: capture})
         for trajectory in await two_trajectories(gateway):
@@ -94,7 +94,7 @@ def recorded_requests(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("order", [("traces", "logs"), ("logs", "traces"), ("logs", "logs", "traces", "traces")])
 def test_messages_that_come_as_log_records_find_their_spans(tmp_path: Path, order: tuple[str, ...]) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         requests = recorded_requests("openai-v2-2.1b0")
         for signal in order:
             assert (await gateway.http.post(f"/v1/{signal}", json=requests[signal])).status_code == 200
@@ -113,7 +113,7 @@ def test_messages_that_come_as_log_records_find_their_spans(tmp_path: Path, orde
 
 
 def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         async with elsewhere() as model:
             await work(model, gateway.url, "openai-v2")
         waiting = await gateway.http.post("/v1/traces", json=recorded_requests("openai-v2-2.1b0-no-content")["traces"])
@@ -133,7 +133,7 @@ def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> None:
 
 
 def test_a_traced_call_through_the_gateway_is_recorded_once(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         await work(f"{gateway.url}/v1", gateway.url, "openai-v2", **{CAPTURE: "span_only"})
         await until(lambda: gateway.trajectories())
         span_counts = (await gateway.http.get("/ready")).json()["spans"]

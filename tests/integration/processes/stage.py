@@ -23,8 +23,8 @@ FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
 def wait_for_signals() -> dict[str, Any]:
     """Not pause(2), which misses a signal that comes just before it."""
-    never = threading.Event()
-    while not never.wait(0.05):
+    forever = threading.Event()
+    while not forever.wait(0.05):
         continue
     return {}
 
@@ -45,11 +45,11 @@ def fail(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def fail_in_a_task(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
-    async def both() -> None:
+    async def run_both() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.to_thread(fail, reporter, {"error": "docker"}))
 
-    asyncio.run(both())
+    asyncio.run(run_both())
     raise AssertionError
 
 
@@ -80,13 +80,13 @@ def eat_memory(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
 def share_memory(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     """Fork with 64 MiB that nobody writes to: counted four times by resident size, once in truth."""
     shared = bytearray(b"x") * (1 << 26)
-    read, write = os.pipe()
+    read_end, write = os.pipe()
     children = []
     for _ in range(3):
         pid = os.fork()
         if pid == 0:
             os.close(write)
-            os.read(read, 1)
+            os.read(read_end, 1)
             os._exit(0)
         children.append(pid)
     for done in range(arguments["steps"]):
@@ -183,11 +183,11 @@ def not_go(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
 def fail_times(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     """Fail as often as told, then succeed; counts in a file."""
     counter = Path(arguments["counter"])
-    tried = int(counter.read_text()) if counter.exists() else 0
-    counter.write_text(str(tried + 1))
-    if tried < arguments["times"]:
+    attempt = int(counter.read_text()) if counter.exists() else 0
+    counter.write_text(str(attempt + 1))
+    if attempt < arguments["times"]:
         return {"crash": crash, "docker": fail}[arguments["how"]](reporter, {"error": "docker"})
-    return {"tried": tried + 1}
+    return {"tried": attempt + 1}
 
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -37,8 +37,8 @@ KEY = InputKey("train", "dates", "ab")
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(engine) as opened:
-        save_cycle(opened, CYCLE)
+    with write_session(engine) as session:
+        save_cycle(session, CYCLE)
     yield engine
     engine.dispose()
 
@@ -63,30 +63,30 @@ def ledger(store: Engine, clock: Clock) -> AttemptLedger:
     return AttemptLedger(store, own_identity(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
 
 
-def job(do: str, **arguments: Any) -> Job:
+def job(behaviour: str, **arguments: Any) -> Job:
     limits = Limits(heartbeat_s=60, grace_s=20)
-    return Job("tests.integration.processes.stage", {"do": do, **arguments}, "c1", "train", "dates", "ab", limits)
+    return Job("tests.integration.processes.stage", {"do": behaviour, **arguments}, "c1", "train", "dates", "ab", limits)
 
 
-def settled(
-    store: Engine, folder: Path, chosen: Job, clock: Clock | None = None, heard: list[Report] | None = None
+def run_settled(
+    store: Engine, folder: Path, the_job: Job, clock: Clock | None = None, reports: list[Report] | None = None
 ) -> dict[str, Any]:
-    made = LocalExecutor(folder, check_s=0.05)
-    listener = (heard if heard is not None else []).append
-    return asyncio.run(run_until_settled(made, chosen, ledger(store, clock or Clock()), listener))
+    executor = LocalExecutor(folder, check_s=0.05)
+    listener = (reports if reports is not None else []).append
+    return asyncio.run(run_until_settled(executor, the_job, ledger(store, clock or Clock()), listener))
 
 
 def history(store: Engine, key: InputKey = KEY) -> list[Attempt]:
-    with read_session(store) as opened:
-        return rows.list_attempts(opened, key)
+    with read_session(store) as session:
+        return rows.list_attempts(session, key)
 
 
-def test_a_job_that_gives_way_is_not_counted_and_not_tried_again_by_itself(store: Engine, tmp_path: Path) -> None:
+def test_a_preempted_job_is_not_counted_and_not_retried(store: Engine, tmp_path: Path) -> None:
     for _ in range(4):
         with pytest.raises(Preempted, match="iteration 2 of 4"):
-            settled(store, tmp_path, job("fail", error="paused"))
+            run_settled(store, tmp_path, job("fail", error="paused"))
     assert [attempt.state for attempt in history(store)] == [AttemptState.STOPPED] * 4
-    assert settled(store, tmp_path, job("succeed"))["echo"] is None
+    assert run_settled(store, tmp_path, job("succeed"))["echo"] is None
 
 
 def states(store: Engine) -> list[str]:
@@ -94,7 +94,7 @@ def states(store: Engine) -> list[str]:
 
 
 def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: Path) -> None:
-    assert settled(store, tmp_path, job("succeed", steps=4))["echo"] is None
+    assert run_settled(store, tmp_path, job("succeed", steps=4))["echo"] is None
     [attempt] = history(store)
     assert (attempt.state, attempt.number, attempt.holder) == (AttemptState.FINISHED, 1, own_identity())
     assert attempt.evidence["exit_code"] == 0
@@ -104,82 +104,82 @@ def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: 
 
 
 def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_path: Path) -> None:
-    clock, heard = Clock(), []
-    chosen = job("fail_times", counter=str(tmp_path / "n"), times=2, how="crash")
-    assert settled(store, tmp_path, chosen, clock, heard) == {"tried": 3}
+    clock, reports = Clock(), []
+    failing_job = job("fail_times", counter=str(tmp_path / "n"), times=2, how="crash")
+    assert run_settled(store, tmp_path, failing_job, clock, reports) == {"tried": 3}
     assert states(store) == ["failed", "failed", "finished"]
-    waits = [report.data for report in heard if report.kind is ReportKind.WAITING]
+    waits = [report.data for report in reports if report.kind is ReportKind.WAITING]
     assert [wait["after"] for wait in waits] == ["failed", "failed"]
     assert "SIGSEGV" in waits[0]["for"]
     assert 2.5 <= waits[0]["seconds"] <= 5 <= waits[1]["seconds"] <= 10
     assert all(wait["seconds"] in clock.slept for wait in waits)
 
 
-def test_three_failures_park_the_input_over_restarts_and_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
-    chosen = job("fail_times", counter=str(tmp_path / "n"), times=4, how="crash")
-    with pytest.raises(Quarantined, match=r"train of dates is quarantined as p3: 3 attempts failed.*SIGSEGV") as caught:
-        settled(store, tmp_path, chosen)
-    assert "traced release p3" in caught.value.hint
+def test_three_failures_quarantine_the_input_until_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
+    failing_job = job("fail_times", counter=str(tmp_path / "n"), times=4, how="crash")
+    with pytest.raises(Quarantined, match=r"train of dates is quarantined as p3: 3 attempts failed.*SIGSEGV") as exc_info:
+        run_settled(store, tmp_path, failing_job)
+    assert "traced release p3" in exc_info.value.hint
     assert states(store) == ["failed"] * 3
-    with read_session(store) as opened:
-        [parked] = rows.list_quarantined(opened)
-    assert [attempt["signal"] for attempt in parked.evidence["attempts"]] == ["SIGSEGV"] * 3
-    assert all(attempt["last_lines"] for attempt in parked.evidence["attempts"])
+    with read_session(store) as session:
+        [entry] = rows.list_quarantined(session)
+    assert [attempt["signal"] for attempt in entry.evidence["attempts"]] == ["SIGSEGV"] * 3
+    assert all(attempt["last_lines"] for attempt in entry.evidence["attempts"])
     with pytest.raises(Quarantined):  # a restart of the service: nothing but the store remembers
-        settled(store, tmp_path, chosen)
+        run_settled(store, tmp_path, failing_job)
     assert len(states(store)) == 3
-    with write_session(store) as opened:
-        rows.release_quarantined(opened, parked.id, actor="Ada", at=Clock().now())
-    assert settled(store, tmp_path, chosen) == {"tried": 5}
+    with write_session(store) as session:
+        rows.release_quarantined(session, entry.id, actor="Ada", at=Clock().now())
+    assert run_settled(store, tmp_path, failing_job) == {"tried": 5}
     assert states(store)[3:] == ["failed", "finished"]
 
 
-def test_what_a_person_can_mend_is_waited_for_and_never_parked(store: Engine, tmp_path: Path) -> None:
-    heard: list[Report] = []
-    chosen = job("fail_times", counter=str(tmp_path / "n"), times=5, how="docker")
-    assert settled(store, tmp_path, chosen, heard=heard) == {"tried": 6}
+def test_infrastructure_failures_are_waited_for_and_never_quarantined(store: Engine, tmp_path: Path) -> None:
+    reports: list[Report] = []
+    failing_job = job("fail_times", counter=str(tmp_path / "n"), times=5, how="docker")
+    assert run_settled(store, tmp_path, failing_job, reports=reports) == {"tried": 6}
     assert states(store) == ["blocked"] * 5 + ["finished"]
-    waits = [report.data for report in heard if report.kind is ReportKind.WAITING]
+    waits = [report.data for report in reports if report.kind is ReportKind.WAITING]
     assert all("no Docker engine answers" in wait["for"] and wait["after"] == "blocked" for wait in waits)
 
 
 def test_a_stages_own_answer_is_raised_and_not_tried_again(store: Engine, tmp_path: Path) -> None:
-    with pytest.raises(CapabilityError, match="the gate said no") as caught:
-        settled(store, tmp_path, job("fail", error="answer"))
-    assert caught.value.hint == "look"
+    with pytest.raises(CapabilityError, match="the gate said no") as exc_info:
+        run_settled(store, tmp_path, job("fail", error="answer"))
+    assert exc_info.value.hint == "look"
     assert states(store) == ["finished"]
 
 
-def test_an_answer_that_was_noted_is_given_again_in_its_cycle_and_no_other(store: Engine, tmp_path: Path) -> None:
-    chosen = job("fail_times", counter=str(tmp_path / "n"), times=0, how="crash")
-    assert [settled(store, tmp_path, chosen) for _ in range(2)] == [{"tried": 1}] * 2
+def test_a_stored_answer_is_reused_in_its_cycle_only(store: Engine, tmp_path: Path) -> None:
+    working_job = job("fail_times", counter=str(tmp_path / "n"), times=0, how="crash")
+    assert [run_settled(store, tmp_path, working_job) for _ in range(2)] == [{"tried": 1}] * 2
     assert states(store) == ["finished"]
-    with write_session(store) as opened:
-        save_cycle(opened, replace(CYCLE, id="c2"))
-    assert settled(store, tmp_path, replace(chosen, cycle_id="c2")) == {"tried": 2}
-    assert settled(store, tmp_path, replace(chosen, input_hash="cd")) == {"tried": 3}
+    with write_session(store) as session:
+        save_cycle(session, replace(CYCLE, id="c2"))
+    assert run_settled(store, tmp_path, replace(working_job, cycle_id="c2")) == {"tried": 2}
+    assert run_settled(store, tmp_path, replace(working_job, input_hash="cd")) == {"tried": 3}
 
 
-def test_a_refusal_that_was_noted_is_given_again(store: Engine, tmp_path: Path) -> None:
-    told = []
+def test_a_stored_refusal_is_raised_again(store: Engine, tmp_path: Path) -> None:
+    values = []
     for _ in range(2):
-        with pytest.raises(CapabilityError) as caught:
-            settled(store, tmp_path, job("fail", error="answer"))
-        told.append((caught.value.message, caught.value.hint))
-    assert told[0] == told[1]
+        with pytest.raises(CapabilityError) as exc_info:
+            run_settled(store, tmp_path, job("fail", error="answer"))
+        values.append((exc_info.value.message, exc_info.value.hint))
+    assert values[0] == values[1]
     assert states(store) == ["finished"]
 
 
 @pytest.mark.parametrize(("done", "times"), [(0, 3), (7, 4)])
-def test_who_is_killed_again_and_again_without_getting_further_is_parked(
+def test_kills_without_progress_lead_to_quarantine(
     store: Engine, tmp_path: Path, done: int, times: int
 ) -> None:
     with pytest.raises(Quarantined, match="3 attempts failed"):
-        settled(store, tmp_path, job("kill_itself", done=done))
+        run_settled(store, tmp_path, job("kill_itself", done=done))
     assert states(store) == ["killed"] * times
 
 
-def test_who_cannot_even_be_started_waits(store: Engine, tmp_path: Path) -> None:
+def test_a_child_that_cannot_be_started_is_retried(store: Engine, tmp_path: Path) -> None:
     """The folder of the logs is a file until somebody looks after it."""
     blocker = tmp_path / "logs"
     blocker.write_text("")
@@ -192,23 +192,23 @@ def test_who_cannot_even_be_started_waits(store: Engine, tmp_path: Path) -> None
             await clock.sleep(seconds)
             self.at = clock.at
 
-    settled(store, blocker, job("succeed"), Mending())
+    run_settled(store, blocker, job("succeed"), Mending())
     assert states(store) == ["blocked", "blocked", "finished"]
     assert "cannot write the job file" in history(store)[0].evidence["detail"]
 
 
-def test_cancelling_is_no_failure(store: Engine, tmp_path: Path) -> None:
+def test_a_cancelled_attempt_is_not_a_failure(store: Engine, tmp_path: Path) -> None:
     async def main() -> None:
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         def hear(report: Report) -> None:
             if report.kind is ReportKind.PROGRESS:
-                begun.set()
+                started.set()
 
-        chosen = job("wait", checkpoint=str(tmp_path / "checkpoint"))
-        made = LocalExecutor(tmp_path, check_s=0.05)
-        task = asyncio.create_task(run_until_settled(made, chosen, ledger(store, Clock()), hear))
-        await begun.wait()
+        waiting_job = job("wait", checkpoint=str(tmp_path / "checkpoint"))
+        executor = LocalExecutor(tmp_path, check_s=0.05)
+        task = asyncio.create_task(run_until_settled(executor, waiting_job, ledger(store, Clock()), hear))
+        await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -218,7 +218,7 @@ def test_cancelling_is_no_failure(store: Engine, tmp_path: Path) -> None:
     assert states(store) == ["stopped"] * 4
 
 
-def test_a_database_that_is_gone_for_a_while_is_waited_for(
+def test_an_unavailable_database_is_waited_for(
     store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is gone whenever an attempt should end; the result is not lost."""
@@ -230,10 +230,10 @@ def test_a_database_that_is_gone_for_a_while_is_waited_for(
         rows.end_attempt(*arguments, **values)
 
     monkeypatch.setattr(attempts_module, "end_attempt", end)
-    heard: list[Report] = []
-    assert settled(store, tmp_path, job("succeed"), heard=heard)["variable"] is None
+    reports: list[Report] = []
+    assert run_settled(store, tmp_path, job("succeed"), reports=reports)["variable"] is None
     assert states(store) == ["finished"]
-    assert [r.data["for"] for r in heard if r.kind is ReportKind.WAITING] == ["the database is locked"] * 2
+    assert [r.data["for"] for r in reports if r.kind is ReportKind.WAITING] == ["the database is locked"] * 2
 
 
 SERVICE = """
@@ -254,20 +254,20 @@ asyncio.run(run_until_settled(LocalExecutor(Path(sys.argv[3])), read_job(Path(sy
 """
 
 
-def test_a_killed_service_leaves_a_lost_attempt_and_three_of_them_park(store: Engine, tmp_path: Path) -> None:
+def test_three_attempts_lost_to_a_killed_service_quarantine_the_input(store: Engine, tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(job("wait", checkpoint=str(tmp_path / "checkpoint")).to_json())
     command = [sys.executable, "-c", textwrap.dedent(SERVICE), str(path), sqlite_url(tmp_path / "traced.db")]
     for number in range(1, 4):
         children = killed_while_waiting([*command, str(tmp_path)])
         assert [attempt.number for attempt in running(store)] == [number]
-        [lost] = recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900)
+        [attempt] = recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900)
         assert [child for child in children if runs(child)] == []  # not even one that is still stopping
-        assert lost.number == number
+        assert attempt.number == number
         assert recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900) == []
     assert states(store) == ["lost"] * 3
     with pytest.raises(Quarantined, match="its holder died"):
-        settled(store, tmp_path, job("succeed"))
+        run_settled(store, tmp_path, job("succeed"))
 
 
 def killed_while_waiting(command: list[str]) -> list[psutil.Process]:
@@ -286,21 +286,21 @@ def runs(process: psutil.Process) -> bool:
 
 
 def running(store: Engine) -> list[Attempt]:
-    with read_session(store) as opened:
-        return rows.running_attempts(opened)
+    with read_session(store) as session:
+        return rows.running_attempts(session)
 
 
-@pytest.mark.parametrize(("silence_s", "lost"), [(100, 0), (1000, 1), (-100, 0), (-1000, 1)])
-def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(store: Engine, silence_s: int, lost: int) -> None:
+@pytest.mark.parametrize(("silence_s", "is_lost"), [(100, 0), (1000, 1), (-100, 0), (-1000, 1)])
+def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(store: Engine, silence_s: int, is_lost: int) -> None:
     """Clocks that were set in between, in either direction, neither kill a live one nor keep a dead one for ever."""
     at = Clock().now()
-    with write_session(store) as opened:
-        rows.begin_attempt(opened, "c1", KEY, holder="elsewhere/boot/1/2", at=at)
-    assert len(recover_lost_attempts(store, now=lambda: at + timedelta(seconds=silence_s), silent_s=900)) == lost
+    with write_session(store) as session:
+        rows.begin_attempt(session, "c1", KEY, holder="elsewhere/boot/1/2", at=at)
+    assert len(recover_lost_attempts(store, now=lambda: at + timedelta(seconds=silence_s), silent_s=900)) == is_lost
 
 
 def test_a_holder_that_lives_is_left_alone(store: Engine) -> None:
     at = Clock().now()
-    with write_session(store) as opened:
-        rows.begin_attempt(opened, "c1", KEY, holder=own_identity(), at=at)
+    with write_session(store) as session:
+        rows.begin_attempt(session, "c1", KEY, holder=own_identity(), at=at)
     assert recover_lost_attempts(store, now=lambda: at + timedelta(days=9), silent_s=900) == []

@@ -22,42 +22,42 @@ MIB = 2**20
 PATIENT = Limits(heartbeat_s=60, grace_s=20)
 
 
-def job(do: str, limits: Limits = PATIENT, **arguments: Any) -> Job:
-    return Job("tests.integration.processes.stage", {"do": do, **arguments}, "c1", "train", "dates", "ab", limits)
+def job(behaviour: str, limits: Limits = PATIENT, **arguments: Any) -> Job:
+    return Job("tests.integration.processes.stage", {"do": behaviour, **arguments}, "c1", "train", "dates", "ab", limits)
 
 
 def executor(folder: Path) -> LocalExecutor:
     return LocalExecutor(folder, log_bytes=2 * MIB, check_s=0.05)
 
 
-def run(folder: Path, chosen: Job, on_report: Callable[[Report], None] = lambda report: None) -> Result:
-    return asyncio.run(executor(folder).run(chosen, on_report))
+def run(folder: Path, selected_job: Job, on_report: Callable[[Report], None] = lambda report: None) -> Result:
+    return asyncio.run(executor(folder).run(selected_job, on_report))
 
 
-def gone(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None:
-    heard: list[Report] = []
-    chosen = Job(**{**vars(job("succeed", echo=["ü", 1.5, None])), "variables": {"STAGE_VARIABLE": "set"}})
-    result = run(tmp_path, chosen, heard.append)
+    reports: list[Report] = []
+    selected_job = Job(**{**vars(job("succeed", echo=["ü", 1.5, None])), "variables": {"STAGE_VARIABLE": "set"}})
+    result = run(tmp_path, selected_job, reports.append)
     assert result.outcome is JobOutcome.FINISHED
-    assert result.value == {"pid": heard[0].data["pid"], "echo": ["ü", 1.5, None], "variable": "set"}
-    assert heard[0].kind is ReportKind.STARTED
-    assert [r.data for r in heard if r.kind is ReportKind.PROGRESS] == [
+    assert result.value == {"pid": reports[0].data["pid"], "echo": ["ü", 1.5, None], "variable": "set"}
+    assert reports[0].kind is ReportKind.STARTED
+    assert [r.data for r in reports if r.kind is ReportKind.PROGRESS] == [
         {"phase": "steps", "done": done, "note": "ü"} for done in (0, 1)
     ]
-    assert any(r.kind is ReportKind.HEARTBEAT for r in heard)
+    assert any(r.kind is ReportKind.HEARTBEAT for r in reports)
     evidence = result.evidence
     assert (evidence.exit_code, evidence.signal, evidence.progress["done"]) == (0, None, 1)
     assert evidence.peak_rss_bytes > 5 * MIB
     assert 0 < evidence.seconds < 60
 
 
-@pytest.mark.parametrize("do", ["fail", "fail_in_a_task"])
-def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, do: str) -> None:
-    result = run(tmp_path, job(do, error="docker"))
+@pytest.mark.parametrize("behaviour", ["fail", "fail_in_a_task"])
+def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, behaviour: str) -> None:
+    result = run(tmp_path, job(behaviour, error="docker"))
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.FAILED, 1)
     assert result.failure is not None
     assert result.failure.types == ["EngineDown", "SandboxError", "Exception"]
@@ -110,39 +110,39 @@ def test_memory_that_is_shared_is_counted_once(tmp_path: Path) -> None:
 def test_nothing_that_a_child_left_behind_survives_it(tmp_path: Path) -> None:
     result = run(tmp_path, job("fork_and_leave"))
     assert result.value is not None
-    assert [gone(pid) for pid in result.value["pids"]] == [True, True]
+    assert [is_gone(pid) for pid in result.value["pids"]] == [True, True]
 
 
-@pytest.mark.parametrize("do", ["wait", "wait_in_a_loop"])
-def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, do: str) -> None:
+@pytest.mark.parametrize("behaviour", ["wait", "wait_in_a_loop"])
+def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, behaviour: str) -> None:
     checkpoint = tmp_path / "checkpoint"
-    pid = cancelled_when_it_progresses(tmp_path, job(do, checkpoint=str(checkpoint)))
+    pid = cancelled_when_it_progresses(tmp_path, job(behaviour, checkpoint=str(checkpoint)))
     assert checkpoint.read_text() == "whole"
-    assert gone(pid)
+    assert is_gone(pid)
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    assert gone(cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    assert is_gone(cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
 
 
-def test_cancelled_twice_it_ends_at_once(tmp_path: Path) -> None:
-    chosen = job("ignore_sigterm", Limits(heartbeat_s=60, grace_s=250))  # the test's own time limit is shorter
-    assert gone(cancelled_when_it_progresses(tmp_path, chosen, times=2))
+def test_a_second_cancellation_stops_at_once(tmp_path: Path) -> None:
+    selected_job = job("ignore_sigterm", Limits(heartbeat_s=60, grace_s=250))  # the test's own time limit is shorter
+    assert is_gone(cancelled_when_it_progresses(tmp_path, selected_job, times=2))
 
 
-def cancelled_when_it_progresses(folder: Path, chosen: Job, times: int = 1) -> int:
+def cancelled_when_it_progresses(folder: Path, selected_job: Job, times: int = 1) -> int:
     """Run and cancel; the child's process id."""
 
     async def main() -> int:
-        begun, pids = asyncio.Event(), []
+        started, pids = asyncio.Event(), []
 
         def hear(report: Report) -> None:
             pids.append(report.data.get("pid"))
             if report.kind is ReportKind.PROGRESS:
-                begun.set()
+                started.set()
 
-        task = asyncio.create_task(executor(folder).run(chosen, hear))
-        await begun.wait()
+        task = asyncio.create_task(executor(folder).run(selected_job, hear))
+        await started.wait()
         for _ in range(times):
             task.cancel()
             await asyncio.sleep(0)
@@ -163,31 +163,31 @@ def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: 
     assert (tmp_path / "c1" / "train-dates.log").read_text().endswith("the last line\n")
 
 
-def test_what_a_child_prints_loses_its_secrets(tmp_path: Path) -> None:
+def test_the_output_of_a_child_is_redacted(tmp_path: Path) -> None:
     result = run(tmp_path, job("tell_secrets"))
-    kept = (tmp_path / "c1" / "train-dates.log").read_text() + "".join(result.evidence.last_lines)
-    assert "hunter2" not in kept
+    log_text = (tmp_path / "c1" / "train-dates.log").read_text() + "".join(result.evidence.last_lines)
+    assert "hunter2" not in log_text
     assert result.evidence.last_lines == ["in pieces: password=[redacted]", "token: [redacted]"]
 
 
 @pytest.mark.parametrize(
-    ("do", "arguments", "code", "name", "line"),
+    ("behaviour", "arguments", "code", "name", "line"),
     [
         ("kill_itself", {}, None, "SIGKILL", "last words"),
         ("crash", {}, None, "SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("leave", {"code": 7}, 7, None, ""),
     ],
 )
-def test_a_child_that_ends_without_a_word_crashed(
-    tmp_path: Path, do: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
+def test_a_child_that_exits_without_a_report_crashed(
+    tmp_path: Path, behaviour: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
 ) -> None:
-    result = run(tmp_path, job(do, **arguments))
+    result = run(tmp_path, job(behaviour, **arguments))
     assert (result.outcome, result.evidence.exit_code, result.evidence.signal) == (JobOutcome.CRASHED, code, name)
     assert result.evidence.detail.endswith("and no result")
     assert line in (tmp_path / "c1" / "train-dates.log").read_text()
 
 
-def test_a_child_that_somebody_else_stops_says_so(tmp_path: Path) -> None:
+def test_a_child_stopped_from_outside_is_reported_as_stopped(tmp_path: Path) -> None:
     def stop(report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
             os.kill(pids[0], signal.SIGTERM)
@@ -203,7 +203,7 @@ def test_a_result_counts_even_when_the_interpreter_does_not_end(tmp_path: Path) 
     assert (result.outcome, result.value) == (JobOutcome.FINISHED, {"done": True})
 
 
-def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
+def test_a_child_that_sends_invalid_reports_is_stopped(tmp_path: Path) -> None:
     result = run(tmp_path, job("babble", Limits(heartbeat_s=60, grace_s=0.5), checkpoint=str(tmp_path / "c")))
     assert result.outcome is JobOutcome.FAILED
     assert result.failure is not None
@@ -211,7 +211,7 @@ def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
     assert "no JSON" in result.failure.message
 
 
-def test_what_on_report_raises_ends_the_child_and_passes(tmp_path: Path) -> None:
+def test_an_error_of_on_report_stops_the_child_and_is_raised(tmp_path: Path) -> None:
     def refuse(report: Report) -> None:
         pids.append(report.data.get("pid"))
         if report.kind is ReportKind.PROGRESS:
@@ -220,10 +220,10 @@ def test_what_on_report_raises_ends_the_child_and_passes(tmp_path: Path) -> None
     pids: list[int] = []
     with pytest.raises(LookupError):
         run(tmp_path, job("wait", checkpoint=str(tmp_path / "c")), refuse)
-    assert gone(pids[0])
+    assert is_gone(pids[0])
 
 
-def test_a_module_that_there_is_not_is_a_crash_with_its_message(tmp_path: Path) -> None:
+def test_a_missing_module_is_a_crash_with_its_message(tmp_path: Path) -> None:
     result = run(tmp_path, Job("tests.no_such_module", {}, "c1", "gate"))
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.CRASHED, 1)
     assert "No module named tests.no_such_module" in result.evidence.last_lines[-1]
@@ -247,7 +247,7 @@ asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), la
 
 
 @pytest.mark.parametrize(
-    ("do", "limits", "checkpoint"),
+    ("behaviour", "limits", "checkpoint"),
     [
         ("wait", PATIENT, True),
         ("fork_and_leave", PATIENT, True),
@@ -255,20 +255,20 @@ asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), la
         ("hang", Limits(heartbeat_s=3, grace_s=0.5), False),
     ],
 )
-def test_a_killed_parent_leaves_no_process(tmp_path: Path, do: str, limits: Limits, checkpoint: bool) -> None:
+def test_a_killed_parent_leaves_no_process(tmp_path: Path, behaviour: str, limits: Limits, checkpoint: bool) -> None:
     """kill -9 of the parent: the child stops in order where it can, and is gone in any case, with all it started."""
     path = tmp_path / "job.json"
-    path.write_text(job(do, limits, checkpoint=str(tmp_path / "checkpoint"), end=False).to_json())
+    path.write_text(job(behaviour, limits, checkpoint=str(tmp_path / "checkpoint"), end=False).to_json())
     command = [sys.executable, "-c", textwrap.dedent(PARENT), str(path), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
         while "phase" not in parent.stdout.readline():
             continue
         started = psutil.Process(parent.pid).children(recursive=True)
-        assert len(started) == (3 if do == "fork_and_leave" else 1)
+        assert len(started) == (3 if behaviour == "fork_and_leave" else 1)
         marks = started[0].environ()["_TRACED_CHILD"]
         os.kill(parent.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(started, timeout=30)
-    assert [process for process in alive if not gone(process.pid)] == []  # who reaps orphans may be slow
+    assert [process for process in alive if not is_gone(process.pid)] == []  # who reaps orphans may be slow
     assert list(marked_processes(marks)) == []
     assert (tmp_path / "checkpoint").exists() is checkpoint

@@ -12,12 +12,12 @@ FOLLOWER += "os.write(int(sys.argv[1]), b'.'); signal.pause()"
 
 def test_a_child_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
     """The kernel's parent-death signal is tied to the thread that forked."""
-    reading, writing = os.pipe()
+    read_end, writing = os.pipe()
     started: list[Child] = []
 
     def ask() -> None:
         started.append(start(["-c", FOLLOWER, str(writing)], log=tmp_path / "x.log", pass_fds=[writing]))
-        assert os.read(reading, 1) == b"."  # it has asked for the signal
+        assert os.read(read_end, 1) == b"."  # it has asked for the signal
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -27,7 +27,7 @@ def test_a_child_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None:
         assert not child.wait(0.3)
     finally:
         child.kill()
-        os.close(reading)
+        os.close(read_end)
         os.close(writing)
     assert child.returncode == -9
 

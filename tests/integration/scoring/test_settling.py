@@ -12,7 +12,7 @@ from store.records import Exchange
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import list_trajectories
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import Place, place, until
+from tests.integration.gateway.place import RunningGateway, running_gateway, until
 from tests.unit.store.chain import later
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
@@ -52,24 +52,24 @@ OTHER: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}]
 LABELS = Labels(["good"], ["bad"])
 
 
-def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]]) -> None:
+def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]]) -> None:
     file = tmp_path / "rules.toml"
     if not file.exists():
         file.write_text(RULES)
 
     async def inside() -> None:
-        async with place(tmp_path, settings={"serving.silence_s": 0, "outcomes.rules": str(file)}) as gateway:
+        async with running_gateway(tmp_path, settings={"serving.silence_s": 0, "outcomes.rules": str(file)}) as gateway:
             await check(gateway)
 
     asyncio.run(inside())
 
 
-async def ask(gateway: Place, name: str, messages: list[dict[str, Any]]) -> None:
-    answer = await gateway.ask("base", said=messages, headers={"X-Traced-Conversation": name})
+async def ask(gateway: RunningGateway, name: str, messages: list[dict[str, Any]]) -> None:
+    answer = await gateway.ask("base", messages=messages, headers={"X-Traced-Conversation": name})
     assert answer.status_code == 200
 
 
-def effective_outcomes(gateway: Place) -> dict[str, tuple[Outcome, OutcomeSource, str]]:
+def effective_outcomes(gateway: RunningGateway) -> dict[str, tuple[Outcome, OutcomeSource, str]]:
     """Outcome, whose word it is, and the newest reason, by conversation."""
     outcomes: dict[str, tuple[Outcome, OutcomeSource, str]] = {}
     with read_session(gateway.store) as session:
@@ -93,7 +93,7 @@ def shop(tmp_path: Path, amount: int) -> None:
 def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp_path: Path) -> None:
     shop(tmp_path, amount=1)
 
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         for name, messages in (("paid", PAID_ORDER), ("useless", USELESS), ("other", OTHER)):
             await ask(gateway, name, messages)
         await until(lambda: len(gateway.trajectories()) == 3)
@@ -111,7 +111,7 @@ def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp
 
 
 def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         feedback = {"conversation_id": "useless", "label": "good", "who": "Ada"}
         answers = await asyncio.gather(
             ask(gateway, "useless", USELESS), gateway.http.post("/v1/feedback", content=json.dumps(feedback))
@@ -127,7 +127,7 @@ def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: 
 
 
 def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "paid", PAID_ORDER)
         await until(gateway.trajectories)
         outcome, source, reason = effective_outcomes(gateway)["paid"]
@@ -138,7 +138,7 @@ def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_pa
 
 
 def test_clients_cannot_use_the_reserved_names(tmp_path: Path) -> None:
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "other", OTHER)
         for author in ("rules:0123", " Judge:gpt"):
             feedback = {"conversation_id": "other", "score": 1, "who": author}
@@ -151,7 +151,7 @@ def test_clients_cannot_use_the_reserved_names(tmp_path: Path) -> None:
 def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_ignored(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
 
-    async def check(gateway: Place) -> None:
+    async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "a", USELESS)
         await until(lambda: "a" in effective_outcomes(gateway))
         file.write_text("rule = 1")

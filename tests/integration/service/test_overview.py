@@ -11,7 +11,7 @@ import pytest
 from benchmarks.seeded import seed_store
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.llm_replies import save_reply
-from tests.integration.gateway.place import place, until
+from tests.integration.gateway.place import running_gateway, until
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.unit.store.chain import REPLY
@@ -150,7 +150,7 @@ def test_a_phase_is_known_by_when_it_was_first_heard_of() -> None:
 
 def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_engines(tmp_path: Path) -> None:
     async def ask() -> None:
-        async with place(tmp_path) as running:
+        async with running_gateway(tmp_path) as running:
             port = int(running.url.rpartition(":")[2])
             section = running.settings.serving.model_copy(update={"port": port, "host": "0.0.0.0"})
             found = await asyncio.to_thread(router_health, section)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from store.database import write_session
 from store.records import ConversationRoute, Exchange, Feedback, Promotion, PromotionState
 from store.repositories import adapters, promotions, serving
-from tests.integration.gateway.place import place
+from tests.integration.gateway.place import running_gateway
 from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import T0, adapter, approval, later
 from traced.api.control import Control
@@ -192,7 +192,7 @@ def test_the_router_says_how_its_engines_are(control: Control, path: Path, tmp_p
     async def inside() -> None:
         folder = tmp_path / "router"
         folder.mkdir()
-        async with place(folder, engines=2) as router, served(control, path) as client:
+        async with running_gateway(folder, engines=2) as router, served(control, path) as client:
             port = int(router.url.rpartition(":")[2])
             there = control.settings.serving.model_copy(update={"port": port})
             control.settings = control.settings.model_copy(update={"serving": there})

@@ -9,18 +9,18 @@ from traced.gateway.errors import to_openai_error
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "code", "param"),
+    ("status", "message", "code", "param"),
     [
         (400, "This model's maximum context length is 1024 tokens.", "context_length_exceeded", "input_tokens"),
         (404, "The model `x` does not exist.", "model_not_found", "model"),
         (400, "temperature must be non-negative", None, "temperature"),
     ],
 )
-def test_vllms_errors_get_openais_codes(status: int, told: str, code: str | None, param: str) -> None:
-    error = {"message": told, "type": "BadRequestError", "param": param, "code": status, "more": 1}
-    made = json.loads(to_openai_error(status, json.dumps({"error": error}).encode()))["error"]
+def test_vllms_errors_get_openais_codes(status: int, message: str, code: str | None, param: str) -> None:
+    error = {"message": message, "type": "BadRequestError", "param": param, "code": status, "more": 1}
+    converted = json.loads(to_openai_error(status, json.dumps({"error": error}).encode()))["error"]
     kind = "invalid_request_error"
-    assert made == {"message": told, "type": kind, "param": param, "code": code, "more": 1}
+    assert converted == {"message": message, "type": kind, "param": param, "code": code, "more": 1}
 
 
 def test_openais_form_is_kept_byte_for_byte() -> None:
@@ -41,6 +41,6 @@ def test_openais_form_is_kept_byte_for_byte() -> None:
         (b"null", "null"),
     ],
 )
-def test_whatever_came_is_said(text: bytes, message: str) -> None:
-    made: dict[str, Any] = json.loads(to_openai_error(500, text))["error"]
-    assert made == {"message": message, "type": "server_error", "param": None, "code": None}
+def test_every_engine_error_keeps_its_text(text: bytes, message: str) -> None:
+    converted: dict[str, Any] = json.loads(to_openai_error(500, text))["error"]
+    assert converted == {"message": message, "type": "server_error", "param": None, "code": None}

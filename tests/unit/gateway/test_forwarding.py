@@ -16,11 +16,11 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.text(min_size=1), st.text(min_size=1), st.booleans())
-def test_nothing_but_the_model_changes(fields: dict[str, object], asked: str, wanted: str, ascii_only: bool) -> None:
-    body = {**fields, "model": asked}
+def test_nothing_but_the_model_changes(fields: dict[str, object], requested_model: str, engine_model: str, ascii_only: bool) -> None:
+    body = {**fields, "model": requested_model}
     raw = json.dumps(body, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
-    made = with_model(raw, body, wanted)
-    assert json.loads(made.decode("utf-8", "surrogatepass")) == {**body, "model": wanted}
+    forwarded = with_model(raw, body, engine_model)
+    assert json.loads(forwarded.decode("utf-8", "surrogatepass")) == {**body, "model": engine_model}
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_bytes_stay_as_they_came(raw: bytes) -> None:
 
 
 def test_a_model_in_the_messages_is_not_the_requests() -> None:
-    said = [{"role": "user", "content": 'say "model": "auto" please', "model": "auto"}]
-    raw = json.dumps({"messages": said, "model": "auto"}).encode()
-    assert json.loads(with_model(raw, json.loads(raw), "base")) == {"messages": said, "model": "base"}
+    messages = [{"role": "user", "content": 'say "model": "auto" please', "model": "auto"}]
+    raw = json.dumps({"messages": messages, "model": "auto"}).encode()
+    assert json.loads(with_model(raw, json.loads(raw), "base")) == {"messages": messages, "model": "base"}
     escaped = b'{"mod\\u0065l": "auto", "messages": [{"model": "auto"}]}'
-    made = json.loads(with_model(escaped, json.loads(escaped), "base"))
-    assert made == {"model": "base", "messages": [{"model": "auto"}]}
+    forwarded = json.loads(with_model(escaped, json.loads(escaped), "base"))
+    assert forwarded == {"model": "base", "messages": [{"model": "auto"}]}

@@ -8,27 +8,27 @@ from traced.gateway.access import ConcurrencyLimit, Quotas
 from traced.gateway.errors import Refusal
 
 
-def test_places_are_given_in_the_order_of_coming() -> None:
+def test_slots_are_first_come_first_served() -> None:
     async def check() -> None:
-        gate, order, hold = ConcurrencyLimit(2, 10, 5.0), [], asyncio.Event()
+        gate, order, release_event = ConcurrencyLimit(2, 10, 5.0), [], asyncio.Event()
 
-        async def one(number: int) -> None:
+        async def run_request(number: int) -> None:
             async with gate:
                 order.append(number)
-                await hold.wait()
+                await release_event.wait()
 
-        tasks = [asyncio.create_task(one(number)) for number in range(6)]
+        tasks = [asyncio.create_task(run_request(number)) for number in range(6)]
         await asyncio.sleep(0)
         assert (gate.running, gate.waiting, order) == (2, 4, [0, 1])
         tasks[3].cancel()
-        hold.set()
+        release_event.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (gate.running, gate.waiting, order) == (0, 0, [0, 1, 2, 4, 5])
 
     asyncio.run(check())
 
 
-def test_what_is_too_much_is_told_when_to_come_again() -> None:
+def test_excess_requests_are_refused_with_retry_after() -> None:
     async def check() -> None:
         gate = ConcurrencyLimit(1, 1, 0.05)
         async with gate:
@@ -46,7 +46,7 @@ def test_what_is_too_much_is_told_when_to_come_again() -> None:
     asyncio.run(check())
 
 
-def test_a_place_that_comes_as_its_waiter_goes_is_not_lost() -> None:
+def test_a_slot_passed_to_a_cancelled_waiter_is_not_lost() -> None:
     async def check() -> None:
         gate = ConcurrencyLimit(1, 5, 5.0)
         await gate.__aenter__()
@@ -61,14 +61,14 @@ def test_a_place_that_comes_as_its_waiter_goes_is_not_lost() -> None:
     asyncio.run(check())
 
 
-def test_a_key_may_ask_so_often_a_minute() -> None:
+def test_a_key_has_a_quota_per_minute() -> None:
     now = [0.0]
     quotas = Quotas(clock=lambda: now[0])
     for _ in range(3):
         quotas.consume("a", 3)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Refusal) as exc_info:
         quotas.consume("a", 3)
-    assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "quota_exceeded", 20)
+    assert (exc_info.value.status, exc_info.value.code, exc_info.value.retry_after) == (429, "quota_exceeded", 20)
     quotas.consume("b", 3)
     quotas.consume("c", 0)
     now[0] = 20.0

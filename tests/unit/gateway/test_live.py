@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from store.database import open_store, sqlite_url, write_session
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.repositories import adapters as training
-from tests.unit.routing.test_hidden_state_router import KEPT
+from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
 from traced.gateway.model_choice import PromotionFollower
@@ -20,42 +20,42 @@ from traced.routing.router_files import classifier_file
 from traced.routing.routers import as_json
 
 DATES, TOOLS = "date-reasoning@v1", "tool-choice@v1"
-FITTED = replace(KEPT, classes=["base", DATES, TOOLS], examples={"base": 30, DATES: 30, TOOLS: 30})
+FITTED_ROUTER = replace(CLASSIFIER, classes=["base", DATES, TOOLS], examples={"base": 30, DATES: 30, TOOLS: 30})
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
     """Two capabilities, one from each of two cycles."""
-    made = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(made) as opened:
-        chain.save_origin(opened)
-        training.save_training_run(opened, chain.training_run())
-        cycles.save_cycle(opened, replace(chain.CYCLE, id="c2", created_at=chain.later(50)))
-        capabilities.save_capabilities(opened, "c2", [replace(chain.CAPABILITY, name="tool-choice")])
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(engine) as session:
+        chain.save_origin(session)
+        training.save_training_run(session, chain.training_run())
+        cycles.save_cycle(session, replace(chain.CYCLE, id="c2", created_at=chain.later(50)))
+        capabilities.save_capabilities(session, "c2", [replace(chain.CAPABILITY, name="tool-choice")])
         for version in (1, 2):
-            adapters.save_adapter(opened, chain.adapter(version))
+            adapters.save_adapter(session, chain.adapter(version))
         tools = replace(
             chain.adapter(), name=TOOLS, capability="tool-choice", cycle_id="c2", created_at=chain.later(60)
         )
-        adapters.save_adapter(opened, tools)
-    yield made
-    made.dispose()
+        adapters.save_adapter(session, tools)
+    yield engine
+    engine.dispose()
 
 
 def promote(store: Engine, name: str) -> None:
-    with write_session(store) as opened:
-        promotions.save_approval(opened, chain.approval(name))
-        promotions.promote(opened, name, actor="Ada", at=chain.later(70))
+    with write_session(store) as session:
+        promotions.save_approval(session, chain.approval(name))
+        promotions.promote(session, name, actor="Ada", at=chain.later(70))
 
 
-def put(data_dir: Path, cycle: str, *known: str) -> None:
+def put(data_dir: Path, cycle: str, *models: str) -> None:
     path = classifier_file(data_dir, cycle)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".new").write_text(as_json(replace(FITTED, examples=dict.fromkeys(["base", *known], 30))))
+    path.with_suffix(".new").write_text(as_json(replace(FITTED_ROUTER, examples=dict.fromkeys(["base", *models], 30))))
     os.replace(path.with_suffix(".new"), path)
 
 
-def test_it_is_taken_up_when_it_was_fitted_after_the_promotion(store: Engine, tmp_path: Path) -> None:
+def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: Path) -> None:
     follower = PromotionFollower(store, Pool([], 8), tmp_path)
 
     def classes() -> list[str] | None:
@@ -66,17 +66,17 @@ def test_it_is_taken_up_when_it_was_fitted_after_the_promotion(store: Engine, tm
     promote(store, DATES)
     assert classes() is None
     put(tmp_path, "c1", DATES)
-    assert classes() == FITTED.classes
+    assert classes() == FITTED_ROUTER.classes
     promote(store, TOOLS)
     assert classes() is None  # c1's does not know it
     put(tmp_path, "c2", DATES, TOOLS)
     assert classes() == ["base", DATES, TOOLS]
-    kept = follower.live
+    previous_live = follower.live
     asyncio.run(follower.refresh())
-    assert follower.live is kept  # nothing changed, nothing is read
+    assert follower.live is previous_live  # nothing changed, nothing is read
 
 
-def test_its_classes_are_the_live_versions_and_what_is_rolled_back_is_the_base_model(
+def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_model(
     store: Engine, tmp_path: Path
 ) -> None:
     for name in (DATES, "date-reasoning@v2", TOOLS):
@@ -87,9 +87,9 @@ def test_its_classes_are_the_live_versions_and_what_is_rolled_back_is_the_base_m
     asyncio.run(follower.refresh())
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
-    assert follower.live.classifier.weights == FITTED.weights
-    with write_session(store) as opened:
-        promotions.roll_back(opened, TOOLS, actor="Ada", at=chain.later(80))
+    assert follower.live.classifier.weights == FITTED_ROUTER.weights
+    with write_session(store) as session:
+        promotions.roll_back(session, TOOLS, actor="Ada", at=chain.later(80))
     asyncio.run(follower.refresh())
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes[-1] == TOOLS

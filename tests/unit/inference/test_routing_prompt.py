@@ -30,7 +30,7 @@ class Pairs:
         return [int.from_bytes(raw[i : i + 2], "big") for i in range(0, len(raw), 2)]
 
 
-def test_the_form_is_exactly_what_the_bundled_model_was_trained_on() -> None:
+def test_the_prompt_has_the_form_of_the_bundled_models_pretraining() -> None:
     options = route_options(
         [("Date reasoning", "Work out dates.", "Pick it up\nin 3 days"), ("Error recovery.", "Try again.", "")]
     )

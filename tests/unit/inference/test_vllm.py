@@ -21,18 +21,18 @@ from traced.inference.errors import EngineStartError
 from traced.inference.model_files import BUNDLED
 
 
-def test_the_flags_come_from_the_settings_and_what_is_added_wins() -> None:
+def test_the_flags_come_from_the_settings_and_extra_flags_come_last() -> None:
     flags = VllmOptions(Path("/m"), 4, 20, 2048, "hermes", ["--dtype=float32", "--max-loras=6"]).flags(8123)
-    told = dict(itertools.pairwise(flags))
-    assert told["--model"] == "/m"
-    assert (told["--served-model-name"], told["--port"], told["--host"]) == ("base", "8123", "127.0.0.1")
-    assert (told["--max-loras"], told["--max-lora-rank"], told["--max-model-len"]) == ("4", "32", "2048")
-    assert told["--tool-call-parser"] == "hermes"
+    options = dict(itertools.pairwise(flags))
+    assert options["--model"] == "/m"
+    assert (options["--served-model-name"], options["--port"], options["--host"]) == ("base", "8123", "127.0.0.1")
+    assert (options["--max-loras"], options["--max-lora-rank"], options["--max-model-len"]) == ("4", "32", "2048")
+    assert options["--tool-call-parser"] == "hermes"
     assert flags[-2:] == ["--dtype=float32", "--max-loras=6"]
     assert "--tool-call-parser" not in VllmOptions(Path("/m"), 4, 16, 2048).flags(1)
 
 
-def test_a_conversation_is_no_longer_than_the_model_takes() -> None:
+def test_the_length_is_limited_by_the_model() -> None:
     flags = VllmOptions(BUNDLED, 4, 16, 2048).flags(1)
     assert flags[flags.index("--max-model-len") + 1] == "1024"
 
@@ -42,7 +42,7 @@ def test_a_rank_that_vllm_cannot_serve_is_refused() -> None:
         VllmOptions(Path("/m"), 4, 513, 2048).flags(1)
 
 
-def test_a_cpu_gets_what_its_build_needs_before_what_the_user_adds() -> None:
+def test_cpu_flags_come_before_the_users_flags() -> None:
     flags = VllmOptions(Path("/m"), 4, 16, 2048, "", ["--dtype=bfloat16"], True).flags(1, gpu=False)
     assert flags.index("--dtype=float32") < flags.index("--dtype=bfloat16")
     assert "--enforce-eager" in flags
@@ -55,9 +55,9 @@ def test_a_cpu_gets_what_its_build_needs_before_what_the_user_adds() -> None:
 def test_the_environment_wins_over_the_defaults_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    told = cpu_variables()
-    assert told["VLLM_CPU_OMP_THREADS_BIND"] == ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    assert 1 <= int(told["VLLM_CPU_KVCACHE_SPACE"]) <= 2
+    variables = cpu_variables()
+    assert variables["VLLM_CPU_OMP_THREADS_BIND"] == ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    assert 1 <= int(variables["VLLM_CPU_KVCACHE_SPACE"]) <= 2
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     assert "VLLM_CPU_KVCACHE_SPACE" not in cpu_variables()
     options = VllmOptions(Path("/m"), 1, 8, 1)
@@ -74,58 +74,58 @@ def test_the_environment_wins_over_the_defaults_of_a_cpu(monkeypatch: pytest.Mon
         ({"vllm": "0.33.0"}, "cuda = None", ("vllm", "0.33.0", False)),
     ],
 )
-def test_the_build_is_what_that_python_has(
+def test_the_build_of_another_python_is_detected(
     tmp_path: Path, installed: dict[str, str], torch: str, expected: tuple[str, str, bool]
 ) -> None:
     for name, version in installed.items():
-        told = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
-        told.mkdir()
-        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        metadata_folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        metadata_folder.mkdir()
+        (metadata_folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('it is not imported')")
     (tmp_path / "torch" / "version.py").write_text(torch)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    found = detect_build(str(python))
-    assert (found.distribution, found.version, found.gpu) == expected
+    build = detect_build(str(python))
+    assert (build.distribution, build.version, build.gpu) == expected
 
 
-def test_a_python_without_vllm_is_told_how_to_get_it(tmp_path: Path) -> None:
+def test_a_python_without_vllm_hints_at_the_installation(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without what is installed
     python.chmod(0o755)
     options = VllmOptions(BUNDLED, 4, 16, 2048)
-    with pytest.raises(EngineStartError, match="has no vLLM") as caught:
+    with pytest.raises(EngineStartError, match="has no vLLM") as exc_info:
         start_vllm(options, data_dir=tmp_path, port=1, timeout_s=1, python=str(python))
-    assert "scripts/vllm-cpu.sh" in str(caught.value.hint)
+    assert "scripts/vllm-cpu.sh" in str(exc_info.value.hint)
     with pytest.raises(EngineStartError, match="cannot be asked"):
         detect_build(str(tmp_path / "nowhere"))
 
 
-def test_the_stages_of_a_start_are_told_once_and_never_backwards(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_start_stage_is_logged_once_and_never_backwards(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     progress = StartProgress()
     lines = ["INFO Initializing a V1 LLM engine (v0.32.0)"]
-    for more in ([], [], ["INFO Starting to load model x..."], ["INFO non-default args: {}"], ["Starting vLLM server"]):
-        lines += more
+    for new_lines in ([], [], ["INFO Starting to load model x..."], ["INFO non-default args: {}"], ["Starting vLLM server"]):
+        lines += new_lines
         progress.report(lines)
     stages = [record.getMessage().rpartition(" (")[0] for record in caplog.records]
     assert stages == ["vLLM starts its engine", "vLLM loads the model", "vLLM opens its endpoint"]
 
 
-def test_a_failed_start_says_the_first_error_of_the_log_too(tmp_path: Path) -> None:
+def test_a_failed_start_shows_the_first_error_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     first = "(EngineCore) ValueError: No room for the cache"
     log.write_text(f"starts\n{first}\n" + "a line\n" * 30 + "RuntimeError: later\n")
 
-    class Said:
+    class FakeLog:
         def last_lines(self, count: int) -> list[str]:
             return log.read_text().splitlines()[-count:]
 
-    class Ended:
-        log = Said()
+    class EndedChild:
+        log = FakeLog()
 
-    told = _last_lines(EngineProcess("", log, Ended())).splitlines()  # type: ignore[arg-type]
-    assert told[:2] == [f"  {first}", "  ..."]
-    assert told[-1] == "  RuntimeError: later"
+    lines = _last_lines(EngineProcess("", log, EndedChild())).splitlines()  # type: ignore[arg-type]
+    assert lines[:2] == [f"  {first}", "  ..."]
+    assert lines[-1] == "  RuntimeError: later"

@@ -12,17 +12,17 @@ def shrink(inputs: Any, weights: Any, output: Any, slots: Any, scaling: float = 
     output[:] = scaling * torch.einsum("bi,boi->bo", inputs, weights[slots])
 
 
-def test_rows_without_an_adapter_get_nothing_and_the_others_what_they_got() -> None:
+def test_only_rows_without_an_adapter_are_masked() -> None:
     torch.manual_seed(0)
     inputs, weights, slots = torch.randn(4, 3), torch.randn(2, 5, 3), torch.tensor([0, -1, 1, -1])
-    before, after = torch.zeros(4, 5), torch.zeros(4, 5)
-    shrink(inputs, weights, before, slots, 0.5)
-    masked_shrink(shrink)(inputs, weights, after, slots, 0.5)
-    assert torch.equal(after[[0, 2]], before[[0, 2]])
-    assert not after[[1, 3]].any()
-    assert before[[1, 3]].all()
+    faulty_output, masked_output = torch.zeros(4, 5), torch.zeros(4, 5)
+    shrink(inputs, weights, faulty_output, slots, 0.5)
+    masked_shrink(shrink)(inputs, weights, masked_output, slots, 0.5)
+    assert torch.equal(masked_output[[0, 2]], faulty_output[[0, 2]])
+    assert not masked_output[[1, 3]].any()
+    assert faulty_output[[1, 3]].all()
 
 
-def test_the_fault_is_told_from_its_repair() -> None:
+def test_the_fault_is_detected_and_its_repair_is_not() -> None:
     assert is_faulty(shrink)
     assert not is_faulty(masked_shrink(shrink))

@@ -35,9 +35,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     core.train_from_iterator(TEXT * 3, trainer)
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    made.chat_template = TEMPLATE
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 def qwen3(vocabulary: int, *, seed: int = 0, heads: int = 4, kv_heads: int = 2) -> Any:

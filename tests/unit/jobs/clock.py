@@ -16,7 +16,7 @@ class ManualClock:
         self.offset = timedelta(0)
         self.sleeps = 0  # begun so far
         self._sleepers: list[tuple[float, asyncio.Event]] = []
-        self._begun = asyncio.Event()
+        self._sleep_started = asyncio.Event()
 
     @property
     def clocks(self) -> Clocks:
@@ -32,7 +32,7 @@ class ManualClock:
         sleeper = (self.seconds + seconds, asyncio.Event())
         self._sleepers.append(sleeper)
         self.sleeps += 1
-        self._begun.set()
+        self._sleep_started.set()
         try:
             await sleeper[1].wait()
         finally:
@@ -41,18 +41,18 @@ class ManualClock:
     def tick(self, seconds: float) -> int:
         """Let time pass and wake whoever is due; how many were."""
         self.seconds += seconds
-        woken = [event for due, event in self._sleepers if due <= self.seconds and not event.is_set()]
+        woken = [event for due_s, event in self._sleepers if due_s <= self.seconds and not event.is_set()]
         for event in woken:
             event.set()
         return len(woken)
 
     async def advance(self, seconds: float) -> None:
         """Let time pass until as many sleep again as were woken by it."""
-        before = self.sleeps
-        await self.begun(before + self.tick(seconds))
+        start_count = self.sleeps
+        await self.wait_for_sleeps(start_count + self.tick(seconds))
 
-    async def begun(self, sleeps: int) -> None:
+    async def wait_for_sleeps(self, sleeps: int) -> None:
         """Wait until so many sleeps have begun."""
         while self.sleeps < sleeps:
-            self._begun.clear()
-            await self._begun.wait()
+            self._sleep_started.clear()
+            await self._sleep_started.wait()

@@ -40,7 +40,7 @@ class FakeNvml:
 
     gpus: list[Gpu]
     init: Any = None  # an exception: the driver does not answer
-    opened: int = 0
+    open_count: int = 0
     closed: int = 0
     NVMLError = pynvml.NVMLError
     NVMLError_NotSupported = pynvml.NVMLError_NotSupported
@@ -50,45 +50,45 @@ class FakeNvml:
     nvmlMemory_v2 = pynvml.nvmlMemory_v2
 
     def nvmlInit(self) -> None:
-        given(self.init)
-        self.opened += 1
+        value_or_raise(self.init)
+        self.open_count += 1
 
     def nvmlShutdown(self) -> None:
         self.closed += 1
-        given(self.init)
+        value_or_raise(self.init)
 
     def nvmlDeviceGetCount(self) -> int:
-        if self.opened == self.closed:
+        if self.open_count == self.closed:
             raise error("UNINITIALIZED")
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
-        given(self.gpus[index].handle)
+        value_or_raise(self.gpus[index].handle)
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
-        return given(gpu.uuid)
+        return value_or_raise(gpu.uuid)
 
     def nvmlDeviceGetName(self, gpu: Gpu) -> str:
-        return given(gpu.name)
+        return value_or_raise(gpu.name)
 
     def nvmlDeviceGetMemoryInfo(self, gpu: Gpu, version: int | None = None) -> Any:
-        return given(gpu.memory_v1 if version is None else gpu.memory_v2)
+        return value_or_raise(gpu.memory_v1 if version is None else gpu.memory_v2)
 
     def nvmlDeviceGetUtilizationRates(self, gpu: Gpu) -> SimpleNamespace:
-        return SimpleNamespace(gpu=given(gpu.utilisation))
+        return SimpleNamespace(gpu=value_or_raise(gpu.utilisation))
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[SimpleNamespace]:
-        return list(given(gpu.processes))
+        return list(value_or_raise(gpu.processes))
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, gpu: Gpu) -> list[SimpleNamespace]:
-        return list(given(gpu.mps))
+        return list(value_or_raise(gpu.mps))
 
     def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
-        return given(gpu.mig)
+        return value_or_raise(gpu.mig)
 
 
-def given(value: Any) -> Any:
+def value_or_raise(value: Any) -> Any:
     if isinstance(value, Exception):
         raise value
     return value

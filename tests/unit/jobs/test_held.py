@@ -21,19 +21,19 @@ from traced.jobs.devices import DeviceReading, Readings, ScriptedProbe
 from traced.jobs.idleness import Rules, Thresholds
 from traced.jobs.leases import DeviceLease, LeaseRequest, device_lease
 
-QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
-BUSY = replace(QUIET, utilisation=0.9)
+IDLE_CPU = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
+BUSY = replace(IDLE_CPU, utilisation=0.9)
 GPU = DeviceReading("GPU-1", "cuda", "a GPU", 100, 0, 0.0)
 LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5, train_on="cpu")
 TTL = timedelta(seconds=40)
-WISH = LeaseRequest("me", "train", None, TTL)
+REQUEST = LeaseRequest("me", "train", None, TTL)
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_store(sqlite_url(tmp_path / "traced.db"))
-    yield opened
-    opened.dispose()
+    session = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield session
+    session.dispose()
 
 
 @dataclass
@@ -42,50 +42,50 @@ class Use:
 
     engine: Engine
     clock: ManualClock
-    script: list[tuple[float, Readings]] = field(default_factory=lambda: [(0, Readings((QUIET,)))])
+    script: list[tuple[float, Readings]] = field(default_factory=lambda: [(0, Readings((IDLE_CPU,)))])
     limits: Rules = LIMITS
-    wish: LeaseRequest = WISH
+    request: LeaseRequest = REQUEST
     waits: list[Mapping[str, str]] = field(default_factory=list)
-    hold: DeviceLease | None = None
+    lease: DeviceLease | None = None
     finish: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> str:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
         context = device_lease(
-            self.engine, probe, lambda: self.limits, self.wish, self.clock.clocks, on_wait=self.waits.append
+            self.engine, probe, lambda: self.limits, self.request, self.clock.clocks, on_wait=self.waits.append
         )
-        async with context as self.hold:
+        async with context as self.lease:
             await self.finish.wait()
-        return self.hold.reason
+        return self.lease.reason
 
     async def start(self) -> "asyncio.Task[str]":
         """Begin, and go on until the first look is over."""
         task = asyncio.create_task(self.run())
-        await self.clock.begun(1)
+        await self.clock.wait_for_sleeps(1)
         return task
 
     async def until_held(self, at_most: float = 300) -> DeviceLease:
         """Let time pass, look by look, until the device is held."""
-        while self.hold is None and self.clock.seconds < at_most:
+        while self.lease is None and self.clock.seconds < at_most:
             await self.clock.advance(self.limits.poll_s)
-        assert self.hold is not None, self.waits[-1]
-        return self.hold
+        assert self.lease is not None, self.waits[-1]
+        return self.lease
 
 
 def lease(engine: Engine) -> Lease | None:
-    with write_session(engine) as opened:
-        return get_lease(opened, "cpu")
+    with write_session(engine) as session:
+        return get_lease(session, "cpu")
 
 
 def take(engine: Engine, holder: str, clock: ManualClock, ttl: timedelta = TTL) -> None:
-    with write_session(engine) as opened:
-        assert acquire(opened, "cpu", holder, "serve", None, at=clock.now(), ttl=ttl) is not None
+    with write_session(engine) as session:
+        assert acquire(session, "cpu", holder, "serve", None, at=clock.now(), ttl=ttl) is not None
 
 
 def rename(engine: Engine, table: str, name: str) -> None:
     """How a store that fails is made, and mended."""
-    with write_session(engine) as opened:
-        opened.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+    with write_session(engine) as session:
+        session.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
 
 
 def play(scene: Callable[[ManualClock], Coroutine[Any, Any, None]]) -> None:
@@ -98,12 +98,12 @@ def play(scene: Callable[[ManualClock], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_device_is_held_once_it_was_idle_for_long_enough_and_given_back(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        use = Use(engine, clock, [(0, Readings((QUIET,))), (10, Readings((BUSY,))), (20, Readings((QUIET,)))])
+        use = Use(engine, clock, [(0, Readings((IDLE_CPU,))), (10, Readings((BUSY,))), (20, Readings((IDLE_CPU,)))])
         task = await use.start()
-        hold = await use.until_held()
+        device_lease = await use.until_held()
         assert clock.seconds == 40  # quiet since 20, idle_s 20
-        assert hold.lease == Lease("cpu", "me", "train", None, clock.now(), clock.now(), clock.now() + TTL)
-        assert lease(engine) == hold.lease
+        assert device_lease.lease == Lease("cpu", "me", "train", None, clock.now(), clock.now(), clock.now() + TTL)
+        assert lease(engine) == device_lease.lease
         assert [waits["cpu"] for waits in use.waits] == [
             "idle for 0 of 20 s",
             "idle for 5 of 20 s",
@@ -128,8 +128,8 @@ def test_heartbeats_keep_the_lease_from_others(engine: Engine) -> None:
         await use.until_held()
         for _ in range(20):
             await clock.advance(5)
-            with write_session(engine) as opened:
-                assert acquire(opened, "cpu", "b", "train", None, at=clock.now(), ttl=TTL) is None
+            with write_session(engine) as session:
+                assert acquire(session, "cpu", "b", "train", None, at=clock.now(), ttl=TTL) is None
             assert lease(engine).heartbeat_at == clock.now()  # type: ignore[union-attr]
         use.finish.set()
         assert await task == ""
@@ -150,16 +150,16 @@ def test_outside_its_hours_nothing_begins(engine: Engine) -> None:
     play(scene)
 
 
-def test_whoever_asks_for_it_back_is_heard_with_the_next_heartbeat(engine: Engine) -> None:
+def test_a_preemption_is_noticed_with_the_next_heartbeat(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
         use = Use(engine, clock)
         task = await use.start()
-        hold = await use.until_held()
-        with write_session(engine) as opened:
-            request_return(opened, "cpu", "serving", clock.now())
-        assert not hold.preempted.is_set()
+        device_lease = await use.until_held()
+        with write_session(engine) as session:
+            request_return(session, "cpu", "serving", clock.now())
+        assert not device_lease.preempted.is_set()
         await clock.advance(5)
-        assert hold.preempted.is_set()
+        assert device_lease.preempted.is_set()
         use.finish.set()
         assert await task == "serving asks for it back"
         assert lease(engine) is None
@@ -167,17 +167,17 @@ def test_whoever_asks_for_it_back_is_heard_with_the_next_heartbeat(engine: Engin
     play(scene)
 
 
-def test_a_lease_that_another_took_is_told_and_left_alone(engine: Engine) -> None:
+def test_a_lease_taken_over_by_another_is_reported_and_not_released(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
         use = Use(engine, clock)
         task = await use.start()
-        hold = await use.until_held()
-        with write_session(engine) as opened:
-            release(opened, "cpu", "me")
+        device_lease = await use.until_held()
+        with write_session(engine) as session:
+            release(session, "cpu", "me")
         take(engine, "b", clock)
         clock.tick(5)
-        await hold.preempted.wait()
-        assert "is lost: 'b' has it now" in hold.reason
+        await device_lease.preempted.wait()
+        assert "is lost: 'b' has it now" in device_lease.reason
         use.finish.set()
         await task
         assert lease(engine).holder == "b"  # type: ignore[union-attr]
@@ -185,19 +185,19 @@ def test_a_lease_that_another_took_is_told_and_left_alone(engine: Engine) -> Non
     play(scene)
 
 
-def test_a_store_that_fails_for_a_while_is_borne(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_short_store_failures_keep_the_lease(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(clock: ManualClock) -> None:
         use = Use(engine, clock)
         task = await use.start()
-        hold = await use.until_held()
+        lease = await use.until_held()
         rename(engine, "leases", "gone")
         for _ in range(4):
             await clock.advance(5)
-        assert not hold.preempted.is_set()
+        assert not lease.preempted.is_set()
         rename(engine, "gone", "leases")
         for _ in range(5):
             await clock.advance(5)
-        assert not hold.preempted.is_set()
+        assert not lease.preempted.is_set()
         use.finish.set()
         assert await task == ""
 
@@ -206,16 +206,16 @@ def test_a_store_that_fails_for_a_while_is_borne(engine: Engine, caplog: pytest.
     assert len([record for record in caplog.records if "no heartbeat" in record.message]) == 4
 
 
-def test_a_store_that_fails_for_too_long_costs_the_device(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_store_failures_lapse_the_lease(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(clock: ManualClock) -> None:
         use = Use(engine, clock)
         task = await use.start()
-        hold = await use.until_held()
+        lease = await use.until_held()
         rename(engine, "leases", "gone")
         for _ in range(5):
             await clock.advance(5)
         clock.tick(5)  # 30 s: three quarters of the time to live, so before anybody may take it over
-        await hold.preempted.wait()
+        await lease.preempted.wait()
         use.finish.set()
         assert await task == "no heartbeat has reached the store for 30 s"
 
@@ -226,13 +226,13 @@ def test_a_store_that_fails_for_too_long_costs_the_device(engine: Engine, caplog
     assert lease(engine).holder == "me"  # type: ignore[union-attr]
 
 
-def test_what_the_body_raises_comes_out_and_the_device_is_free(engine: Engine) -> None:
+def test_an_error_of_the_body_is_raised_and_the_device_released(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
+        probe = ScriptedProbe([(0, Readings((IDLE_CPU,)))], lambda: clock.seconds)
         limits = replace(LIMITS, idle_s=0)
 
         async def body() -> None:
-            async with device_lease(engine, probe, lambda: limits, WISH, clock.clocks, on_wait=print):
+            async with device_lease(engine, probe, lambda: limits, REQUEST, clock.clocks, on_wait=print):
                 assert lease(engine) is not None
                 raise KeyError("the body's own")
 
@@ -259,22 +259,22 @@ def test_a_cancelled_body_gives_the_device_back(engine: Engine) -> None:
 
 def test_a_wait_cancelled_while_it_asks_leaves_no_lease(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        loop, asking, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        loop, acquiring, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
         def now() -> datetime:
             if threading.current_thread() is not threading.main_thread():  # in the midst of asking the store
-                loop.call_soon_threadsafe(asking.set)
+                loop.call_soon_threadsafe(acquiring.set)
                 assert go_on.wait(200)
             return clock.now()
 
         async def hold() -> None:
-            probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
+            probe = ScriptedProbe([(0, Readings((IDLE_CPU,)))], lambda: clock.seconds)
             clocks = replace(clock.clocks, now=now)
-            async with device_lease(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clocks, on_wait=print):
+            async with device_lease(engine, probe, lambda: replace(LIMITS, idle_s=0), REQUEST, clocks, on_wait=print):
                 raise AssertionError("the body began although it was cancelled")
 
         task = asyncio.create_task(hold())
-        await asking.wait()
+        await acquiring.wait()
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)
@@ -297,10 +297,10 @@ def test_a_step_forward_takes_no_device_from_a_live_holder_but_a_dead_one_loses_
         clock.step(86_400)  # every lease has lapsed by the clock on the wall
         for _ in range(20):
             await clock.advance(5)
-            assert use.hold is None
+            assert use.lease is None
             assert use.waits[-1]["cpu"] == "other has it since 2026-03-14 09:00:00 UTC for serve"
-            with write_session(engine) as opened:
-                heartbeat(opened, "cpu", "other", clock.now())
+            with write_session(engine) as session:
+                heartbeat(session, "cpu", "other", clock.now())
             clock.step(86_400)
         died = clock.seconds
         await use.until_held()
@@ -325,15 +325,15 @@ def test_a_step_back_does_not_keep_a_dead_holders_lease(engine: Engine) -> None:
     play(scene)
 
 
-def test_a_device_given_back_is_taken_at_the_next_look(engine: Engine) -> None:
+def test_a_released_device_is_taken_at_the_next_poll(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
         take(engine, "other", clock, timedelta(days=1))
         use = Use(engine, clock)
         task = await use.start()
         for _ in range(10):
             await clock.advance(5)
-        with write_session(engine) as opened:
-            release(opened, "cpu", "other")
+        with write_session(engine) as session:
+            release(session, "cpu", "other")
         await use.until_held()
         assert clock.seconds == 55
         use.finish.set()
@@ -342,50 +342,50 @@ def test_a_device_given_back_is_taken_at_the_next_look(engine: Engine) -> None:
     play(scene)
 
 
-def test_two_who_wait_for_one_device_have_it_one_after_the_other(engine: Engine) -> None:
+def test_two_waiters_get_a_device_one_after_the_other(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        uses = [Use(engine, clock, wish=replace(WISH, holder=name)) for name in "ab"]
+        uses = [Use(engine, clock, request=replace(REQUEST, holder=name)) for name in "ab"]
         tasks = [asyncio.create_task(use.run()) for use in uses]
-        await clock.begun(2)
+        await clock.wait_for_sleeps(2)
         for _ in range(4):
             await clock.advance(5)
-        await clock.begun(11)  # two for each of the first four looks, then the winner's two and the other's one
-        [first] = [use for use in uses if use.hold is not None]
-        [second] = [use for use in uses if use.hold is None]
-        assert f"{first.wish.holder} has it" in second.waits[-1]["cpu"]
+        await clock.wait_for_sleeps(11)  # two for each of the first four looks, then the winner's two and the other's one
+        [first] = [use for use in uses if use.lease is not None]
+        [second] = [use for use in uses if use.lease is None]
+        assert f"{first.request.holder} has it" in second.waits[-1]["cpu"]
         first.finish.set()
         await tasks[uses.index(first)]
         await second.until_held()
         second.finish.set()
         await tasks[uses.index(second)]
-        with write_session(engine) as opened:
-            assert list_leases(opened) == []
+        with write_session(engine) as session:
+            assert list_leases(session) == []
 
     play(scene)
 
 
-def test_gpus_come_first_and_a_device_that_is_not_there_is_waited_for_with_the_reason(engine: Engine) -> None:
+def test_gpus_are_preferred_and_a_missing_device_is_waited_for(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        script = [(0, Readings((QUIET,), ("no GPU can be read",))), (10, Readings((QUIET, GPU)))]
+        script = [(0, Readings((IDLE_CPU,), ("no GPU can be read",))), (10, Readings((IDLE_CPU, GPU)))]
         use = Use(engine, clock, script, limits=replace(LIMITS, train_on="cuda"))
         task = await use.start()
-        hold = await use.until_held()
+        lease = await use.until_held()
         assert [*use.waits[0]] == [""]
         assert "no GPU can be read" in use.waits[0][""]
-        assert (clock.seconds, hold.device, hold.lease.device) == (30, GPU, "GPU-1")
+        assert (clock.seconds, lease.device, lease.lease.device) == (30, GPU, "GPU-1")
         use.finish.set()
         await task
 
     play(scene)
 
 
-def test_what_the_store_raises_while_waiting_reaches_the_caller(engine: Engine) -> None:
+def test_store_errors_while_waiting_are_raised(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
         rename(engine, "leases", "gone")
-        probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
+        probe = ScriptedProbe([(0, Readings((IDLE_CPU,)))], lambda: clock.seconds)
         with pytest.raises(StoreUnavailable, match="no such table: leases"):
             async with device_lease(
-                engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clock.clocks, on_wait=print
+                engine, probe, lambda: replace(LIMITS, idle_s=0), REQUEST, clock.clocks, on_wait=print
             ):
                 pass
 

@@ -32,10 +32,10 @@ from traced.jobs.devices import (
     process_trees,
 )
 
-OWN = os.getpid()
+OWN_PID = os.getpid()
 FOREIGN = 4_000_000
 TWO_GPUS = [
-    Gpu(processes=[process(OWN), process(FOREIGN)], mps=[process(FOREIGN + 1, None)]),
+    Gpu(processes=[process(OWN_PID), process(FOREIGN)], mps=[process(FOREIGN + 1, None)]),
     Gpu(uuid="GPU-2", mig=[pynvml.NVML_DEVICE_MIG_ENABLE, 1], utilisation=error("NOT_SUPPORTED")),
 ]
 SCRIPT = [(0.0, Readings((DeviceReading("cpu", "cpu", "scripted", 8, 4, 0.5),))), (5.0, Readings(problems=("gone",)))]
@@ -43,7 +43,7 @@ SCRIPT = [(0.0, Readings((DeviceReading("cpu", "cpu", "scripted", 8, 4, 0.5),)))
 
 def nvml(*gpus: Gpu, init: Exception | None = None) -> NvmlProbe:
     fake = FakeNvml(list(gpus), init)
-    return NvmlProbe(lambda: [OWN], lambda: fake)
+    return NvmlProbe(lambda: [OWN_PID], lambda: fake)
 
 
 PROBES: dict[str, Callable[[], Probe]] = {
@@ -63,7 +63,7 @@ def probe(request: pytest.FixtureRequest) -> Probe:
     return PROBES[request.param]()
 
 
-def test_a_reading_says_devices_or_why_there_are_none(probe: Probe) -> None:
+def test_a_probe_returns_devices_or_problems(probe: Probe) -> None:
     readings = probe.read()
     assert readings.devices or readings.problems
     assert all(problem.strip() for problem in readings.problems)
@@ -90,7 +90,7 @@ def test_figures_are_in_their_units_and_bounds(probe: Probe) -> None:
 
 def test_our_own_processes_are_never_foreign(probe: Probe) -> None:
     for device in probe.read().devices:
-        assert OWN not in [foreign.pid for foreign in device.foreign]
+        assert OWN_PID not in [foreign.pid for foreign in device.foreign]
         assert all(foreign.memory_bytes is None or foreign.memory_bytes >= 0 for foreign in device.foreign)
 
 
@@ -99,7 +99,7 @@ def test_a_reading_cannot_be_changed_afterwards(probe: Probe) -> None:
         probe.read().devices = ()  # type: ignore[misc]
 
 
-def test_what_a_gpu_tells() -> None:
+def test_the_reading_of_a_gpu() -> None:
     first, second = nvml(*TWO_GPUS).read().devices
     assert first == DeviceReading(
         TWO_GPUS[0].uuid,
@@ -126,13 +126,13 @@ def test_what_a_gpu_tells() -> None:
         (Gpu(mig=[1, 1], processes=error("NO_PERMISSION")), {"mig": "enabled", "utilisation": None}),
     ],
 )
-def test_what_an_older_driver_or_another_gpu_does_not_tell_is_done_without(gpu: Gpu, changes: dict[str, str]) -> None:
-    plain = nvml(Gpu()).read().devices[0]
-    assert nvml(gpu).read() == Readings((replace(plain, **changes),))  # type: ignore[arg-type]
+def test_values_missing_from_older_drivers_are_left_out(gpu: Gpu, changes: dict[str, str]) -> None:
+    reading = nvml(Gpu()).read().devices[0]
+    assert nvml(gpu).read() == Readings((replace(reading, **changes),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "said"),
+    ("gpu", "reason"),
     [
         (Gpu(handle=error("GPU_IS_LOST")), "GPU 0 cannot be read: GPU is lost"),
         (Gpu(processes=error("UNKNOWN")), "GPU 0 cannot be read: Unknown Error"),
@@ -144,25 +144,25 @@ def test_what_an_older_driver_or_another_gpu_does_not_tell_is_done_without(gpu: 
         ),
     ],
 )
-def test_a_gpu_that_cannot_be_read_whole_is_left_out_with_the_reason(gpu: Gpu, said: str) -> None:
+def test_a_gpu_that_cannot_be_read_whole_is_left_out_with_the_reason(gpu: Gpu, reason: str) -> None:
     readings = nvml(gpu, Gpu(uuid="GPU-2")).read()
     assert [device.id for device in readings.devices] == ["GPU-2"]
     assert len(readings.problems) == 1
-    assert readings.problems[0].startswith(said)
+    assert readings.problems[0].startswith(reason)
 
 
-def test_a_driver_that_comes_back_is_found_again() -> None:
+def test_a_restarted_driver_is_detected() -> None:
     fake = FakeNvml([Gpu()])
-    probe = NvmlProbe(lambda: [OWN], lambda: fake)
+    probe = NvmlProbe(lambda: [OWN_PID], lambda: fake)
     for _ in range(3):
         assert len(probe.read().devices) == 1
-    assert (fake.opened, fake.closed) == (1, 0)
+    assert (fake.open_count, fake.closed) == (1, 0)
     fake.gpus[0].handle = fake.init = error("GPU_IS_LOST")
     assert probe.read().devices == ()
     assert probe.read().problems == ("no GPU can be read: GPU is lost (NVMLError_GpuIsLost)",)
     fake.gpus[0].handle = fake.init = None
     assert len(probe.read().devices) == 1
-    assert (fake.opened, fake.closed) == (2, 1)
+    assert (fake.open_count, fake.closed) == (2, 1)
 
 
 def test_no_bindings_is_no_device_and_the_command_that_brings_them() -> None:
@@ -184,34 +184,34 @@ def test_the_bindings_are_loaded_at_the_first_reading_only() -> None:
 
 
 def burn(seconds: float) -> None:
-    until = time.process_time() + seconds
-    while time.process_time() < until:
+    deadline = time.process_time() + seconds
+    while time.process_time() < deadline:
         sum(range(1000))
 
 
 def test_our_own_load_does_not_count_on_the_cpu_and_others_does() -> None:
-    ours, others = CpuProbe(lambda: [OWN]), CpuProbe(lambda: [])
+    own_probe, foreign_probe = CpuProbe(lambda: [OWN_PID]), CpuProbe(lambda: [])
     burn(0.3)
-    with_us, without_us = others.read().devices[0].utilisation, ours.read().devices[0].utilisation
+    with_us, without_us = foreign_probe.read().devices[0].utilisation, own_probe.read().devices[0].utilisation
     assert with_us is not None
     assert without_us is not None
     assert with_us > without_us
 
 
 def test_a_child_that_ended_still_counts_as_ours() -> None:
-    probe, others = CpuProbe(), CpuProbe(lambda: [])
+    probe, foreign_probe = CpuProbe(), CpuProbe(lambda: [])
     code = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", code], check=True)
-    with_it, without_it = others.read().devices[0].utilisation, probe.read().devices[0].utilisation
+    with_it, without_it = foreign_probe.read().devices[0].utilisation, probe.read().devices[0].utilisation
     assert with_it is not None
     assert without_it is not None
     assert with_it > without_it
 
 
 def test_no_share_is_known_before_time_has_passed() -> None:
-    stood = Ticks(100.0, 50.0, 10.0)
-    assert foreign_share(stood, stood) is None
-    assert foreign_share(stood, Ticks(110.0, 55.0, 12.0)) == pytest.approx(0.3)
+    standing_ticks = Ticks(100.0, 50.0, 10.0)
+    assert foreign_share(standing_ticks, standing_ticks) is None
+    assert foreign_share(standing_ticks, Ticks(110.0, 55.0, 12.0)) == pytest.approx(0.3)
 
 
 SECONDS = st.floats(0, 1e7)
@@ -220,13 +220,13 @@ SECONDS = st.floats(0, 1e7)
 @settings(max_examples=200)
 @given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
 def test_the_foreign_share_is_a_share_and_leaves_our_part_out(
-    idle: float, foreign: float, own: float, more_idle: float, more_foreign: float, more_own: float
+    idle: float, foreign: float, service: float, more_idle: float, more_foreign: float, more_own: float
 ) -> None:
-    before = Ticks(idle + foreign + own, foreign + own, own)
+    start = Ticks(idle + foreign + service, foreign + service, service)
     total = more_idle + more_foreign + more_own
-    after = Ticks(before.total + total, before.busy + more_foreign + more_own, own + more_own)
-    share = foreign_share(before, after)
-    if after.total <= before.total:
+    end = Ticks(start.total + total, start.busy + more_foreign + more_own, service + more_own)
+    share = foreign_share(start, end)
+    if end.total <= start.total:
         assert share is None
     else:
         assert share is not None
@@ -249,7 +249,7 @@ def test_a_tree_holds_the_root_and_its_descendants_and_no_dead() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert {OWN, child.pid} <= process_trees([OWN])
-        assert os.getppid() not in process_trees([OWN])
+        assert {OWN_PID, child.pid} <= process_trees([OWN_PID])
+        assert os.getppid() not in process_trees([OWN_PID])
         child.communicate()
     assert process_trees([child.pid]) == frozenset()

@@ -20,9 +20,9 @@ from traced.jobs.idleness import Rules, Thresholds
 from traced.jobs.leases import DeviceAccess, LeaseRequest, run_on_device
 from traced.processes.job import Preempted, Report
 
-QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
-BUSY = replace(QUIET, utilisation=0.9)
-FULL = replace(QUIET, memory_used=99)
+IDLE_CPU = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
+BUSY = replace(IDLE_CPU, utilisation=0.9)
+FULL = replace(IDLE_CPU, memory_used=99)
 LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5, train_on="cpu", busy_s=10, yield_s=60)
 
 
@@ -40,21 +40,21 @@ class Training:
     store: Engine
     pause: Path
     clock: ManualClock = field(default_factory=ManualClock)
-    script: list[tuple[float, Readings]] = field(default_factory=lambda: [(0, Readings((QUIET,)))])
+    script: list[tuple[float, Readings]] = field(default_factory=lambda: [(0, Readings((IDLE_CPU,)))])
     limits: Rules = LIMITS
     deaf: bool = False
     done: int = 0
     runs: int = 0
     running: bool = False
-    go: bool = False
-    told: list[Report] = field(default_factory=list)
+    may_finish: bool = False
+    reports: list[Report] = field(default_factory=list)
     stopped: int = 0
 
     async def work(self, device: DeviceReading) -> str:
         self.runs += 1
         self.running = True
         try:
-            while not self.go:
+            while not self.may_finish:
                 if self.pause.exists() and not self.deaf:
                     self.done += 1
                     raise Preempted("at a checkpoint")
@@ -66,41 +66,41 @@ class Training:
         finally:
             self.running = False
 
-    def lent(self) -> DeviceAccess:
+    def access(self) -> DeviceAccess:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
-        wish = LeaseRequest("me", "train a", None, timedelta(seconds=1000))
-        return DeviceAccess(self.store, probe, lambda: self.limits, wish, self.clock.clocks)
+        request = LeaseRequest("me", "train a", None, timedelta(seconds=1000))
+        return DeviceAccess(self.store, probe, lambda: self.limits, request, self.clock.clocks)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> str:
         async def main() -> str:
-            task = asyncio.create_task(run_on_device(self.lent(), self.pause, self.work, self.told.append))
+            task = asyncio.create_task(run_on_device(self.access(), self.pause, self.work, self.reports.append))
             await scene()
-            self.go = True
-            await self.until(task.done)
+            self.may_finish = True
+            await self.wait_until(task.done)
             return task.result()
 
         return asyncio.run(asyncio.wait_for(main(), 60))
 
-    async def until(self, condition: Callable[[], bool], at_most: float = 1000) -> None:
+    async def wait_until(self, condition: Callable[[], bool], at_most: float = 1000) -> None:
         """Let time pass until it holds."""
-        begun = self.clock.seconds
+        start_s = self.clock.seconds
         while not condition():
-            assert self.clock.seconds - begun < at_most, self.told
+            assert self.clock.seconds - start_s < at_most, self.reports
             self.clock.tick(1)
             await asyncio.to_thread(lambda: None)
             await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(lambda: None))}, timeout=0.01)
 
     def holders(self) -> list[str]:
-        with write_session(self.store) as opened:
-            return [lease.holder for lease in list_leases(opened)]
+        with write_session(self.store) as session:
+            return [lease.holder for lease in list_leases(session)]
 
     def ask_back(self) -> None:
-        with write_session(self.store) as opened:
-            assert request_return(opened, "cpu", "serving", self.clock.now()) is not None
+        with write_session(self.store) as session:
+            assert request_return(session, "cpu", "serving", self.clock.now()) is not None
 
     @property
     def waited_for(self) -> list[str]:
-        return [report.data["for"] for report in self.told]
+        return [report.data["for"] for report in self.reports]
 
 
 @pytest.fixture
@@ -108,42 +108,42 @@ def training(store: Engine, tmp_path: Path) -> Training:
     return Training(store, tmp_path / "run" / "pause")
 
 
-def test_it_waits_for_rest_holds_the_lease_and_gives_it_back(training: Training) -> None:
+def test_training_waits_for_idleness_and_releases_its_lease(training: Training) -> None:
     async def scene() -> None:
-        await training.until(lambda: training.running)
+        await training.wait_until(lambda: training.running)
         assert training.clock.seconds >= LIMITS.idle_s
         assert training.holders() == ["me"]
 
     assert training.play(scene) == "cpu"
     assert training.holders() == []
     assert len(training.waited_for) == 1  # the seconds at rest are no news
-    assert training.told[0].data["after"] != AttemptState.BLOCKED  # which would be a trouble that people are told of
+    assert training.reports[0].data["after"] != AttemptState.BLOCKED  # which would be a trouble that people are told of
     assert "of 20 s" in training.waited_for[0]
 
 
-def test_it_says_why_it_waits(training: Training) -> None:
-    training.script = [(0, Readings((BUSY,))), (30, Readings((QUIET,)))]
-    with write_session(training.store) as opened:
-        acquire(opened, "cpu", "else", "serve", None, at=training.clock.now(), ttl=timedelta(seconds=200))
+def test_waits_are_reported_with_their_reason(training: Training) -> None:
+    training.script = [(0, Readings((BUSY,))), (30, Readings((IDLE_CPU,)))]
+    with write_session(training.store) as session:
+        acquire(session, "cpu", "else", "serve", None, at=training.clock.now(), ttl=timedelta(seconds=200))
 
     async def scene() -> None:
-        await training.until(lambda: any("else has it" in said for said in training.waited_for))
-        with write_session(training.store) as opened:
-            release(opened, "cpu", "else")
+        await training.wait_until(lambda: any("else has it" in text for text in training.waited_for))
+        with write_session(training.store) as session:
+            release(session, "cpu", "else")
 
     training.play(scene)
-    assert [said.partition(",")[0].partition(" for")[0] for said in training.waited_for[:2]] == [
+    assert [text.partition(",")[0].partition(" for")[0] for text in training.waited_for[:2]] == [
         "cpu: utilisation 90% is over 25%",
         "cpu: idle",
     ]
 
 
-def test_it_gives_way_at_a_checkpoint_and_goes_on_later(training: Training) -> None:
+def test_preemption_stops_at_a_checkpoint_and_resumes_later(training: Training) -> None:
     async def scene() -> None:
-        await training.until(lambda: training.running)
+        await training.wait_until(lambda: training.running)
         training.ask_back()
-        await training.until(lambda: training.done == 1)
-        await training.until(lambda: training.runs == 2)
+        await training.wait_until(lambda: training.done == 1)
+        await training.wait_until(lambda: training.runs == 2)
         assert not training.pause.exists()
 
     assert training.play(scene) == "cpu"
@@ -155,14 +155,14 @@ def test_a_trainer_that_reaches_no_checkpoint_is_stopped(training: Training) -> 
     training.deaf = True
 
     async def scene() -> None:
-        await training.until(lambda: training.running)
+        await training.wait_until(lambda: training.running)
         training.ask_back()
-        await training.until(training.pause.exists)
-        asked = training.clock.seconds
-        await training.until(lambda: training.stopped == 1)
-        assert training.clock.seconds - asked >= 55
+        await training.wait_until(training.pause.exists)
+        requested_s = training.clock.seconds
+        await training.wait_until(lambda: training.stopped == 1)
+        assert training.clock.seconds - requested_s >= 55
         training.deaf = False
-        await training.until(lambda: training.runs == 2)
+        await training.wait_until(lambda: training.runs == 2)
 
     assert training.play(scene) == "cpu"
 
@@ -172,18 +172,18 @@ def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
     training.limits = replace(LIMITS, hours=hours[0], quiet=hours[1], zone=training.clock.now().tzinfo)
 
     async def scene() -> None:
-        await training.until(lambda: training.running)
-        await training.until(lambda: any("in the quiet hours 09:04-09:06" in said for said in training.waited_for))
+        await training.wait_until(lambda: training.running)
+        await training.wait_until(lambda: any("in the quiet hours 09:04-09:06" in text for text in training.waited_for))
         assert training.done == 1
         assert 240 <= training.clock.seconds < 300
 
-    async def whole() -> None:
-        task = asyncio.create_task(run_on_device(training.lent(), training.pause, training.work, training.told.append))
+    async def run_scene() -> None:
+        task = asyncio.create_task(run_on_device(training.access(), training.pause, training.work, training.reports.append))
         await scene()
         task.cancel()
         await asyncio.wait({task})
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(run_scene(), 60))
     assert training.holders() == []
 
 
@@ -192,36 +192,36 @@ def test_rules_that_change_reach_a_training_that_waits_and_one_that_runs(trainin
     training.limits = night
 
     async def scene() -> None:
-        await training.until(lambda: any("22:00-06:00" in said for said in training.waited_for))
+        await training.wait_until(lambda: any("22:00-06:00" in text for text in training.waited_for))
         training.limits = replace(night, hours=())
-        await training.until(lambda: training.running)
+        await training.wait_until(lambda: training.running)
         training.limits = replace(night, quiet=parse_windows("08:00-18:00"))
-        await training.until(lambda: training.done == 1 and not training.running)
+        await training.wait_until(lambda: training.done == 1 and not training.running)
         training.limits = replace(LIMITS, yield_s=1)
-        await training.until(lambda: training.running)
+        await training.wait_until(lambda: training.running)
 
     assert training.play(scene) == "cpu"
 
 
 @pytest.mark.parametrize(
-    ("reading", "gives_way"),
+    ("device", "gives_way"),
     [
         (BUSY, True),
         (FULL, False),  # its own memory counts as anybody's
-        (replace(QUIET, foreign=(ForeignProcess(1, None),)), True),
-        (replace(QUIET, kind="cuda", utilisation=1.0, memory_used=90), False),
+        (replace(IDLE_CPU, foreign=(ForeignProcess(1, None),)), True),
+        (replace(IDLE_CPU, kind="cuda", utilisation=1.0, memory_used=90), False),
     ],
 )
 def test_foreign_load_that_lasts_ends_it_and_its_own_does_not(
-    training: Training, reading: DeviceReading, gives_way: bool
+    training: Training, device: DeviceReading, gives_way: bool
 ) -> None:
-    blip = [(60.0, Readings((BUSY,))), (66.0, Readings((QUIET,)))]
-    training.script = [*training.script, *blip, (100.0, Readings((reading,))), (130.0, Readings((QUIET,)))]
+    blip = [(60.0, Readings((BUSY,))), (66.0, Readings((IDLE_CPU,)))]
+    training.script = [*training.script, *blip, (100.0, Readings((device,))), (130.0, Readings((IDLE_CPU,)))]
 
     async def scene() -> None:
-        await training.until(lambda: training.clock.seconds >= 99)
+        await training.wait_until(lambda: training.clock.seconds >= 99)
         assert (training.running, training.done) == (True, 0)
-        await training.until(lambda: training.clock.seconds >= 200)
+        await training.wait_until(lambda: training.clock.seconds >= 200)
 
     training.play(scene)
     assert training.runs == 1 + gives_way
@@ -229,26 +229,26 @@ def test_foreign_load_that_lasts_ends_it_and_its_own_does_not(
 
 def test_a_lost_lease_stops_it_at_once(training: Training) -> None:
     async def scene() -> None:
-        await training.until(lambda: training.running)
-        with write_session(training.store) as opened:
-            release(opened, "cpu", "me")
-        await training.until(lambda: training.stopped == 1)
+        await training.wait_until(lambda: training.running)
+        with write_session(training.store) as session:
+            release(session, "cpu", "me")
+        await training.wait_until(lambda: training.stopped == 1)
         assert not training.pause.exists()
 
     training.play(scene)
 
 
-def test_what_the_work_raises_passes(training: Training) -> None:
+def test_errors_of_the_work_are_raised(training: Training) -> None:
     async def fails(device: DeviceReading) -> str:
         raise KeyError(device.id)
 
-    async def whole() -> None:
-        task = asyncio.create_task(run_on_device(training.lent(), training.pause, fails, training.told.append))
-        await training.until(task.done)
+    async def run_scene() -> None:
+        task = asyncio.create_task(run_on_device(training.access(), training.pause, fails, training.reports.append))
+        await training.wait_until(task.done)
         await task
 
     with pytest.raises(KeyError):
-        asyncio.run(asyncio.wait_for(whole(), 60))
+        asyncio.run(asyncio.wait_for(run_scene(), 60))
     assert training.holders() == []
 
 
@@ -257,14 +257,14 @@ def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Tr
     training.deaf = deaf
 
     async def main() -> None:
-        task = asyncio.create_task(run_on_device(training.lent(), training.pause, training.work, training.told.append))
-        await training.until(lambda: training.running)
+        task = asyncio.create_task(run_on_device(training.access(), training.pause, training.work, training.reports.append))
+        await training.wait_until(lambda: training.running)
         task.cancel()
-        await training.until(training.pause.exists)
+        await training.wait_until(training.pause.exists)
         if deaf:
             assert not task.done()
             task.cancel()
-        await training.until(task.done)
+        await training.wait_until(task.done)
         assert task.cancelled()
 
     asyncio.run(asyncio.wait_for(main(), 60))
@@ -276,15 +276,15 @@ def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Trai
     training.deaf = True
 
     async def main() -> None:
-        task = asyncio.create_task(run_on_device(training.lent(), training.pause, training.work, training.told.append))
-        await training.until(lambda: training.running)
+        task = asyncio.create_task(run_on_device(training.access(), training.pause, training.work, training.reports.append))
+        await training.wait_until(lambda: training.running)
         training.ask_back()
-        await training.until(training.pause.exists)
+        await training.wait_until(training.pause.exists)
         task.cancel()
         for _ in range(20):  # let it be cut short, if it is
             await asyncio.sleep(0)
         training.deaf = False
-        await training.until(task.done)
+        await training.wait_until(task.done)
         assert task.cancelled()
 
     asyncio.run(asyncio.wait_for(main(), 60))

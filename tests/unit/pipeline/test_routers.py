@@ -11,7 +11,7 @@ from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
-from tests.unit.routing.test_hidden_state_router import KEPT
+from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config.cycle_sections import GateSection
 from traced.inference.model_files import ModelFiles, weights_digest
@@ -69,8 +69,8 @@ def test_the_seeds_are_nobody_elses() -> None:
 def test_a_stored_classifier_counts_for_its_adapters_and_its_base_model_only(tmp_path: Path) -> None:
     path = tmp_path / "router.json"
     assert stored_classifier(path, BOTH_NEEDED, "d1") is None
-    path.write_text(as_json(KEPT))
-    assert stored_classifier(path, BOTH_NEEDED[::-1], "d1") == KEPT
+    path.write_text(as_json(CLASSIFIER))
+    assert stored_classifier(path, BOTH_NEEDED[::-1], "d1") == CLASSIFIER
     assert stored_classifier(path, BOTH_NEEDED, "d2") is None
     assert stored_classifier(path, BOTH_NEEDED[:1], "d1") is None
     assert stored_classifier(path, [*BOTH_NEEDED, "errors@v1"], "d1") is None

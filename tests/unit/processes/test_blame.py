@@ -29,7 +29,7 @@ from traced.processes.job import FAULT_BY_ERROR, FaultAttribution, JobOutcome, S
 from traced.rollouts.errors import SimulatorError, TemplateError
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
 
-INPUT, UNCLEAR, SURROUNDINGS, ANSWER, NOBODY = FaultAttribution
+INPUT, UNCLEAR, INFRASTRUCTURE, ANSWER, NOBODY = FaultAttribution
 
 
 def raised_from(error: Exception, cause: Exception) -> Exception:
@@ -39,25 +39,25 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
 
 ERRORS: list[tuple[Exception, FaultAttribution]] = [
     # mendable, and nothing to do with the input
-    (EngineDown("refused"), SURROUNDINGS),
-    (ImageMissing("traced:1"), SURROUNDINGS),
-    (DiskError("full"), SURROUNDINGS),
-    (OSError(errno.ENOSPC, "No space left on device"), SURROUNDINGS),
-    (cause_of(OSError(errno.ENOSPC, "No space left on device")), SURROUNDINGS),
-    (cause_of(ExceptionGroup("tasks", [ValueError("x"), EngineDown("refused")])), SURROUNDINGS),
-    (raised_from(StageError("cannot save"), OSError(errno.EROFS, "Read-only file system")), SURROUNDINGS),
-    (PermissionError(errno.EACCES, "Permission denied"), SURROUNDINGS),
-    (EngineForbidden("unix:///x"), SURROUNDINGS),
-    (EngineTooOld("1.39", "1.40"), SURROUNDINGS),
-    (ModelError("no model directory"), SURROUNDINGS),
-    (EngineStartError("silent"), SURROUNDINGS),
-    (ModelUnavailable("503 for 300 s"), SURROUNDINGS),
-    (ModelRefused("the key is not accepted"), SURROUNDINGS),
-    (LlmError("no language model is set"), SURROUNDINGS),
-    (StoreUnavailable("locked"), SURROUNDINGS),
-    (StoreVersionError("newer"), SURROUNDINGS),
-    (ConfigError("unknown key"), SURROUNDINGS),
-    (StartError("no more processes"), SURROUNDINGS),
+    (EngineDown("refused"), INFRASTRUCTURE),
+    (ImageMissing("traced:1"), INFRASTRUCTURE),
+    (DiskError("full"), INFRASTRUCTURE),
+    (OSError(errno.ENOSPC, "No space left on device"), INFRASTRUCTURE),
+    (cause_of(OSError(errno.ENOSPC, "No space left on device")), INFRASTRUCTURE),
+    (cause_of(ExceptionGroup("tasks", [ValueError("x"), EngineDown("refused")])), INFRASTRUCTURE),
+    (raised_from(StageError("cannot save"), OSError(errno.EROFS, "Read-only file system")), INFRASTRUCTURE),
+    (PermissionError(errno.EACCES, "Permission denied"), INFRASTRUCTURE),
+    (EngineForbidden("unix:///x"), INFRASTRUCTURE),
+    (EngineTooOld("1.39", "1.40"), INFRASTRUCTURE),
+    (ModelError("no model directory"), INFRASTRUCTURE),
+    (EngineStartError("silent"), INFRASTRUCTURE),
+    (ModelUnavailable("503 for 300 s"), INFRASTRUCTURE),
+    (ModelRefused("the key is not accepted"), INFRASTRUCTURE),
+    (LlmError("no language model is set"), INFRASTRUCTURE),
+    (StoreUnavailable("locked"), INFRASTRUCTURE),
+    (StoreVersionError("newer"), INFRASTRUCTURE),
+    (ConfigError("unknown key"), INFRASTRUCTURE),
+    (StartError("no more processes"), INFRASTRUCTURE),
     # something shared died
     (EngineError("gone"), UNCLEAR),
     (WorkerDied(137, oom=False), UNCLEAR),
@@ -96,12 +96,12 @@ ERRORS: list[tuple[Exception, FaultAttribution]] = [
 
 
 @pytest.mark.parametrize(("error", "expected"), ERRORS, ids=lambda value: getattr(value, "value", type(value).__name__))
-def test_an_errors_blame(error: Exception, expected: FaultAttribution) -> None:
+def test_fault_attribution_of_errors(error: Exception, expected: FaultAttribution) -> None:
     assert attribute_fault(JobOutcome.FAILED, describe(error), None) is expected
 
 
 @pytest.mark.parametrize(
-    ("ended", "signal", "expected"),
+    ("outcome", "signal", "expected"),
     [
         (JobOutcome.FINISHED, None, NOBODY),
         (JobOutcome.STOPPED, None, NOBODY),
@@ -114,8 +114,8 @@ def test_an_errors_blame(error: Exception, expected: FaultAttribution) -> None:
         (JobOutcome.CRASHED, "SIGTERM", UNCLEAR),
     ],
 )
-def test_an_ends_blame(ended: JobOutcome, signal: str | None, expected: FaultAttribution) -> None:
-    assert attribute_fault(ended, None, signal) is expected
+def test_fault_attribution_of_outcomes(outcome: JobOutcome, signal: str | None, expected: FaultAttribution) -> None:
+    assert attribute_fault(outcome, None, signal) is expected
 
 
 MODULES = ["traced.core.errors", "traced.processes.job", "store.errors", "sandbox.errors", "agents.errors"]
@@ -123,13 +123,13 @@ MODULES += [f"traced.{package}.errors" for package in ("training", "inference", 
 MODULES += ["traced.llm.connection"]
 
 
-def test_every_name_in_the_table_is_an_error_that_there_is() -> None:
+def test_every_name_in_the_table_is_an_existing_error() -> None:
     modules = [importlib.import_module(name) for name in MODULES]
     names = {name for module in modules for name, kind in vars(module).items() if inspect.isclass(kind)}
     assert set(FAULT_BY_ERROR) - names == {"ConnectionError", "OperationalError"}  # Python's own, and the databases'
 
 
-def test_a_child_needs_nothing_heavy_to_say_why_it_failed() -> None:
+def test_a_child_reports_its_failure_without_heavy_imports() -> None:
     code = "import sys, traced.processes.child; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"torch", "sqlalchemy", "langgraph", "docker", "psutil"} & set(loaded) == set()

@@ -47,7 +47,7 @@ def pauses(
     lives: Sequence[float | None], start_s: float, patched: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> list[float]:
     """The pause before each start but the first; a life of None is a start that fails."""
-    clock, left, over = Clock(), list(lives), asyncio.Event()
+    clock, left, finished = Clock(), list(lives), asyncio.Event()
     patched.setattr(child_process, "time", clock)
     patched.setattr(child_process, "BACKOFF_S", PAUSES_S)
     patched.setattr(child_process, "POLL_S", 0.0)
@@ -59,7 +59,7 @@ def pauses(
             clock.at += start_s
             life_s = left.pop(0) if left else 0.0
             if not left:
-                loop.call_soon_threadsafe(over.set)
+                loop.call_soon_threadsafe(finished.set)
             if life_s is None:
                 raise TracedError("not ready in time")
             return Child(clock, life_s)
@@ -67,7 +67,7 @@ def pauses(
         child = RestartingProcess("the child", begin)
         await child.start()
         keeping = asyncio.create_task(child.supervise())
-        await over.wait()
+        await finished.wait()
         keeping.cancel()
 
     asyncio.run(check())
@@ -75,17 +75,17 @@ def pauses(
     return [args[1] for args in arguments if isinstance(args, tuple) and isinstance(args[1], float)][: len(lives) - 1]
 
 
-def test_starts_that_take_long_to_fail_are_tried_ever_more_seldom(
+def test_slowly_failing_starts_are_backed_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert pauses([0.0, None, None, None], LONG_S, monkeypatch, caplog) == [0.001, 0.002, 0.003]
 
 
-def test_a_long_start_is_no_long_life(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_up_time_is_not_uptime(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert pauses([0.0, 1.0, 1.0, 1.0], LONG_S, monkeypatch, caplog) == [0.001, 0.002, 0.003]
 
 
-def test_a_long_life_makes_the_pause_short_again(
+def test_a_long_uptime_resets_the_back_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert pauses([0.0, 0.0, LONG_S, None, 0.0], 1.0, monkeypatch, caplog) == [0.001, 0.002, 0.001, 0.002]

@@ -29,13 +29,13 @@ def test_a_log_keeps_the_newest_text_within_its_limit(
         files = [file.read_bytes() for file in (path.with_name("x.log.1"), path) if file.exists()]
         assert sum(map(len, files)) <= limit
     log.close()
-    said = b"".join(parts)
-    kept = b"".join(files) if parts else b""
-    assert said.endswith(kept)
-    assert len(kept) >= min(len(said), limit // 2)
+    text = b"".join(parts)
+    log_text = b"".join(files) if parts else b""
+    assert text.endswith(log_text)
+    assert len(log_text) >= min(len(text), limit // 2)
 
 
-def test_a_log_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_existing_log_is_continued(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text("first\n")
     log = BoundedLog(tmp_path / "x.log", 1000)
     assert log.last_lines(5) == ["first"]
@@ -45,7 +45,7 @@ def test_a_log_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "x.log").read_text() == "first\nsecond\n"
 
 
-def test_a_disk_that_refuses_holds_nobody_up() -> None:
+def test_disk_errors_never_block_the_writer() -> None:
     """/dev/full answers ENOSPC to every write, as a full disk does."""
     for path in (Path("/dev/full"), Path("/dev/null/nowhere/x.log")):
         log = BoundedLog(path, 1000)
@@ -83,7 +83,7 @@ def test_another_process_of_the_same_number_is_not_the_holder() -> None:
     assert mine != own_identity("gpu")
 
 
-def test_a_job_survives_the_disk(tmp_path: Path) -> None:
+def test_a_job_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     job = Job("m", {"a": [1, None, "ü"]}, "c1", "gate", "dates", "ab", Limits(1, 2, 3, 4), {"X": "y"})
     path.write_text(job.to_json())
@@ -101,8 +101,8 @@ def test_a_file_that_holds_no_job_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_the_settings_make_the_rules(tmp_path: Path) -> None:
-    given_ = {"executor.memory_mb": 512, "executor.progress_s": 0, "executor.log_mb": 3}
-    settings = load_settings(tmp_path, given_)
+    overrides = {"executor.memory_mb": 512, "executor.progress_s": 0, "executor.log_mb": 3}
+    settings = load_settings(tmp_path, overrides)
     assert attempts.limits(settings) == Limits(120, None, 512 * 2**20, 15)
     assert attempts.limits(load_settings(tmp_path)) == Limits(120, 3600, int(0.9 * memory_bytes()), 15)
     assert attempts.backoff(settings) == Backoff(5, 2, 900)

@@ -50,7 +50,7 @@ def test_memory_over_the_ceiling() -> None:
 
 
 @given(st.floats(0, 1e6))
-def test_time_in_which_the_watcher_slept_is_not_held_against_the_child(slept: float) -> None:
+def test_time_without_checks_is_not_counted_as_silence(slept: float) -> None:
     """Whoever is asked again after any pause has at least what was left of the limit, less two looks."""
     watch = dog()
     assert watch.verdict(101, 0) is None
@@ -61,7 +61,7 @@ def test_time_in_which_the_watcher_slept_is_not_held_against_the_child(slept: fl
 
 
 @given(st.lists(st.floats(0.1, 2), min_size=1, max_size=60))
-def test_who_beats_between_all_looks_is_never_hung(gaps: list[float]) -> None:
+def test_a_child_with_regular_heartbeats_is_never_hung(gaps: list[float]) -> None:
     watch, at = dog(Limits(heartbeat_s=2.5)), 100.0
     for gap in gaps:
         at += gap

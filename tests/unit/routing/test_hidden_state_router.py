@@ -35,7 +35,7 @@ def cloud(model: str, count: int, seed: int = 0) -> list[list[float]]:
     return [[*(rng.gauss(c, 0.5) for c in CENTRES[model][:2]), 1.0] for _ in range(count)]
 
 
-def fitted(**counts: int) -> HiddenStateClassifier:
+def fit(**counts: int) -> HiddenStateClassifier:
     names = {name.replace("_", "@"): count for name, count in counts.items()}
     points = [point for name, count in names.items() for point in cloud(name, count)]
     return fit_classifier(points, [name for name, count in names.items() for _ in range(count)], base_digest="d1")
@@ -44,16 +44,16 @@ def fitted(**counts: int) -> HiddenStateClassifier:
 class Embedding:
     """Stands in for the client: a fixed vector for every text, or a failure."""
 
-    def __init__(self, found: list[float] | Exception) -> None:
-        self.found = found
-        self.asked: list[str] = []
+    def __init__(self, answer: list[float] | Exception) -> None:
+        self.answer = answer
+        self.texts: list[str] = []
         self.models: list[str] = []
 
     async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
-        self.asked += texts
-        if isinstance(self.found, Exception):
-            raise self.found
-        return [self.found for _ in texts]
+        self.texts += texts
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer for _ in texts]
 
     async def chat(self, model: str, *_: Any, **__: Any) -> str:
         self.models.append(model)
@@ -61,13 +61,13 @@ class Embedding:
 
 
 @pytest.mark.parametrize("counts", [{"base": 40, "dates_v1": 40}, {"base": 20, "dates_v1": 200, "tools_v1": 60}])
-def test_separate_clusters_are_told_apart(counts: dict[str, int]) -> None:
-    classifier = fitted(**counts)
+def test_separate_clusters_are_classified_correctly(counts: dict[str, int]) -> None:
+    classifier = fit(**counts)
     assert classifier.classes == sorted(name.replace("_", "@") for name in counts)
     for model in classifier.classes:
-        told = [classifier.logprobs(point) for point in cloud(model, 50, seed=1)]
-        assert all(sum(map(math.exp, logprobs.values())) == pytest.approx(1) for logprobs in told)
-        right = sum(max(logprobs, key=lambda name: logprobs[name]) == model for logprobs in told)
+        logprobs = [classifier.logprobs(point) for point in cloud(model, 50, seed=1)]
+        assert all(sum(map(math.exp, logprobs.values())) == pytest.approx(1) for logprobs in logprobs)
+        right = sum(max(logprobs, key=lambda name: logprobs[name]) == model for logprobs in logprobs)
         assert right >= 45
 
 
@@ -88,23 +88,23 @@ def test_the_classifiers_numbers_are_scikit_learns_own() -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3))
 def test_json_gives_the_same_decision_bit_for_bit(point: list[float]) -> None:
-    again = HiddenStateClassifier(**json.loads(as_json(KEPT)))
-    assert again == KEPT
-    assert again.logprobs(point) == KEPT.logprobs(point)
+    restored = HiddenStateClassifier(**json.loads(as_json(CLASSIFIER)))
+    assert restored == CLASSIFIER
+    assert restored.logprobs(point) == CLASSIFIER.logprobs(point)
 
 
-KEPT = fitted(base=30, dates_v1=30, tools_v1=30)
+CLASSIFIER = fit(base=30, dates_v1=30, tools_v1=30)
 
 
 def test_a_file_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "router.json"
-    path.write_text(as_json(KEPT))
-    assert read_classifier(path) == KEPT
+    path.write_text(as_json(CLASSIFIER))
+    assert read_classifier(path) == CLASSIFIER
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "{", as_json(KEPT).replace('"bias"', '"biased"'), as_json(KEPT).replace('"tools@v1"', '"a", "b"')],
+    ["", "[]", "{}", "{", as_json(CLASSIFIER).replace('"bias"', '"biased"'), as_json(CLASSIFIER).replace('"tools@v1"', '"a", "b"')],
 )
 def test_a_file_that_is_no_classifier_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "router.json"
@@ -116,22 +116,22 @@ def test_a_file_that_is_no_classifier_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_classes_of_too_few_examples_are_left_out_and_counted() -> None:
-    classifier = fitted(base=MIN_EXAMPLES, dates_v1=MIN_EXAMPLES, tools_v1=MIN_EXAMPLES - 1)
+    classifier = fit(base=MIN_EXAMPLES, dates_v1=MIN_EXAMPLES, tools_v1=MIN_EXAMPLES - 1)
     assert classifier.classes == ["base", "dates@v1"]
     assert classifier.examples == {"base": 10, "dates@v1": 10, "tools@v1": 9}
 
 
 @pytest.mark.parametrize("counts", [{}, {"base": 50}, {"base": MIN_EXAMPLES - 1, "dates_v1": 50}])
-def test_too_few_classes_say_what_there_is_and_what_to_do(counts: dict[str, int]) -> None:
-    with pytest.raises(RouterFitError, match="two classes of at least 10 examples") as caught:
-        fitted(**counts)
-    assert "collect.episodes" in (caught.value.hint or "")
-    assert all(str(count) in caught.value.message for count in counts.values())
+def test_too_few_classes_raise_with_counts_and_hint(counts: dict[str, int]) -> None:
+    with pytest.raises(RouterFitError, match="two classes of at least 10 examples") as exc_info:
+        fit(**counts)
+    assert "collect.episodes" in (exc_info.value.hint or "")
+    assert all(str(count) in exc_info.value.message for count in counts.values())
 
 
 def test_the_likeliest_class_serves() -> None:
     client: Any = Embedding([3.0, 0.1, 1.0])
-    decision = asyncio.run(HiddenStateRouter(client, KEPT).choose(Task("policy", USER, [])))
+    decision = asyncio.run(HiddenStateRouter(client, CLASSIFIER).choose(Task("policy", USER, [])))
     assert decision.model == "dates@v1"
     assert set(decision.logprobs) == set(CENTRES)
     assert decision.reason == ""
@@ -139,26 +139,26 @@ def test_the_likeliest_class_serves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "classifier", "why"),
+    ("answer", "classifier", "reason"),
     [
-        (EngineError("down"), KEPT, "routing failed: down"),
-        (ContextLengthError("too long"), KEPT, "routing failed: too long"),
-        ([1.0, 2.0], KEPT, "routing failed: an embedding of 2 numbers"),
+        (EngineError("down"), CLASSIFIER, "routing failed: down"),
+        (ContextLengthError("too long"), CLASSIFIER, "routing failed: too long"),
+        ([1.0, 2.0], CLASSIFIER, "routing failed: an embedding of 2 numbers"),
         ([3.0, 0.1, 1.0], None, "too few"),
     ],
 )
-def test_routing_never_fails_a_request(found: Any, classifier: HiddenStateClassifier | None, why: str) -> None:
-    client: Any = Embedding(found)
+def test_routing_never_fails_a_request(answer: Any, classifier: HiddenStateClassifier | None, reason: str) -> None:
+    client: Any = Embedding(answer)
     decision = asyncio.run(HiddenStateRouter(client, classifier, "too few").choose(Task("", USER, [])))
     assert decision.model == "base"
     assert decision.logprobs == {}
-    assert decision.reason.startswith(why)
+    assert decision.reason.startswith(reason)
 
 
 def test_a_conversation_keeps_its_model() -> None:
     async def check() -> None:
         client: Any = Embedding([3.0, 0.1, 1.0])
-        policy = RoutedPolicy(client, HiddenStateRouter(client, KEPT))
+        policy = RoutedPolicy(client, HiddenStateRouter(client, CLASSIFIER))
         await policy.complete(USER, [], seed=0)
         client.found = [0.0, 3.0, 1.0]
         later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]

@@ -14,7 +14,7 @@ def job(**changes: object) -> TrainingJob:
     return dataclasses.replace(fixed, **changes)  # type: ignore[arg-type]
 
 
-def test_a_job_survives_the_disk(tmp_path: Path) -> None:
+def test_a_job_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(job(seed=3).to_json())
     assert read_job(path) == job(seed=3)

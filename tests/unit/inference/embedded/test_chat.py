@@ -63,10 +63,10 @@ values = st.none() | st.booleans() | st.integers() | names | st.lists(names, max
 
 
 @given(st.lists(st.tuples(names, st.dictionaries(names, values, max_size=4)), min_size=1, max_size=3))
-def test_what_a_model_writes_is_what_the_tool_gets(calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_tool_arguments_are_parsed_exactly(calls: list[tuple[str, dict[str, Any]]]) -> None:
     text = "\n".join(f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls)
-    got = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in parse(text)["tool_calls"]]
-    assert got == calls
+    parsed_calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in parse(text)["tool_calls"]]
+    assert parsed_calls == calls
 
 
 def test_rendering_gives_arguments_as_an_object_and_opens_the_answer() -> None:

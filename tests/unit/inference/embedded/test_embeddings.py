@@ -42,8 +42,8 @@ def test_a_text_has_the_same_vector_alone_and_in_a_batch() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         together = await client.embeddings(TEXTS)
         for text, vector in zip(TEXTS, together, strict=True):
-            (alone,) = await client.embeddings([text])
-            assert vector == pytest.approx(alone, abs=1e-5)
+            (single_vector,) = await client.embeddings([text])
+            assert vector == pytest.approx(single_vector, abs=1e-5)
             assert vector == pytest.approx(expected(text), abs=1e-5)
         assert await client.embeddings(TEXTS) == together
         assert await client.embeddings([]) == []
@@ -54,15 +54,15 @@ def test_a_text_has_the_same_vector_alone_and_in_a_batch() -> None:
 def test_answers_have_openais_shape_for_every_form_of_input() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         ids = WORDS.encode("Hi there")
-        for given, count in [("Hi there", 1), (["Hi there"], 1), (ids, 1), ([ids, ids], 2)]:
-            told = (await http.post("/v1/embeddings", json={"model": "base", "input": given})).json()
-            assert told["object"] == "list"
-            assert told["model"] == "base"
-            assert [(entry["object"], entry["index"]) for entry in told["data"]] == [
+        for inputs, count in [("Hi there", 1), (["Hi there"], 1), (ids, 1), ([ids, ids], 2)]:
+            body = (await http.post("/v1/embeddings", json={"model": "base", "input": inputs})).json()
+            assert body["object"] == "list"
+            assert body["model"] == "base"
+            assert [(entry["object"], entry["index"]) for entry in body["data"]] == [
                 ("embedding", i) for i in range(count)
             ]
-            assert told["data"][-1]["embedding"] == pytest.approx(expected("Hi there"), abs=1e-5)
-            assert told["usage"] == {"prompt_tokens": count * len(ids), "total_tokens": count * len(ids)}
+            assert body["data"][-1]["embedding"] == pytest.approx(expected("Hi there"), abs=1e-5)
+            assert body["usage"] == {"prompt_tokens": count * len(ids), "total_tokens": count * len(ids)}
 
     run(check)
 
@@ -70,10 +70,10 @@ def test_answers_have_openais_shape_for_every_form_of_input() -> None:
 def test_many_texts_are_asked_for_in_several_requests() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         texts = [f"order W{i}" for i in range(150)]
-        found = await client.embeddings(texts)
-        assert len(found) == len(texts)
+        vectors = await client.embeddings(texts)
+        assert len(vectors) == len(texts)
         (last,) = await client.embeddings([texts[-1]])
-        assert found[-1] == pytest.approx(last, abs=1e-5)
+        assert vectors[-1] == pytest.approx(last, abs=1e-5)
 
     run(check)
 
@@ -83,14 +83,14 @@ def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: 
 
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
         await client.load_adapter("dates@v1", tmp_path)
-        said = [[{"role": "user", "content": f"order W{i}"}] for i in range(8)]
-        talk = [client.chat("dates@v1", m, [], temperature=0.0, max_tokens=24) for m in said]
-        made = asyncio.gather(*talk)
+        conversations = [[{"role": "user", "content": f"order W{i}"}] for i in range(8)]
+        talk = [client.chat("dates@v1", m, [], temperature=0.0, max_tokens=24) for m in conversations]
+        completions = asyncio.gather(*talk)
         embedded = await asyncio.gather(*(client.embeddings([text]) for text in TEXTS))
         for text, (vector,) in zip(TEXTS, embedded, strict=True):
             assert vector == pytest.approx(expected(text), abs=1e-5)
-        alone = [await client.chat("dates@v1", m, [], temperature=0.0, max_tokens=24) for m in said]
-        assert [c.completion_ids for c in await made] == [c.completion_ids for c in alone]
+        expected_completions = [await client.chat("dates@v1", m, [], temperature=0.0, max_tokens=24) for m in conversations]
+        assert [c.completion_ids for c in await completions] == [c.completion_ids for c in expected_completions]
         with pytest.raises(RequestError, match="base model's"):
             await client.embeddings(["x"], "dates@v1")
 
@@ -98,7 +98,7 @@ def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "status", "message"),
     [
         ({"model": "nobody", "input": "x"}, 404, "nobody"),
         ({"model": "base"}, 400, "input"),
@@ -111,11 +111,11 @@ def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: 
         ({"model": "base", "input": "x", "dimensions": 8}, 400, "dimensions=8"),
     ],
 )
-def test_wrong_requests_are_told_apart(body: dict[str, Any], status: int, says: str) -> None:
+def test_invalid_requests_get_distinct_errors(body: dict[str, Any], status: int, message: str) -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         answer = await http.post("/v1/embeddings", json=body)
         assert answer.status_code == status
-        assert says in answer.json()["error"]["message"]
+        assert message in answer.json()["error"]["message"]
 
     run(check)
 
@@ -146,7 +146,7 @@ def test_a_broken_model_fails_the_job_and_not_the_engine() -> None:
         engine.submit_embeddings([[5, 6]])
 
 
-def test_a_stopped_engine_fails_what_still_waits() -> None:
+def test_a_stopped_engine_fails_waiting_jobs() -> None:
     job = EmbeddingJob([[5]])
     job.fail(EngineError("the engine was stopped"))
     with pytest.raises(EngineError, match="stopped"):

@@ -21,10 +21,10 @@ SIZE = len(WORDS)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(thread_count)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ MODELS = {
 def test_greedy_equals_transformers_generate_in_a_ragged_batch(name: str) -> None:
     engine = Engine(MODELS[name](), WORDS, max_batch=8)
     model = MODELS[name]()
-    asked = prompts(13)
-    made = engine.generate([greedy(p, 5 + i) for i, p in enumerate(asked)])
-    for i, (prompt, generation) in enumerate(zip(asked, made, strict=True)):
+    prompt_batch = prompts(13)
+    generations = engine.generate([greedy(p, 5 + i) for i, p in enumerate(prompt_batch)])
+    for i, (prompt, generation) in enumerate(zip(prompt_batch, generations, strict=True)):
         assert generation.ids == reference(model, prompt, 5 + i)
         assert generation.finish_reason == ("stop" if generation.ids[-1] == 2 else "length")
 
@@ -82,9 +82,9 @@ def test_greedy_equals_transformers_generate_in_a_ragged_batch(name: str) -> Non
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_logprobs_equal_a_full_forward_pass(temperature: float) -> None:
     engine, model = Engine(tiny.qwen3(SIZE), WORDS), tiny.qwen3(SIZE)
-    asked = prompts(6, seed=1)
-    made = engine.generate([Request(p, Sampling(temperature, 10, seed=i)) for i, p in enumerate(asked)])
-    for prompt, generation in zip(asked, made, strict=True):
+    prompt_batch = prompts(6, seed=1)
+    generations = engine.generate([Request(p, Sampling(temperature, 10, seed=i)) for i, p in enumerate(prompt_batch)])
+    for prompt, generation in zip(prompt_batch, generations, strict=True):
         expected = full_logprobs(model, prompt, generation.ids, temperature)
         assert generation.logprobs == pytest.approx(expected, abs=1e-4)
 
@@ -94,18 +94,18 @@ def test_mixed_adapters_in_one_batch_equal_each_adapter_alone(adapters: dict[str
     for name, path in adapters.items():
         engine.load_adapter(name, path)
     assert engine.adapters() == list(adapters)
-    asked = prompts(9, seed=2)
+    prompt_batch = prompts(9, seed=2)
     choice = [[None, *adapters][i % 3] for i in range(9)]
-    made = engine.generate([greedy(p, adapter=a) for p, a in zip(asked, choice, strict=True)])
-    alone: dict[str | None, Any] = {
+    generations = engine.generate([greedy(p, adapter=a) for p, a in zip(prompt_batch, choice, strict=True)])
+    engines: dict[str | None, Any] = {
         n: PeftModel.from_pretrained(tiny.qwen3(SIZE), str(p)).eval() for n, p in adapters.items()
     }
-    alone[None] = tiny.qwen3(SIZE)
-    for prompt, adapter, generation in zip(asked, choice, made, strict=True):
-        assert generation.ids == reference(alone[adapter], prompt, 12)
-        assert generation.logprobs == pytest.approx(full_logprobs(alone[adapter], prompt, generation.ids, 0), abs=1e-4)
-    same = engine.generate([greedy(asked[0], adapter=a) for a in [None, *adapters]])
-    assert len({tuple(g.logprobs) for g in same}) == 3, "adapters must differ from the base and from each other"
+    engines[None] = tiny.qwen3(SIZE)
+    for prompt, adapter, generation in zip(prompt_batch, choice, generations, strict=True):
+        assert generation.ids == reference(engines[adapter], prompt, 12)
+        assert generation.logprobs == pytest.approx(full_logprobs(engines[adapter], prompt, generation.ids, 0), abs=1e-4)
+    same_prompt = engine.generate([greedy(prompt_batch[0], adapter=a) for a in [None, *adapters]])
+    assert len({tuple(g.logprobs) for g in same_prompt}) == 3, "adapters must differ from the base and from each other"
 
 
 def test_next_turns_reuse_their_prefix_and_stay_exact(adapters: dict[str, Path]) -> None:
@@ -117,14 +117,14 @@ def test_next_turns_reuse_their_prefix_and_stay_exact(adapters: dict[str, Path])
     for turn in range(3):
         requests = [greedy(c, 6) for c in conversations]
         requests.append(greedy(conversations[0], 6, "dates@v1"))  # same words, other weights
-        made = engine.generate(requests)
-        for request, generation in zip(requests, made, strict=True):
+        generations = engine.generate(requests)
+        for request, generation in zip(requests, generations, strict=True):
             expected = reference(adapted if request.adapter else model, request.prompt_ids, 6)
             assert generation.ids == expected
-        conversations = [c + g.ids + [5, 6, 7 + turn] for c, g in zip(conversations, made, strict=False)]
+        conversations = [c + g.ids + [5, 6, 7 + turn] for c, g in zip(conversations, generations, strict=False)]
 
 
-def test_prefix_reuse_prefills_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_reuse_prefills_only_the_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tiny.qwen3(SIZE), WORDS)
     widths: list[int] = []
     prefill = engine._forward.prefill
@@ -147,59 +147,59 @@ def test_identical_prompts_are_prefilled_once(monkeypatch: pytest.MonkeyPatch) -
         engine._forward, "prefill", lambda spans: widths.extend(len(s.tokens) for s in spans) or prefill(spans)
     )
     (prompt,) = prompts(1, seed=5, low=50, high=50)
-    made = engine.generate([Request(prompt, Sampling(1.0, 8, seed=i)) for i in range(6)])
+    generations = engine.generate([Request(prompt, Sampling(1.0, 8, seed=i)) for i in range(6)])
     assert sorted(widths) == [1] * 5 + [50]
-    assert len({tuple(g.ids) for g in made}) > 1
-    for generation in made:
+    assert len({tuple(g.ids) for g in generations}) > 1
+    for generation in generations:
         assert generation.logprobs == pytest.approx(full_logprobs(model, prompt, generation.ids, 1.0), abs=1e-4)
 
 
 def test_sampling_depends_on_the_seed_and_not_on_the_neighbours() -> None:
-    asked = prompts(10, seed=6)
-    requests = [Request(p, Sampling(1.0, 10, seed=i)) for i, p in enumerate(asked)]
+    prompt_batch = prompts(10, seed=6)
+    requests = [Request(p, Sampling(1.0, 10, seed=i)) for i, p in enumerate(prompt_batch)]
     together = Engine(tiny.qwen3(SIZE), WORDS).generate(requests)
-    alone = [Engine(tiny.qwen3(SIZE), WORDS).generate([r])[0] for r in requests]
-    assert [g.ids for g in together] == [g.ids for g in alone]
-    other = Engine(tiny.qwen3(SIZE), WORDS).generate([Request(p, Sampling(1.0, 10, seed=99)) for p in asked])
+    expected = [Engine(tiny.qwen3(SIZE), WORDS).generate([r])[0] for r in requests]
+    assert [g.ids for g in together] == [g.ids for g in expected]
+    other = Engine(tiny.qwen3(SIZE), WORDS).generate([Request(p, Sampling(1.0, 10, seed=99)) for p in prompt_batch])
     assert [g.ids for g in together] != [g.ids for g in other]
 
 
 def test_sampled_frequencies_follow_the_softmax() -> None:
     engine, model = Engine(tiny.qwen3(SIZE), WORDS), tiny.qwen3(SIZE)
     (prompt,) = prompts(1, seed=7)
-    made = engine.generate([Request(prompt, Sampling(1.0, 1, seed=i)) for i in range(600)])
+    generations = engine.generate([Request(prompt, Sampling(1.0, 1, seed=i)) for i in range(600)])
     with torch.inference_mode():
         expected = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1], -1)
-    counted = torch.bincount(torch.tensor([g.ids[0] for g in made]), minlength=SIZE) / 600
-    assert (counted - expected).abs().max() < 5 * (0.25 / 600) ** 0.5
+    frequencies = torch.bincount(torch.tensor([g.ids[0] for g in generations]), minlength=SIZE) / 600
+    assert (frequencies - expected).abs().max() < 5 * (0.25 / 600) ** 0.5
 
 
 def test_top_logprobs_are_the_most_likely_tokens() -> None:
     engine, model = Engine(tiny.qwen3(SIZE), WORDS), tiny.qwen3(SIZE)
     (prompt,) = prompts(1, seed=8)
-    (made,) = engine.generate([Request(prompt, Sampling(0.0, 3, top_logprobs=4))])
+    (generation,) = engine.generate([Request(prompt, Sampling(0.0, 3, top_logprobs=4))])
     with torch.inference_mode():
         values, ids = torch.log_softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1], -1).topk(4)
-    assert list(made.top[0]) == ids.tolist()
-    assert list(made.top[0].values()) == pytest.approx(values.tolist(), abs=1e-4)
-    assert len(made.top) == len(made.ids)
+    assert list(generation.top[0]) == ids.tolist()
+    assert list(generation.top[0].values()) == pytest.approx(values.tolist(), abs=1e-4)
+    assert len(generation.top) == len(generation.ids)
 
 
 def test_requests_join_while_others_decode() -> None:
     """Drive the scheduler by hand, so that the join is certain: one request per step, of different lengths."""
     engine, model = Engine(tiny.qwen3(SIZE), WORDS, max_batch=3), tiny.qwen3(SIZE)
-    asked = prompts(7, seed=9)
-    running = [engine._accept(greedy(p, 4 + 3 * (i % 3))) for i, p in enumerate(asked)]
-    most = 0
-    for one in running:
-        engine._waiting.append(one)
+    prompt_batch = prompts(7, seed=9)
+    running = [engine._accept(greedy(p, 4 + 3 * (i % 3))) for i, p in enumerate(prompt_batch)]
+    max_running = 0
+    for request in running:
+        engine._waiting.append(request)
         engine._step()
-        most = max(most, len(engine._running))
+        max_running = max(max_running, len(engine._running))
     while engine._running or engine._waiting:
         engine._step()
-    assert most > 1
-    for i, (prompt, one) in enumerate(zip(asked, running, strict=True)):
-        assert one.future.result(0).ids == reference(model, prompt, 4 + 3 * (i % 3))
+    assert max_running > 1
+    for i, (prompt, request) in enumerate(zip(prompt_batch, running, strict=True)):
+        assert request.future.result(0).ids == reference(model, prompt, 4 + 3 * (i % 3))
 
 
 def test_a_queue_of_long_prompts_is_prefilled_one_budget_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +218,12 @@ def test_a_short_answer_does_not_wait_for_a_long_one() -> None:
     done: list[str] = []
     (first, second) = prompts(2, seed=10)
     long = engine._accept(greedy(first, 200))
-    short = engine._accept(greedy(second, 1))
+    short_request = engine._accept(greedy(second, 1))
     long.future.add_done_callback(lambda _: done.append("long"))
-    short.future.add_done_callback(lambda _: done.append("short"))
+    short_request.future.add_done_callback(lambda _: done.append("short"))
     engine._waiting.append(long)
     engine._step()
-    engine._waiting.append(short)
+    engine._waiting.append(short_request)
     engine._step()
     assert done == ["short"]
 
@@ -232,9 +232,9 @@ def test_threaded_submit_gives_the_same_answers() -> None:
     engine, model = Engine(tiny.qwen3(SIZE), WORDS, max_batch=4), tiny.qwen3(SIZE)
     engine.start()
     try:
-        asked = prompts(10, seed=11)
-        futures = [engine.submit(p, Sampling(0.0, 8), None) for p in asked]
-        for prompt, future in zip(asked, futures, strict=True):
+        prompt_batch = prompts(10, seed=11)
+        futures = [engine.submit(p, Sampling(0.0, 8), None) for p in prompt_batch]
+        for prompt, future in zip(prompt_batch, futures, strict=True):
             assert future.result(60).ids == reference(model, prompt, 8)
     finally:
         engine.stop()
@@ -245,13 +245,13 @@ def test_threaded_submit_gives_the_same_answers() -> None:
 def test_a_cancelled_request_frees_its_slot() -> None:
     engine = Engine(tiny.qwen3(SIZE), WORDS, max_batch=1)
     (first, second) = prompts(2, seed=12)
-    long, short = engine._accept(greedy(first, 300)), engine._accept(greedy(second, 1))
-    engine._waiting.extend([long, short])
+    long, short_request = engine._accept(greedy(first, 300)), engine._accept(greedy(second, 1))
+    engine._waiting.extend([long, short_request])
     engine._step()
-    assert not short.future.done()
+    assert not short_request.future.done()
     assert long.future.cancel()
     engine._step()
-    assert short.future.done()
+    assert short_request.future.done()
     assert engine._running == []
 
 
@@ -259,12 +259,12 @@ def test_a_failing_forward_pass_fails_its_requests_and_not_the_engine(monkeypatc
     engine, model = Engine(tiny.qwen3(SIZE), WORDS), tiny.qwen3(SIZE)
     prefill = engine._forward.prefill
 
-    def broken(_: Any) -> Any:
+    def fail(_: Any) -> Any:
         raise RuntimeError("out of memory")
 
     engine.start()
     try:
-        monkeypatch.setattr(engine._forward, "prefill", broken)
+        monkeypatch.setattr(engine._forward, "prefill", fail)
         with pytest.raises(EngineError, match="out of memory"):
             engine.submit([5, 6, 7], Sampling(0.0, 4)).result(60)
         monkeypatch.setattr(engine._forward, "prefill", prefill)
@@ -290,8 +290,8 @@ def test_a_diverged_adapter_fails_alone_and_leaves_no_trace(adapters: dict[str, 
     with pytest.raises(EngineError, match="not finite"):
         running[0].future.result(0)
     assert running[1].future.result(0).ids == reference(model, second, 6)
-    made = engine.generate([greedy(first, 6), greedy(third, 6)])
-    assert [g.ids for g in made] == [reference(model, first, 6), reference(model, third, 6)]
+    generations = engine.generate([greedy(first, 6), greedy(third, 6)])
+    assert [g.ids for g in generations] == [reference(model, first, 6), reference(model, third, 6)]
 
 
 def test_a_live_peft_model_is_followed_as_its_weights_change(adapters: dict[str, Path]) -> None:
@@ -300,8 +300,8 @@ def test_a_live_peft_model_is_followed_as_its_weights_change(adapters: dict[str,
     (prompt,) = prompts(1, seed=14)
     implementation = live.config._attn_implementation
     for step in range(2):
-        (made,) = engine.generate([Request(prompt, Sampling(1.0, 8, seed=step))])
-        assert made.logprobs == pytest.approx(full_logprobs(live, prompt, made.ids, 1.0), abs=1e-4)
+        (generation,) = engine.generate([Request(prompt, Sampling(1.0, 8, seed=step))])
+        assert generation.logprobs == pytest.approx(full_logprobs(live, prompt, generation.ids, 1.0), abs=1e-4)
         with torch.no_grad():
             for weight in live.parameters():
                 if weight.requires_grad:
@@ -369,15 +369,15 @@ def test_wrong_requests_are_refused_at_once() -> None:
     ]:
         with pytest.raises(error):
             engine.generate([request])
-    made: list[Generation] = engine.generate([Request([5] * 30, Sampling(0.0, 100))])
-    assert len(made[0].ids) <= 2, "the context bounds the answer"
+    generations: list[Generation] = engine.generate([Request([5] * 30, Sampling(0.0, 100))])
+    assert len(generations[0].ids) <= 2, "the context bounds the answer"
 
 
-def test_stopping_fails_what_is_under_way() -> None:
+def test_stopping_fails_running_requests() -> None:
     engine = Engine(tiny.qwen3(SIZE), WORDS)
     engine.start()
     futures: list[Future[Generation]] = [engine.submit(p, Sampling(1.0, 400, seed=1)) for p in prompts(40)]
     engine.stop()
-    ended = [f for f in futures if f.exception(0) is None]
+    finished_futures = [f for f in futures if f.exception(0) is None]
     failed = [f for f in futures if isinstance(f.exception(0), EngineError)]
-    assert len(ended) + len(failed) == 40
+    assert len(finished_futures) + len(failed) == 40

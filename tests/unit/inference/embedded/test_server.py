@@ -55,27 +55,27 @@ def run(check: Callable[[httpx.AsyncClient, EngineClient, Engine], Coroutine[Any
 
 def test_chat_brings_the_engines_own_tokens() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
-        made = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
+        completion = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
         prompt_ids = render(WORDS, USER, [TOOL])
         (expected,) = Engine(tiny.qwen3(len(WORDS)), WORDS).generate([Request(prompt_ids, Sampling(1.0, 9, 4))])
-        assert made.prompt_ids == prompt_ids
-        assert made.completion_ids == expected.ids
-        assert made.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-        assert made.finish_reason == expected.finish_reason
-        assert made.message["role"] == "assistant"
-        again = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
-        assert again.completion_ids == made.completion_ids
+        assert completion.prompt_ids == prompt_ids
+        assert completion.completion_ids == expected.ids
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        assert completion.finish_reason == expected.finish_reason
+        assert completion.message["role"] == "assistant"
+        repeated = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
+        assert repeated.completion_ids == completion.completion_ids
 
     run(check)
 
 
 def test_many_at_once_equal_each_alone() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
-        asked = [[{"role": "user", "content": f"order W{i}"}] for i in range(20)]
-        alone = [await client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in asked]
-        calls = [client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in asked]
+        conversations = [[{"role": "user", "content": f"order W{i}"}] for i in range(20)]
+        expected = [await client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in conversations]
+        calls = [client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in conversations]
         together = await asyncio.gather(*calls)
-        assert [c.completion_ids for c in together] == [c.completion_ids for c in alone]
+        assert [c.completion_ids for c in together] == [c.completion_ids for c in expected]
 
     run(check)
 
@@ -102,7 +102,7 @@ def test_adapters_are_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "says"),
+    ("path", "body", "status", "message"),
     [
         ("chat/completions", {"model": "nobody", "messages": USER}, 404, "nobody"),
         ("chat/completions", {"model": "base"}, 400, "messages"),
@@ -124,12 +124,12 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         ("nothing", {}, 404, "Not Found"),
     ],
 )
-def test_wrong_requests_get_openais_error_shape(path: str, body: dict[str, Any], status: int, says: str) -> None:
+def test_wrong_requests_get_openais_error_shape(path: str, body: dict[str, Any], status: int, message: str) -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         response = await http.post(f"/v1/{path}", json=body)
         error = response.json()["error"]
         assert response.status_code == status
-        assert says in error["message"]
+        assert message in error["message"]
         assert error["type"] == "invalid_request_error"
 
     run(check)
@@ -156,10 +156,10 @@ def test_a_context_that_is_too_long_has_its_own_error() -> None:
 
 def test_an_engine_failure_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
-        def broken(_: Any) -> Any:
+        def fail(_: Any) -> Any:
             raise RuntimeError("no memory")
 
-        monkeypatch.setattr(engine._forward, "prefill", broken)
+        monkeypatch.setattr(engine._forward, "prefill", fail)
         with pytest.raises(EngineError, match="no memory"):
             await client.chat("base", USER, [])
         response = await http.post("/v1/completions", json={"model": "base", "prompt": "hi"})
@@ -171,15 +171,15 @@ def test_an_engine_failure_is_a_server_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_streams_carry_the_whole_message() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "messages": USER, "seed": 1, "max_tokens": 5}
-        whole = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
+        choice = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
         options = {"stream": True, "stream_options": {"include_usage": True}}
         response = await http.post("/v1/chat/completions", json=body | options)
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         chunks = [json.loads(line) for line in lines[:-1]]
         assert lines[-1] == "[DONE]"
-        assert chunks[0]["choices"][0]["delta"]["content"] == whole["message"]["content"]
-        assert chunks[1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+        assert chunks[0]["choices"][0]["delta"]["content"] == choice["message"]["content"]
+        assert chunks[1]["choices"][0]["finish_reason"] == choice["finish_reason"]
         assert chunks[2]["usage"]["completion_tokens"] <= 5
 
     run(check)
@@ -188,10 +188,10 @@ def test_streams_carry_the_whole_message() -> None:
 def test_a_text_is_streamed_too() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "prompt": "Please return", "seed": 1, "max_tokens": 5}
-        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        response = (await http.post("/v1/completions", json=body)).json()["choices"][0]
         lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
-        said, end = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:2])
-        assert (said["text"], end["finish_reason"]) == (whole["text"], whole["finish_reason"])
+        delta, end = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:2])
+        assert (delta["text"], end["finish_reason"]) == (response["text"], response["finish_reason"])
         assert lines[2] == "data: [DONE]"
 
     run(check)
@@ -200,12 +200,12 @@ def test_a_text_is_streamed_too() -> None:
 def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "messages": USER, "max_tokens": 5}
-        many = (await http.post("/v1/chat/completions", json=body | {"seed": 3, "n": 3})).json()
-        alone = [(await http.post("/v1/chat/completions", json=body | {"seed": 3 + i})).json() for i in range(3)]
-        assert [c["message"] for c in many["choices"]] == [one["choices"][0]["message"] for one in alone]
-        assert [c["index"] for c in many["choices"]] == [0, 1, 2]
-        made = sum(one["usage"]["completion_tokens"] for one in alone)
-        assert many["usage"]["completion_tokens"] == made
+        combined = (await http.post("/v1/chat/completions", json=body | {"seed": 3, "n": 3})).json()
+        single_responses = [(await http.post("/v1/chat/completions", json=body | {"seed": 3 + i})).json() for i in range(3)]
+        assert [c["message"] for c in combined["choices"]] == [response["choices"][0]["message"] for response in single_responses]
+        assert [c["index"] for c in combined["choices"]] == [0, 1, 2]
+        token_count = sum(response["usage"]["completion_tokens"] for response in single_responses)
+        assert combined["usage"]["completion_tokens"] == token_count
 
     run(check)
 
@@ -213,12 +213,12 @@ def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
 def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "prompt": "Please return", "temperature": 0, "max_tokens": 12}
-        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
-        stop = whole[4:6]
-        ended = (await http.post("/v1/completions", json=body | {"stop": ["nowhere", stop]})).json()
-        choice = ended["choices"][0]
-        assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
-        assert ended["usage"]["completion_tokens"] < 12
+        response = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        stop = response[4:6]
+        stopped_response = (await http.post("/v1/completions", json=body | {"stop": ["nowhere", stop]})).json()
+        choice = stopped_response["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (response[: response.index(stop)], "stop")
+        assert stopped_response["usage"]["completion_tokens"] < 12
 
     run(check)
 
@@ -226,32 +226,32 @@ def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
 def test_a_client_that_hangs_up_frees_the_engine() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
         app = build_app(engine)
-        gone = asyncio.Event()
+        cancelled_event = asyncio.Event()
         parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> dict[str, Any]:
             if parts:
                 return parts.pop()
-            await gone.wait()
+            await cancelled_event.wait()
             return {"type": "http.disconnect"}
 
-        sent: list[Any] = []
+        messages: list[Any] = []
 
         async def send(event: Any) -> None:
-            sent.append(event)
+            messages.append(event)
 
         submitted = []
         submit = engine.submit
 
         def spy(*arguments: Any) -> Any:
             submitted.append(submit(*arguments))
-            gone.set()
+            cancelled_event.set()
             return submitted[-1]
 
         engine.submit = spy  # type: ignore[method-assign]
         await app(scope, receive, send)  # type: ignore[arg-type]
         assert submitted[0].cancelled()
-        assert sent[0]["status"] == 499
+        assert messages[0]["status"] == 499
 
     body = {"model": "base", "messages": USER, "max_tokens": 400}
     scope = {
@@ -276,20 +276,20 @@ def test_label_logprobs_are_those_of_the_next_token() -> None:
         with torch.inference_mode():
             logits = engine._forward.model(input_ids=torch.tensor([WORDS.encode("Answer:")])).logits[0, -1]
         values, ids = torch.log_softmax(logits, -1).topk(20)
-        seen = [(WORDS.decode([i]), v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-        plain = [(t, v) for t, v in seen if t == t.strip() and len(t) and sum(t == u.strip() for u, _ in seen) == 1]
-        labels = [t for t, _ in plain]
-        found = await client.label_logprobs("Answer:", [*labels, "surely not a token"])
-        assert found == pytest.approx(dict(plain), abs=1e-4)
+        candidates = [(WORDS.decode([i]), v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+        words = [(t, v) for t, v in candidates if t == t.strip() and len(t) and sum(t == u.strip() for u, _ in candidates) == 1]
+        labels = [t for t, _ in words]
+        logprobs = await client.label_logprobs("Answer:", [*labels, "surely not a token"])
+        assert logprobs == pytest.approx(dict(words), abs=1e-4)
 
     run(check)
 
 
 def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
-        told = (await http.post("/tokenize", json={"prompt": "Answer:A", "add_special_tokens": False})).json()
-        assert told["tokens"] == WORDS.encode("Answer:A", add_special_tokens=False)
-        assert told["count"] == len(told["tokens"])
+        body = (await http.post("/tokenize", json={"prompt": "Answer:A", "add_special_tokens": False})).json()
+        assert body["tokens"] == WORDS.encode("Answer:A", add_special_tokens=False)
+        assert body["count"] == len(body["tokens"])
         await client.check_labels(["A", "B"])
         with pytest.raises(RoutingPromptError, match="label 'quagga' is not a single token"):
             await client.check_labels(["A", "quagga"])
@@ -300,19 +300,19 @@ def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
 class Scripted:
     """Stands in for the client where the router's own rules are tested: fixed label log-probs."""
 
-    def __init__(self, found: dict[str, float] | Exception) -> None:
-        self.found = found
-        self.asked: list[str] = []
+    def __init__(self, answer: dict[str, float] | Exception) -> None:
+        self.answer = answer
+        self.prompts: list[str] = []
         self.models: list[str] = []
 
     async def check_labels(self, labels: list[str]) -> None:
         assert labels
 
     async def label_logprobs(self, prompt: str, labels: list[str], model: str) -> dict[str, float]:
-        self.asked.append(prompt)
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
+        self.prompts.append(prompt)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
     async def chat(self, model: str, *_: Any, **__: Any) -> str:
         self.models.append(model)
@@ -333,7 +333,7 @@ def test_the_likeliest_label_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "routes", "why"),
+    ("answer", "routes", "reason"),
     [
         (EngineError("down"), ROUTES, "routing failed: down"),
         ({}, ROUTES, "no label"),
@@ -341,11 +341,11 @@ def test_the_likeliest_label_wins() -> None:
         ({"A": 0.0}, [ROUTES[0]] * 26, "routing failed: 26 skills"),
     ],
 )
-def test_routing_never_fails_a_request(found: Any, routes: list[Route], why: str) -> None:
-    client: Any = Scripted(found)
+def test_routing_never_fails_a_request(answer: Any, routes: list[Route], reason: str) -> None:
+    client: Any = Scripted(answer)
     decision = asyncio.run(LabelRouter(client, routes).choose(TASK))
     assert decision.model == "base"
-    assert decision.reason.startswith(why)
+    assert decision.reason.startswith(reason)
 
 
 def test_the_first_turn_decides_for_the_whole_conversation() -> None:

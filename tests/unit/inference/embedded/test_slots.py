@@ -24,22 +24,22 @@ def finished(table: SlotTable, prompt: list[int], adapter: str | None = None) ->
 
 def test_the_next_turn_takes_its_own_slot() -> None:
     table = SlotTable(4)
-    one, two = finished(table, [1] * 30), finished(table, [2] * 30)
+    first, two = finished(table, [1] * 30), finished(table, [2] * 30)
     placement = table.place([2] * 30 + [3] * 9, None)
     assert placement is not None
-    assert one != two
+    assert first != two
     assert (placement.slot.index, placement.reused, placement.source) == (two, 30, placement.slot)
 
 
 def test_a_shared_system_prompt_is_copied_not_taken() -> None:
     table = SlotTable(4)
     system = list(range(MIN_COPY + 4))
-    one = finished(table, system + [1] * 50)
+    first = finished(table, system + [1] * 50)
     placement = table.place(system + [2] * 50, None)
     assert placement is not None
-    assert placement.slot.index != one
-    assert (placement.reused, placement.source.index) == (len(system), one)
-    assert table.slots[one].cached == len(system) + 50
+    assert placement.slot.index != first
+    assert (placement.reused, placement.source.index) == (len(system), first)
+    assert table.slots[first].cached == len(system) + 50
 
 
 def test_adapters_never_share_memory() -> None:
@@ -60,16 +60,16 @@ def test_at_least_one_token_is_left_to_prefill() -> None:
 
 def test_the_least_recently_used_idle_slot_goes_first_and_busy_ones_never() -> None:
     table = SlotTable(2)
-    oldest = finished(table, [1] * 30)
+    first = finished(table, [1] * 30)
     busy = table.place([2] * 30, None)
     placement = table.place([3] * 30, None)
     assert busy is not None
     assert placement is not None
-    assert placement.slot.index == oldest
+    assert placement.slot.index == first
     assert table.place([4] * 30, None) is None
 
 
-def test_forgetting_spares_the_active() -> None:
+def test_clearing_spares_active_slots() -> None:
     table = SlotTable(2)
     idle = finished(table, [1] * 30)
     placement = table.place([2] * 30, None)
