@@ -14,7 +14,7 @@ from store.records import Feedback
 from store.repositories.events import newest_events
 from store.repositories.trajectories import get_trajectory, save_trajectories
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import running_gateway, until
+from tests.integration.gateway.place import running_gateway, wait_until
 from tests.integration.llm.asking import KEY
 from tests.integration.scoring.reading_judge import by_words, verdict
 from tests.scripted_model import (
@@ -187,9 +187,9 @@ def test_a_gateway_that_serves_the_judge_does_not_record_it(tmp_path: Path) -> N
             judgement: list[Judgement] = []
             await judge_each(judge, [CANCELLED], judgement.append)
             assert (judgement[0].decision.outcome, judgement[0].decision.reason) == (Outcome.SUCCESS, "by the router")
-            assert gateway.engine.asked[-1]["response_format"]["json_schema"]["name"] == "judgement"
+            assert gateway.engine.requests[-1]["response_format"]["json_schema"]["name"] == "judgement"
             await gateway.ask("base", headers={"X-Traced-Conversation": "of a user"})
-            await until(gateway.trajectories)
+            await wait_until(gateway.trajectories)
             assert [exchange.task_id for exchange in gateway.trajectories()] == ["of a user"]
 
     asyncio.run(inside())

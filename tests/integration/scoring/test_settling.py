@@ -12,7 +12,7 @@ from store.records import Exchange
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import list_trajectories
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import RunningGateway, running_gateway, until
+from tests.integration.gateway.place import RunningGateway, running_gateway, wait_until
 from tests.unit.store.chain import later
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
@@ -96,7 +96,7 @@ def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp
     async def check(gateway: RunningGateway) -> None:
         for name, messages in (("paid", PAID_ORDER), ("useless", USELESS), ("other", OTHER)):
             await ask(gateway, name, messages)
-        await until(lambda: len(gateway.trajectories()) == 3)
+        await wait_until(lambda: len(gateway.trajectories()) == 3)
         assert effective_outcomes(gateway) == {
             "paid": (Outcome.SUCCESS, OutcomeSource.RULES, "paid for in the shop's books: the money is there"),
             "useless": (Outcome.FAILURE, OutcomeSource.RULES, "hung up on"),
@@ -117,7 +117,7 @@ def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: 
             ask(gateway, "useless", USELESS), gateway.http.post("/v1/feedback", content=json.dumps(feedback))
         )
         assert answers[1].status_code == 200
-        await until(lambda: gateway.trajectories() and effective_outcomes(gateway)["useless"][0] is Outcome.SUCCESS)
+        await wait_until(lambda: gateway.trajectories() and effective_outcomes(gateway)["useless"][0] is Outcome.SUCCESS)
         assert effective_outcomes(gateway)["useless"][1] is OutcomeSource.PEOPLE
         with read_session(gateway.store) as session:
             rows = feedback_on(session, gateway.trajectories()[0].id)
@@ -129,7 +129,7 @@ def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: 
 def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "paid", PAID_ORDER)
-        await until(gateway.trajectories)
+        await wait_until(gateway.trajectories)
         outcome, source, reason = effective_outcomes(gateway)["paid"]
         assert (outcome, source) == (Outcome.UNKNOWN, OutcomeSource.NOBODY)
         assert reason.startswith("paid for in the shop's books: could not be checked: shop (")
@@ -153,13 +153,13 @@ def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_ignored
 
     async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "a", USELESS)
-        await until(lambda: "a" in effective_outcomes(gateway))
+        await wait_until(lambda: "a" in effective_outcomes(gateway))
         file.write_text("rule = 1")
         await ask(gateway, "b", USELESS)
-        await until(lambda: "b" in effective_outcomes(gateway))
+        await wait_until(lambda: "b" in effective_outcomes(gateway))
         file.write_text(RULES.replace('"failure"', '"success"'))
         await ask(gateway, "c", USELESS)
-        await until(lambda: "c" in effective_outcomes(gateway))
+        await wait_until(lambda: "c" in effective_outcomes(gateway))
         outcomes = {name: outcome for name, (outcome, _, _) in effective_outcomes(gateway).items()}
         assert outcomes == {"a": Outcome.FAILURE, "b": Outcome.FAILURE, "c": Outcome.SUCCESS}
 
