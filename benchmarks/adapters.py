@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
-from benchmarks.engines.signed import questions
+from benchmarks.engines.signed_adapters import questions
 
 ADAPTERS = (1, 4, 16)
 WARM = 16

@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 from tests.scripted_analyst import Thinking
-from tests.scripted_model import Sent, Silence, served
+from tests.scripted_model import ScriptedReply, Silence, scripted_server
 
 AIMS = {"ratio": 1.3}
 ROOT = Path(__file__).parents[1]
@@ -61,18 +61,18 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     data, thinking = folder / "data", Thinking()
     imported = traced(data, "import", str((given.file or variants(folder / "records.json")).resolve()))
 
-    def slowly(body: dict[str, Any], nth: int) -> Sent:
+    def slowly(body: dict[str, Any], nth: int) -> ScriptedReply:
         answer = thinking(body, nth)
         assert isinstance(answer, dict)
         return Silence(given.seconds, answer)
 
-    with served(slowly) as server:
+    with scripted_server(slowly) as server:
         llm = {"base_url": server.url, "model": "scripted", "concurrency": given.concurrency}
         settings = [f"llm.{key}={json.dumps(value)}" for key, value in llm.items()] + [f"analysis.runs={given.runs}"]
         begun = perf_counter()
         found = traced(data, "analyze", "--analyst", "llm", *(word for pair in settings for word in ("--set", pair)))
         seconds = perf_counter() - begun
-        calls, most = len(server.question), server.most_at_once
+        calls, most = len(server.requests), server.most_at_once
     spared = sum(one["fault"] != "agent" for one in found.get("faults", []))
     mined = imported["added"] - spared
     with sqlite3.connect(data / "traced.db") as database:

@@ -28,7 +28,7 @@ import aiohttp
 
 from benchmarks.adapters import until_offered
 from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
-from benchmarks.engines.signed import questions
+from benchmarks.engines.signed_adapters import questions
 from store.database import read_session
 from store.repositories.serving import find_routes
 

@@ -28,8 +28,8 @@ import aiohttp
 import psutil
 from sqlmodel import col, func, select
 
-from benchmarks.engines.installation import Installation, GatewayProcess, installed, serving
-from benchmarks.engines.signed import questions
+from benchmarks.engines.installation import GatewayProcess, Installation, installed, serving
+from benchmarks.engines.signed_adapters import questions
 from benchmarks.versions import (
     CAPABILITIES,
     CONVERSATIONS,

@@ -3,7 +3,7 @@
     python -m benchmarks.versions [--requests 20000] [--engine embedded|vllm] [--slots N] [--json]
 
 Two capabilities with five versions each, every one an adapter that signs each token of its answers
-(``benchmarks.engines.signed``; checked before), and an engine with three places for adapters: each promotion and each
+(``signed_adapters``; checked before), and an engine with three places for adapters: each promotion and each
 rollback loads one and unloads another, all the time, under ``--clients`` requests at once through ``traced serve``.
 Every answer has to be signed by the version that ``X-Traced-Model`` names, from its first token to its last, and that
 version has to have been live while the request ran, or within ``LAG_S`` before. Refusals (a version asked for by name
@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
-from benchmarks.engines.signed import questions
+from benchmarks.engines.signed_adapters import questions
 from store.errors import StoreError
 from traced.inference.client import BASE, EngineClient
 

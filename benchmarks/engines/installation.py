@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from benchmarks.engines.signed import RANK, SignedAdapter, signed
+from benchmarks.engines.signed_adapters import RANK, SignedAdapter, signed_adapters
 from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import (
     AdapterVersion,
@@ -36,7 +36,7 @@ from store.repositories.serving import save_routes
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 
 ROOT = Path(__file__).parents[2]
-CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 ACTOR = "benchmark"
 HASH = hashlib.sha256(b"").hexdigest()
 WEIGHTS = "adapter_model.safetensors"
@@ -59,7 +59,10 @@ class Installation:
     def route(self, conversation_ids: Sequence[str], name: str) -> None:
         """Give conversations to a version, as if they had been decided on."""
         with write_session(self.store) as session:
-            save_routes(session, [ConversationRoute(conversation_id, name, {}, 0.0, "", CREATED_AT) for conversation_id in conversation_ids])
+            save_routes(
+                session,
+                [ConversationRoute(conversation, name, {}, 0.0, "", START) for conversation in conversation_ids],
+            )
 
     def live(self) -> dict[str, str]:
         """The live version of each capability that has one."""
@@ -77,7 +80,7 @@ class Installation:
 def installed(data_dir: Path, adapter_folder: Path, capabilities: int, versions: int = 1) -> Iterator[Installation]:
     """So many capabilities with so many approved versions each; their adapters are made in ``made`` once."""
     names = [(f"skill-{skill}", version) for version in range(1, versions + 1) for skill in range(capabilities)]
-    adapted = dict(zip(names, signed(adapter_folder, len(names)), strict=True))
+    adapted = dict(zip(names, signed_adapters(adapter_folder, len(names)), strict=True))
     data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(sqlite_url(data_dir / "traced.db"))
     try:
@@ -90,20 +93,24 @@ def installed(data_dir: Path, adapter_folder: Path, capabilities: int, versions:
 def _save(store: Engine, paths: dict[tuple[str, int], Path]) -> None:
     difference = PairedDifference("target", 300, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
     with write_session(store) as session:
-        cycles.save_cycle(session, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, CREATED_AT))
+        cycles.save_cycle(session, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, START))
         skills = sorted({skill for skill, _ in paths})
-        capabilities = [Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills]
+        capabilities = [
+            Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills
+        ]
         analysis.save_capabilities(session, "c1", capabilities)
-        source = EnvironmentRecord(HASH, "", "c1", skills[0], 0, "builtin", CREATED_AT)
+        source = EnvironmentRecord(HASH, "", "c1", skills[0], 0, "builtin", START)
         environments.save_environment(session, source)
-        training.save_training_run(session, TrainingRun("r1", "c1", skills[0], HASH, "bundled", 0, {}, RunState.RUNNING, CREATED_AT))
+        training.save_training_run(
+            session, TrainingRun("r1", "c1", skills[0], HASH, "bundled", 0, {}, RunState.RUNNING, START)
+        )
         for (skill, number), path in paths.items():
             name = f"{skill}@v{number}"
             files = {WEIGHTS: hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()}
-            version = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, CREATED_AT)
+            version = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, START)
             adapters.save_adapter(session, version)
-            gates.save_gate(session, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=CREATED_AT)
-            promotions.save_approval(session, Approval(name, Decision.APPROVED, ACTOR, CREATED_AT, ""))
+            gates.save_gate(session, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=START)
+            promotions.save_approval(session, Approval(name, Decision.APPROVED, ACTOR, START, ""))
 
 
 @dataclass(frozen=True)

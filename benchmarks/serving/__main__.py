@@ -43,7 +43,7 @@ class Case:
     failed: int
 
 
-def measure(seconds: float, environments: Path) -> dict[str, Any]:
+def measure(seconds: float, venvs: Path) -> dict[str, Any]:
     """All cases, and the aims."""
     cases: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="tb-") as name, proxies.engine() as engine:
@@ -51,8 +51,8 @@ def measure(seconds: float, environments: Path) -> dict[str, Any]:
         direct = {case: _run(engine, *case, seconds) for case in _cases()}
         behind: dict[str, AbstractContextManager[int]] = {
             "traced": proxies.traced(engine, folder),
-            "litellm": proxies.litellm(engine, folder, environments),
-            "vllm-router": proxies.vllm_router(engine, folder, environments),
+            "litellm": proxies.litellm(engine, folder, venvs),
+            "vllm-router": proxies.vllm_router(engine, folder, venvs),
         }
         for router, running in behind.items():
             with running as port:
@@ -69,9 +69,9 @@ def _cases() -> list[tuple[int, bool]]:
 def _run(port: int, concurrency: int, streamed: bool, seconds: float) -> Load:
     async def run() -> Load:
         first = await load(port, concurrency=concurrency, requests=WARM, streamed=streamed, key=proxies.KEY)
-        request_count = max(WARM, concurrency * 4)
-        rate = (await load(port, concurrency=concurrency, requests=request_count, streamed=streamed, key=proxies.KEY)).seconds
-        requests = max(request_count, round(request_count / rate * seconds))
+        count = max(WARM, concurrency * 4)
+        rate = (await load(port, concurrency=concurrency, requests=count, streamed=streamed, key=proxies.KEY)).seconds
+        requests = max(count, round(count / rate * seconds))
         result = await load(port, concurrency=concurrency, requests=requests, streamed=streamed, key=proxies.KEY)
         return Load(result.latencies, result.seconds, result.failed + first.failed)
 
@@ -96,10 +96,10 @@ def _line(case: Case) -> str:
 
 
 def _figures(cases: Sequence[Case]) -> dict[str, Any]:
-    case_by_key = {(case.router, case.concurrency, case.streamed): case for case in cases}
-    throughput = min(case_by_key["traced", *case].per_s / case_by_key["litellm", *case].per_s for case in _cases())
+    by_key = {(case.router, case.concurrency, case.streamed): case for case in cases}
+    throughput = min(by_key["traced", *case].per_s / by_key["litellm", *case].per_s for case in _cases())
     overhead = max(
-        case_by_key["traced", 1, streamed].p50_ms / case_by_key["vllm-router", 1, streamed].p50_ms for streamed in (False, True)
+        by_key["traced", 1, streamed].p50_ms / by_key["vllm-router", 1, streamed].p50_ms for streamed in (False, True)
     )
     passed = {
         "throughput_over_litellm": throughput >= AIMS["throughput_over_litellm"],

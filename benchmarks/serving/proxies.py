@@ -68,21 +68,29 @@ def traced(engine_port: int, folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def litellm(engine_port: int, folder: Path, environments: Path) -> Iterator[int]:
+def litellm(engine_port: int, folder: Path, venvs: Path) -> Iterator[int]:
     """LiteLLM's proxy."""
     port = free_port()
     config = folder / "litellm.yaml"
     config.write_text(LITELLM.format(engine=engine_port, key=KEY))
-    command = [str(environments / "bin" / "litellm"), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
+    command = [
+        str(venvs / "bin" / "litellm"),
+        "--config",
+        str(config),
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
     with _running(command, f"http://127.0.0.1:{port}/health/liveliness", folder / "litellm.log"):
         yield port
 
 
 @contextmanager
-def vllm_router(engine_port: int, folder: Path, environments: Path) -> Iterator[int]:
+def vllm_router(engine_port: int, folder: Path, venvs: Path) -> Iterator[int]:
     """The vLLM project's router (Rust)."""
     port = free_port()
-    command = [str(environments / "bin" / "vllm-router"), "--worker-urls", f"http://127.0.0.1:{engine_port}"]
+    command = [str(venvs / "bin" / "vllm-router"), "--worker-urls", f"http://127.0.0.1:{engine_port}"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin", "--log-level", "error"]
     command += ["--prometheus-port", str(free_port())]
     with _running(command, f"http://127.0.0.1:{port}/health", folder / "vllm-router.log"):

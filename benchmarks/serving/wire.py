@@ -33,13 +33,13 @@ def _events() -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [event] * (STREAMED - 1) + [end]) + b"0\r\n\r\n"
 
 
-def _whole(body: bytes) -> bytes:
+def _completion_response(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-ANSWER = _whole(_completion())
+ANSWER = _completion_response(_completion())
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + _events()
-MODELS = _whole(b'{"object": "list", "data": [{"id": "base", "object": "model", "parent": null}]}')
+MODELS = _completion_response(b'{"object": "list", "data": [{"id": "base", "object": "model", "parent": null}]}')
 
 
 class AtOnce(asyncio.Protocol):

@@ -135,7 +135,9 @@ def test_what_keeps_a_model_from_answering_is_said_with_what_to_do(
 def test_a_budget_that_is_spent_is_told_with_the_setting_to_raise(traced: Traced, tmp_path: Path) -> None:
     """What is kept then is no loss: with more money the same command goes on."""
     bound = ["--set", "llm.prompt_price=10", "--set", "synthesis.max_cost=0.01"]
-    with scripted_server(lambda body, nth: Text(f"{REFUSED} ({nth})" if nth < 2 else SOUND_TO_READ, usage=(1_000, 0))) as server:
+    with scripted_server(
+        lambda body, nth: Text(f"{REFUSED} ({nth})" if nth < 2 else SOUND_TO_READ, usage=(1_000, 0))
+    ) as server:
         prepared(tmp_path / "traced-data", server.url)
         ran = synthesize(traced, server, *bound)
         assert ran.code == 1

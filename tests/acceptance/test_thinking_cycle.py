@@ -138,12 +138,14 @@ def model_of(world: World) -> Callable[[dict[str, Any], int], ScriptedReply]:
     def label(asked: ScriptedQuestion) -> ScriptedReply | None:
         if asked.kind != "label":
             return None
-        (read,) = asked.marked("conversation")
+        (read,) = asked.delimited("conversation")
         asks = next(asks for opening, asks in world.asks.items() if opening in read)
         said = [line for line in read.splitlines() if " agent" in line.partition(":")[0]]
         last = said[-1].partition(" ")[0].removeprefix("m")
         done = sum("agent calls" in line for line in said) > 2
-        return {"cells": [labelled_cell(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]}
+        return {
+            "cells": [labelled_cell(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]
+        }
 
     thinking = Thinking(replacement=label, candidates=[MEANT])
 

@@ -22,7 +22,7 @@ OTLP_PREFIX = "otlp:"
 ModelCall = tuple[list[Message], Message]
 
 
-def conversation_id(client_id: str | None, messages: Sequence[Mapping[str, Any]], key_id: str) -> str:
+def conversation_id(client_id: str | None, messages: Sequence[Message], key_id: str) -> str:
     """The id of the conversation that ``messages`` belong to; ``client_id`` is the id that the client sent."""
     if client_id:
         return f"{key_id}:{client_id}" if key_id else client_id
@@ -37,17 +37,17 @@ def is_sampled(conversation_id: str, share: float) -> bool:
     return int.from_bytes(hashlib.blake2b(conversation_id.encode(), digest_size=4).digest()) / 2**32 < share
 
 
-def position(messages: Sequence[Mapping[str, Any]]) -> str:
+def position(messages: Sequence[Message]) -> str:
     """The SHA-256 (hex) of a conversation up to here; "" at its beginning."""
     return digest_of([_message_fields(message) for message in messages]) if messages else ""
 
 
-def history_length(messages: Sequence[Mapping[str, Any]]) -> int:
+def history_length(messages: Sequence[Message]) -> int:
     """The number of messages that were exchanged before a request: up to the last one of the assistant."""
     return next((count for count in range(len(messages), 0, -1) if messages[count - 1].get("role") == "assistant"), 0)
 
 
-def start_position(messages: Sequence[Mapping[str, Any]]) -> str:
+def start_position(messages: Sequence[Message]) -> str:
     """The position of a conversation before a call with these messages."""
     return position(messages[: history_length(messages)])
 
@@ -80,7 +80,7 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(write_json(value, sort=True)).hexdigest()
 
 
-def _message_fields(message: Mapping[str, Any]) -> list[Any]:
+def _message_fields(message: Message) -> list[Any]:
     # Only what every client sends back: some drop reasoning, names and refusals.
     calls = message.get("tool_calls") or []
     call_fields = [_call_fields(call) for call in calls] if isinstance(calls, list) else calls

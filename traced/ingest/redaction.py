@@ -62,17 +62,17 @@ class Redactor:
         body = {**body, **redacted_messages, "tools": self.definitions(body["tools"])}
         return replace(exchange, body=body, detail=self.text(exchange.detail))
 
-    def messages(self, value: Any) -> Any:
+    def messages(self, value: object) -> Any:
         """Redact one message or several without changing the keys of the protocol."""
         if isinstance(value, list):
             return [self._message(message) for message in value]
         return self._message(value)
 
-    def definitions(self, value: Any) -> Any:
+    def definitions(self, value: object) -> Any:
         """Redact tool definitions: by patterns only."""
         return self._by_pattern.value(value)
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: object) -> Any:
         """Redact every text and field in a JSON value."""
         return self._redact(value, NO_KEYS)
 
@@ -99,11 +99,11 @@ class Redactor:
             **self._answer(line),
         }
 
-    def _message(self, value: Any) -> Any:
+    def _message(self, value: object) -> Any:
         speaks = isinstance(value, dict) and value.get("role") in ("user", "system", "developer", "assistant")
         return self._redact(value, MESSAGE if speaks else TOOL_MESSAGE)
 
-    def _request(self, request: Any) -> Any:
+    def _request(self, request: object) -> Any:
         if not isinstance(request, dict):
             return self.value(request)
         forms = dict.fromkeys(MESSAGE_FIELDS, self.messages) | dict.fromkeys(DEFINITION_FIELDS, self.definitions)
@@ -111,7 +111,7 @@ class Redactor:
         rest = {key: value for key, value in request.items() if key not in protocol}
         return {**self._redact(rest, {"model": NO_KEYS, "instructions": NO_KEYS}), **protocol}
 
-    def _redact(self, value: Any, keys: Keys, depth: int = 0) -> Any:
+    def _redact(self, value: object, keys: Keys, depth: int = 0) -> Any:
         if isinstance(value, str):
             return self._maybe_json(value, depth)
         if isinstance(value, list | dict) and depth == MAX_DEPTH:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from store.records import Exchange
+from store.types import Message
 from traced.core.fast_json import read_json
 
 
@@ -18,7 +19,7 @@ from traced.core.fast_json import read_json
 class Answer:
     """The message of the first choice, None where there is none, and the token usage as the engine counts it."""
 
-    message: dict[str, Any] | None = None
+    message: Message | None = None
     id: str = ""
     usage: dict[str, int] = field(default_factory=dict)
 
@@ -90,7 +91,7 @@ def read_stream(stream_text: str) -> Answer:
     return answer
 
 
-def messages_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+def messages_of(request: Mapping[str, Any]) -> list[Message]:
     """The messages of a request in any form; raises ``ValueError`` if they are not a list of objects."""
     if "messages" in request:
         return _objects(request["messages"])
@@ -118,7 +119,7 @@ def _extend(call: dict[str, Any], part: Mapping[str, Any]) -> None:
     call["function"]["arguments"] = call["function"].get("arguments", "") + (function.get("arguments") or "")
 
 
-def _message_of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _message_of_output(output: Sequence[Mapping[str, Any]]) -> Message:
     """The message in the output of the responses form."""
     texts = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
     calls = [
@@ -126,11 +127,11 @@ def _message_of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for item in output
         if item.get("type") == "function_call"
     ]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
+    message: Message = {"role": "assistant", "content": "".join(texts) or None}
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _objects(messages: object) -> list[dict[str, Any]]:
+def _objects(messages: object) -> list[Message]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages have to be a list of objects")
     return list(messages)

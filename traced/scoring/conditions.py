@@ -207,7 +207,7 @@ class Test(Table):
             raise ValueError("exists = false excludes every other test: no test holds of a missing value")
         return self
 
-    def holds(self, value: Any, text: str | None = None) -> bool:
+    def holds(self, value: object, text: str | None = None) -> bool:
         """Whether the test holds of ``value`` or ``MISSING``; ``text`` is the value as it was written."""
         # A pattern without a path searches the text as it was written, not JSON that was formatted again.
         values = [] if value is MISSING else list(values_at(parse_path(self.path or "$"), value))
@@ -215,7 +215,7 @@ class Test(Table):
             return not values
         return any(self._passes(candidate, text if self.path is None else None) for candidate in values)
 
-    def _passes(self, value: Any, text: str | None) -> bool:
+    def _passes(self, value: object, text: str | None) -> bool:
         fields = self.model_fields_set
         return (
             (self.matches is None or re.search(self.matches, _as_text(value) if text is None else text) is not None)
@@ -230,7 +230,7 @@ class Test(Table):
         )
 
 
-def json_equal(left: Any, right: Any) -> bool:
+def json_equal(left: object, right: object) -> bool:
     """Whether JSON values are equal: numbers by value, and booleans are not numbers."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
@@ -241,7 +241,7 @@ def json_equal(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right if not _is_number(left) else _is_number(right) and left == right
 
 
-def _in_order(compare: Callable[[Any, Any], bool], value: Any, bound: Any) -> bool:
+def _in_order(compare: Callable[[Any, Any], bool], value: object, bound: object) -> bool:
     comparable = (_is_number(value) and _is_number(bound)) or (isinstance(value, str) and isinstance(bound, str))
     return comparable and compare(value, bound)
 

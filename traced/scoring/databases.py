@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 from sqlalchemy import Engine, create_engine, make_url, text
@@ -87,7 +87,7 @@ class Databases:
     _engines: dict[URL, Engine] = field(default_factory=dict)
     _paused: dict[str, tuple[float, str]] = field(default_factory=dict)
 
-    def ask(self, name: str, query: str, parameters: Mapping[str, Any]) -> Any:
+    def ask(self, name: str, query: str, parameters: Mapping[str, object]) -> object:
         """The first column of the first row, ``MISSING`` if there is no row; raises ``QueryFailed``."""
         pause_end, reason = self._paused.get(name, (0.0, ""))
         if self.clock() < pause_end:
@@ -106,7 +106,9 @@ class Databases:
         except QueryFailed as error:
             raise QueryFailed(f"{label}: {error}") from None
 
-    def _bound_query(self, url: URL, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Callable[[], Any]:
+    def _bound_query(
+        self, url: URL, query: str, parameters: Mapping[str, object], timeout_s: float
+    ) -> Callable[[], object]:
         if _is_sqlite(url):
             return lambda: _query_sqlite(str(url.database), query, parameters, timeout_s)
         if url not in self._engines:
@@ -130,7 +132,7 @@ def _is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def _query_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Any:
+def _query_sqlite(file: str, query: str, parameters: Mapping[str, object], timeout_s: float) -> object:
     path = Path(file).absolute().as_uri()
     try:
         with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s)) as connection:
@@ -165,7 +167,7 @@ def _postgres_engine(url: URL, timeout_s: float) -> Engine:
         raise QueryFailed("no driver for PostgreSQL; pip install 'traced[postgres]'") from None
 
 
-def _query_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
+def _query_postgres(engine: Engine, query: str, parameters: Mapping[str, object]) -> object:
     try:
         with engine.connect().execution_options(postgresql_readonly=True) as connection:
             result = connection.execute(text(query), dict(parameters))
@@ -178,7 +180,7 @@ def _query_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -
         raise QueryFailed(f"the query failed: {type(error).__name__}") from None
 
 
-def _value(row: Sequence[Any] | None, has_rows: object) -> Any:
+def _value(row: Sequence[object] | None, has_rows: object) -> object:
     if not has_rows:
         raise QueryFailed("the query returns no rows")
     return MISSING if row is None else _json_value(row[0])
@@ -196,10 +198,10 @@ def _redact_password(message: str, url: URL) -> str:
     return message.replace(str(url.password), "[redacted]") if url.password else message
 
 
-def _run_with_timeout(query: Callable[[], Any], timeout_s: float) -> Any:
+def _run_with_timeout(query: Callable[[], object], timeout_s: float) -> object:
     """The result of ``query``; raises ``_Unavailable`` if it takes too long, whatever it waits for."""
     # A thread, because nothing else interrupts name resolution or a server that never answers.
-    results: list[Any] = []
+    results: list[tuple[object, Exception | None]] = []
 
     def run() -> None:
         try:
@@ -220,7 +222,7 @@ def _run_with_timeout(query: Callable[[], Any], timeout_s: float) -> Any:
     raise _Unavailable(f"no answer within {timeout_s:g} s")
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Decimal):

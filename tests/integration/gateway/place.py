@@ -26,7 +26,7 @@ from traced.config.settings import Settings, load_settings
 from traced.gateway.recorder import Recorder
 from traced.gateway.server import open_gateway
 
-LOOK_S = 0.02
+POLL_S = 0.02
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
 USER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which day is it?"}]
 
@@ -83,12 +83,12 @@ class RunningGateway:
         return [trajectory for trajectory in trajectories if trajectory.id.startswith("router-")]
 
 
-async def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+async def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
     """Wait for it."""
-    for _ in range(round(seconds / LOOK_S)):
+    for _ in range(round(seconds / POLL_S)):
         if holds():
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     raise AssertionError("it did not come about")
 
 
@@ -99,10 +99,10 @@ async def models(place: RunningGateway) -> list[str]:
 
 async def until_offered(place: RunningGateway, name: str, is_offered: bool = True) -> None:
     """Wait until the router offers a model, or does so no more."""
-    for _ in range(round(20 / LOOK_S)):
+    for _ in range(round(20 / POLL_S)):
         if (name in await models(place)) is is_offered:
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     raise AssertionError(f"{name} is {'not ' if is_offered else ''}offered")
 
 

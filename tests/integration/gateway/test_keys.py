@@ -126,7 +126,8 @@ def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:
         await until_status(gateway, 401, {})
         headers = {"X-Traced-Conversation": "same"}
         answers = [
-            (await gateway.ask("base", headers=with_key(key) | headers)).headers["X-Traced-Conversation"] for key in keys
+            (await gateway.ask("base", headers=with_key(key) | headers)).headers["X-Traced-Conversation"]
+            for key in keys
         ]
         assert answers == ["one:same", "two:same"]
 

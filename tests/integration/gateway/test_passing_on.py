@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, until
+from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, wait_until
 from tests.integration.gateway.upstream import BASE
 from traced.gateway import app, forwarding
 
@@ -27,7 +27,7 @@ def test_unknown_fields_pass_through_both_ways(tmp_path: Path) -> None:
         odd = {"n": 2, "extension": {"deep": [1, None, 1e-7, 2**70, "\ud800"]}, "logprobs": True}
         answer = await gateway.ask("base", **odd)
         assert answer.json()["extension"] == odd["extension"]
-        assert gateway.engine.asked == [{"model": BASE, "messages": USER, **odd}]
+        assert gateway.engine.requests == [{"model": BASE, "messages": USER, **odd}]
 
     run(tmp_path, check)
 
@@ -68,7 +68,7 @@ def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, s
         error = response.json()["error"]
         assert (response.status_code, error["type"]) == (status, "invalid_request_error")
         assert word in error["message"]
-        assert gateway.engine.asked == []
+        assert gateway.engine.requests == []
 
     run(tmp_path, check, settings={"serving.body_mb": 1})
 
@@ -78,7 +78,7 @@ def test_messages_that_make_no_sense_are_the_engines_to_refuse(tmp_path: Path, c
     async def check(gateway: RunningGateway) -> None:
         messages = [*USER, {"role": "assistant", "tool_calls": calls}]
         assert (await gateway.ask("base", messages)).status_code == 200
-        assert gateway.engine.asked[0]["messages"] == messages
+        assert gateway.engine.requests[0]["messages"] == messages
 
     run(tmp_path, check)
 
@@ -97,13 +97,13 @@ def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(forwarding, "with_model", lambda *_: 1 / 0)
         answer = await gateway.ask("base", headers={"X-Traced-Conversation": "defect"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "defect")
-        await until(lambda: gateway.exchanges("defect"))
+        await wait_until(lambda: gateway.exchanges("defect"))
         assert "ZeroDivisionError" in gateway.exchanges("defect")[0].detail
 
     run(tmp_path, check)
 
 
-def test_an_exchange_that_cannot_be_recorded_is_answered_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unrecordable_exchange_is_answered_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(gateway: RunningGateway) -> None:
         monkeypatch.setattr(app, "line_of", lambda *_, **__: 1 / 0)
         assert (await gateway.ask("base")).status_code == 200
@@ -116,12 +116,14 @@ def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.delay_s = 20
         for streamed in (False, True):
-            request_task = asyncio.create_task(gateway.ask("base", stream=streamed, headers={"X-Traced-Conversation": "gone"}))
-            await until(lambda: gateway.engine.running)
+            request_task = asyncio.create_task(
+                gateway.ask("base", stream=streamed, headers={"X-Traced-Conversation": "gone"})
+            )
+            await wait_until(lambda: gateway.engine.running)
             request_task.cancel()
-            await until(lambda: not gateway.engine.running)
+            await wait_until(lambda: not gateway.engine.running)
         assert gateway.engine.hung_up == 2
-        await until(lambda: len(gateway.exchanges("gone")) == 2)
+        await wait_until(lambda: len(gateway.exchanges("gone")) == 2)
         assert {exchange.status for exchange in gateway.exchanges("gone")} == {499}
 
     run(tmp_path, check)
@@ -135,7 +137,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: 
         assert (
             json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
         )
-        await until(lambda: gateway.exchanges("broken"))
+        await wait_until(lambda: gateway.exchanges("broken"))
         (exchange,) = gateway.exchanges("broken")
         assert exchange.status == 502
         assert "broke off" in exchange.detail
@@ -147,7 +149,7 @@ def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: Path) -
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.delay_s = 5
         request_task = asyncio.create_task(gateway.ask("base"))
-        await until(lambda: gateway.engine.running)
+        await wait_until(lambda: gateway.engine.running)
         await gateway.engine.stop()
         response = await request_task
         assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_error")

@@ -10,11 +10,11 @@ import pytest
 
 from store.errors import StoreUnavailable
 from store.types import Outcome
-from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, until
+from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, wait_until
 from traced.gateway import recorder
 from traced.ingest import spool
 
-SOON = {"serving.silence_s": 0}
+NO_SILENCE = {"serving.silence_s": 0}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_order", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
 
@@ -42,13 +42,13 @@ def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
         messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
         second = await gateway.ask(messages=messages, tools=[TOOL], stream=True)
         assert second.headers["X-Traced-Conversation"] == first.headers["X-Traced-Conversation"]
-        await until(lambda: len(gateway.exchanges(first.headers["X-Traced-Conversation"])) == 2)
+        await wait_until(lambda: len(gateway.exchanges(first.headers["X-Traced-Conversation"])) == 2)
         assert gateway.trajectories() == []  # it has not been silent for long enough
 
     run(tmp_path, check, live=V1)
 
     async def later(gateway: RunningGateway) -> None:
-        await until(gateway.trajectories)
+        await wait_until(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         roles = ["system", "user", "assistant", "user", "assistant"]
         assert [message["role"] for message in trajectory.messages] == roles
@@ -59,7 +59,7 @@ def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
         assert {exchange.trajectory_id for exchange in exchanges} == {trajectory.id}
         assert exchanges[0].prompt_tokens == 5
 
-    run(tmp_path, later, settings=SOON)
+    run(tmp_path, later, settings=NO_SILENCE)
 
 
 def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) -> Non
         first = answer_of(await gateway.ask("base"))
         for word in ("Sure?", "Thanks."):
             await gateway.ask("base", messages=[*USER, first, {"role": "user", "content": word}])
-        await until(lambda: len(gateway.trajectories()) == 2)
+        await wait_until(lambda: len(gateway.trajectories()) == 2)
         assert {trajectory.messages[3]["content"] for trajectory in gateway.trajectories()} == {"Sure?", "Thanks."}
 
     run(tmp_path, check, settings={"serving.silence_s": 0.5})
@@ -77,12 +77,12 @@ def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: 
     async def check(gateway: RunningGateway) -> None:
         first = await gateway.ask("base", headers={"X-Traced-Conversation": "c"})
         assert (await feedback(gateway, response_id=first.json()["id"], score=1)).status_code == 200
-        await until(gateway.trajectories)
+        await wait_until(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         assert trajectory.outcome is Outcome.SUCCESS
         messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
         await gateway.ask("base", messages=messages, headers={"X-Traced-Conversation": "c"})
-        await until(lambda: [len(trajectory.messages) for trajectory in gateway.trajectories()] == [5])
+        await wait_until(lambda: [len(trajectory.messages) for trajectory in gateway.trajectories()] == [5])
         (long,) = gateway.trajectories()
         assert long.outcome is Outcome.SUCCESS  # what was said of the first answer counts for all of it
         assert len({trajectory.trajectory_id for trajectory in gateway.exchanges("c")}) == 1
@@ -90,7 +90,7 @@ def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: 
         assert late.json()["trajectories"] == 1
         assert [trajectory.outcome for trajectory in gateway.trajectories()] == [Outcome.FAILURE]
 
-    run(tmp_path, check, settings=SOON)
+    run(tmp_path, check, settings=NO_SILENCE)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,16 @@ def test_feedback_judges_before_and_after(
         feedback_response = await feedback(gateway, response_id=response.json()["id"], who="Ada", **feedback_body)
         assert feedback_response.json()["conversation_id"] == "early"
         await gateway.ask("base", headers={"X-Traced-Conversation": "late"})
-        await until(lambda: len(gateway.trajectories()) == 2)
+        await wait_until(lambda: len(gateway.trajectories()) == 2)
         assert (await feedback(gateway, conversation_id="late", **feedback_body)).status_code == 200
-        assert [(trajectory.outcome, trajectory.reward) for trajectory in gateway.trajectories()] == [(outcome, reward)] * 2
+        assert [(trajectory.outcome, trajectory.reward) for trajectory in gateway.trajectories()] == [
+            (outcome, reward)
+        ] * 2
         await feedback(gateway, conversation_id="late", score=1)  # somebody thinks otherwise: the newest counts
         outcomes = {trajectory.task_id: trajectory.outcome for trajectory in gateway.trajectories()}
         assert outcomes == {"early": outcome, "late": Outcome.SUCCESS}
 
-    run(tmp_path, check, settings=SOON)
+    run(tmp_path, check, settings=NO_SILENCE)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +149,14 @@ def test_opted_out_conversations_are_not_recorded(tmp_path: Path) -> None:
         assert (await gateway.ask("base", headers=headers)).status_code == 200
         for number in range(60):
             await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})
-        stored: list[int] = []
-        for _ in range(50):  # until all that is stored is there
+        numbers: list[int] = []
+        # Until two polls see the same exchanges: then all are stored.
+        for _ in range(50):
             await asyncio.sleep(0.6)
-            previous, stored = stored, [number for number in range(60) if gateway.exchanges(f"c-{number}")]
-            if stored and stored == previous:
+            previous, numbers = numbers, [number for number in range(60) if gateway.exchanges(f"c-{number}")]
+            if numbers and numbers == previous:
                 break
-        assert 10 < len(stored) < 50
+        assert 10 < len(numbers) < 50
         assert gateway.exchanges("private") == []
 
     run(tmp_path, check, settings={"serving.record": 0.5})
@@ -163,17 +166,17 @@ def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(tmp_pa
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.status = 500
         await gateway.ask("base", headers={"X-Traced-Conversation": "c-1"})
-        await until(lambda: gateway.exchanges("c-1"))
+        await wait_until(lambda: gateway.exchanges("c-1"))
         await asyncio.sleep(0.6)
         (exchange,) = gateway.exchanges("c-1")
         assert (exchange.status, exchange.body, exchange.trajectory_id) == (500, None, None)
         assert "slow down" in exchange.detail
         assert gateway.trajectories() == []
 
-    run(tmp_path, check, settings=SOON)
+    run(tmp_path, check, settings=NO_SILENCE)
 
 
-def test_exchanges_wait_in_the_spool_while_the_store_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = StoreUnavailable("the store is away")
 
     async def check(gateway: RunningGateway) -> None:
@@ -184,7 +187,7 @@ def test_exchanges_wait_in_the_spool_while_the_store_is_unavailable(tmp_path: Pa
                 assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
             await asyncio.sleep(0.8)
             assert "files wait in" in (await gateway.http.get("/ready")).json()["recording"]
-        await until(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
+        await wait_until(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
         assert (await gateway.http.get("/ready")).json()["recording"] == "ok"
 
     run(tmp_path, check)
@@ -194,7 +197,7 @@ def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: Path) -
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.words = ["data: [DONE]", " is how ", "a stream ends"]
         await gateway.ask("base", stream=True, headers={"X-Traced-Conversation": "c"})
-        await until(lambda: gateway.exchanges("c"))
+        await wait_until(lambda: gateway.exchanges("c"))
         (exchange,) = gateway.exchanges("c")
         assert exchange.body is not None
         assert exchange.body["answer"]["content"] == "data: [DONE] is how a stream ends"

@@ -11,7 +11,16 @@ import pytest
 from store.database import read_session, write_session
 from store.records import ConversationRoute
 from store.repositories.serving import find_routes, save_routes
-from tests.integration.gateway.place import USER, V1, V2, RunningGateway, models, running_gateway, until, until_offered
+from tests.integration.gateway.place import (
+    USER,
+    V1,
+    V2,
+    RunningGateway,
+    models,
+    running_gateway,
+    until_offered,
+    wait_until,
+)
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store.chain import T0
 from traced.gateway import model_choice
@@ -25,19 +34,19 @@ def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, No
     asyncio.run(inside())
 
 
-def said(answer: Any) -> str:
+def text_of(answer: Any) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
 def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         answer = await gateway.ask()
-        assert (said(answer), answer.headers["X-Traced-Model"]) == (f"signed {V1}", V1)
+        assert (text_of(answer), answer.headers["X-Traced-Model"]) == (f"signed {V1}", V1)
         gateway.engine.label = "B"  # the base model would decide otherwise now: the conversation stays
         messages = [*USER, {"role": "assistant", "content": "Monday."}, {"role": "user", "content": "Sure?"}]
-        assert said(await gateway.ask(messages=messages)) == f"signed {V1}"
+        assert text_of(await gateway.ask(messages=messages)) == f"signed {V1}"
         other = await gateway.ask(messages=[{"role": "user", "content": "Hello"}])
-        assert (said(other), other.headers["X-Traced-Model"]) == (f"signed {BASE}", "base")
+        assert (text_of(other), other.headers["X-Traced-Model"]) == (f"signed {BASE}", "base")
         with read_session(gateway.store) as session:
             (stored_route,) = find_routes(session, [answer.headers["X-Traced-Conversation"]]).values()
         assert (stored_route.model, stored_route.logprobs, stored_route.why) == (V1, {V1: pytest.approx(-0.1)}, "")
@@ -48,12 +57,12 @@ def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_
 def test_a_second_router_and_a_restart_decide_the_same(tmp_path: Path) -> None:
     async def first_model() -> str:
         async with running_gateway(tmp_path, live=V1) as gateway:
-            return said(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}))
+            return text_of(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}))
 
     async def second_model() -> str:
         async with running_gateway(tmp_path) as gateway:
             gateway.engine.label = "B"
-            return said(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}, messages=USER[1:]))
+            return text_of(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}, messages=USER[1:]))
 
     assert asyncio.run(first_model()) == asyncio.run(second_model()) == f"signed {V1}"
 
@@ -65,7 +74,7 @@ def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         with write_session(gateway.store) as session:
             save_routes(session, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
-        assert said(await request_task) == f"signed {BASE}"
+        assert text_of(await request_task) == f"signed {BASE}"
 
     run(tmp_path, check, live=V1)
 
@@ -73,7 +82,7 @@ def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
 def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothing(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.letters_a_token = 2
-        assert said(await gateway.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
+        assert text_of(await gateway.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
         with read_session(gateway.store) as session:
             (stored_route,) = find_routes(session, ["pairs"]).values()
         assert stored_route.why.startswith("routing failed: label 'A' is not a single token after 'Answer:'")
@@ -84,9 +93,9 @@ def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothin
 def test_an_explicit_model_bypasses_the_decision(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert await models(gateway) == ["auto", "base", V1]
-        assert said(await gateway.ask("base")) == f"signed {BASE}"
-        assert said(await gateway.ask(BASE)) == f"signed {BASE}"
-        assert said(await gateway.ask(V1)) == f"signed {V1}"
+        assert text_of(await gateway.ask("base")) == f"signed {BASE}"
+        assert text_of(await gateway.ask(BASE)) == f"signed {BASE}"
+        assert text_of(await gateway.ask(V1)) == f"signed {V1}"
         response = await gateway.ask(V2)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert V1 in response.json()["error"]["message"]
@@ -100,7 +109,7 @@ def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> None:
         gateway.engine.routing_delay_s = {"silent": 30.0, "slow": 0.5}.get(failure, 0.0)
         gateway.engine.label = "zebra" if failure == "senseless" else "A"
         answer = await gateway.ask(headers={"X-Traced-Conversation": failure})
-        assert said(answer) == f"signed {BASE}"
+        assert text_of(answer) == f"signed {BASE}"
         with read_session(gateway.store) as session:
             (stored_route,) = find_routes(session, [failure]).values()
         assert stored_route.why == {"senseless": "no label was among the likely next tokens"}.get(
@@ -112,18 +121,18 @@ def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> None:
 
 def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flight(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
-        assert said(await gateway.ask()) == f"signed {BASE}"
+        assert text_of(await gateway.ask()) == f"signed {BASE}"
         gateway.promote(V1)
         await until_offered(gateway, V1)
         assert gateway.engine.adapters == {V1: f"/data/{V1}"}
         gateway.engine.delay_s = 0.8
         slow = asyncio.create_task(gateway.ask(V1))
-        await until(lambda: gateway.engine.running)
+        await wait_until(lambda: gateway.engine.running)
         gateway.roll_back(V1)
         await until_offered(gateway, V1, is_offered=False)
         assert V1 in gateway.engine.adapters  # its last request still runs
-        assert said(await slow) == f"signed {V1}"
-        await until(lambda: not gateway.engine.adapters)
+        assert text_of(await slow) == f"signed {V1}"
+        await wait_until(lambda: not gateway.engine.adapters)
 
     run(tmp_path, check)
 
@@ -132,16 +141,16 @@ def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_w
     tmp_path: Path,
 ) -> None:
     async def check(gateway: RunningGateway) -> None:
-        assert said(await gateway.ask()) == f"signed {V1}"
+        assert text_of(await gateway.ask()) == f"signed {V1}"
         gateway.promote(V2)
         await until_offered(gateway, V2)
-        assert said(await gateway.ask()) == f"signed {V2}"
+        assert text_of(await gateway.ask()) == f"signed {V2}"
         gateway.roll_back(V2)
         await until_offered(gateway, V1)
-        assert said(await gateway.ask()) == f"signed {V1}"
+        assert text_of(await gateway.ask()) == f"signed {V1}"
         gateway.roll_back(V1)
         await until_offered(gateway, V1, is_offered=False)
-        assert said(await gateway.ask()) == f"signed {BASE}"
+        assert text_of(await gateway.ask()) == f"signed {BASE}"
 
     run(tmp_path, check, live=V1)
 
@@ -158,13 +167,13 @@ def test_an_engine_never_holds_more_adapters_than_it_has_slots(tmp_path: Path) -
 
 def test_an_engine_that_lost_its_adapters_gets_them_again_and_the_base_answers_meanwhile(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
-        assert said(await gateway.ask()) == f"signed {V1}"
+        assert text_of(await gateway.ask()) == f"signed {V1}"
         gateway.engine.refuses_loads = True
         gateway.engine.adapters.clear()
-        assert said(await gateway.ask()) == f"signed {BASE}"
+        assert text_of(await gateway.ask()) == f"signed {BASE}"
         gateway.engine.refuses_loads = False
         await until_offered(gateway, V1)
-        assert said(await gateway.ask()) == f"signed {V1}"
+        assert text_of(await gateway.ask()) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)
 
@@ -177,15 +186,19 @@ def test_replicas_share_the_work_keep_conversations_together_and_one_may_die(tmp
                 assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
         answer_counts = [engine.answers[BASE] for engine in (first, other)]
         assert sum(answer_counts) == 40
-        assert all(count % 2 == 0 and count >= 8 for count in answer_counts)  # both turns of a conversation at one engine
+        assert all(
+            count % 2 == 0 and count >= 8 for count in answer_counts
+        )  # both turns of a conversation at one engine
         await first.stop()
-        answers = await asyncio.gather(*(gateway.ask(messages=[{"role": "user", "content": str(n)}]) for n in range(20)))
+        answers = await asyncio.gather(
+            *(gateway.ask(messages=[{"role": "user", "content": str(n)}]) for n in range(20))
+        )
         assert {answer.status_code for answer in answers} == {200}
         assert (await gateway.http.get("/ready")).json()["engines"][first.url] != "ok"
         await first.reset()
-        await until(lambda: V1 in first.adapters)
+        await wait_until(lambda: V1 in first.adapters)
         await other.stop()
-        assert said(await gateway.ask(V1)) == f"signed {V1}"
+        assert text_of(await gateway.ask(V1)) == f"signed {V1}"
 
     run(tmp_path, check, engines=2, live=V1)
 
@@ -199,7 +212,7 @@ def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: Path) 
         assert (await gateway.http.get("/ready")).status_code == 503
         assert (await gateway.http.get("/alive")).status_code == 200
         await gateway.engine.reset()
-        await until(lambda: gateway.engine.adapters)
+        await wait_until(lambda: gateway.engine.adapters)
         assert (await gateway.ask()).status_code == 200
 
     run(tmp_path, check, live=V1)
@@ -213,7 +226,7 @@ def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
         gateway.roll_back(V1)
         began = time.monotonic()
         await until_offered(gateway, V1, is_offered=False)
-        assert said(await gateway.ask()) == f"signed {BASE}"
+        assert text_of(await gateway.ask()) == f"signed {BASE}"
         assert time.monotonic() - began < 2.0
 
     run(tmp_path, check, engines=2, live=V1)
@@ -230,7 +243,7 @@ def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
             return real(session)
 
         monkeypatch.setattr(model_choice, "list_keys", fail_once)
-        await until(lambda: failed)
+        await wait_until(lambda: failed)
         gateway.promote(V1)
         await until_offered(gateway, V1)
 
@@ -243,7 +256,7 @@ def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Pat
         response = await gateway.http.post("/v1/responses", json={"model": V1, "input": "Which day?"})
         assert response.status_code == 404
         assert V1 in await models(gateway)
-        assert said(await gateway.ask(V1)) == f"signed {V1}"
+        assert text_of(await gateway.ask(V1)) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)
 
@@ -258,6 +271,6 @@ def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tm
             assert find_routes(session, ["c-9"]) == {}
         await gateway.engine.reset()
         await until_offered(gateway, V1)
-        assert said(await gateway.ask(headers=headers)) == f"signed {V1}"
+        assert text_of(await gateway.ask(headers=headers)) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)

@@ -12,7 +12,7 @@ import httpx
 
 from store.database import write_session
 from store.repositories.leases import acquire, release
-from tests.integration.gateway.place import V1, RunningGateway, running_gateway, until, until_offered
+from tests.integration.gateway.place import V1, RunningGateway, running_gateway, until_offered, wait_until
 from traced.config.settings import load_settings
 from traced.gateway.server import open_gateway
 
@@ -33,7 +33,7 @@ async def engines(gateway: RunningGateway) -> list[str]:
     return list((await gateway.http.get("/ready")).json()["engines"].values())
 
 
-async def until_said(gateway: RunningGateway, expected: str) -> None:
+async def wait_until_status(gateway: RunningGateway, expected: str) -> None:
     for _ in range(500):
         if expected in (status := (await engines(gateway))[0]):
             return
@@ -42,7 +42,7 @@ async def until_said(gateway: RunningGateway, expected: str) -> None:
 
 
 @asynccontextmanager
-async def another(gateway: RunningGateway, folder: Path, **overrides: Any) -> AsyncIterator[RunningGateway]:
+async def second_gateway(gateway: RunningGateway, folder: Path, **overrides: Any) -> AsyncIterator[RunningGateway]:
     """One more router over the same engines and store."""
     setting_values = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **overrides}
     settings = load_settings(folder, setting_values)
@@ -70,14 +70,14 @@ def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapters(tmp_
             hold(gateway, "gpu-1", "evaluate")
             gateway.engine.delay_s = 1.5
             long = asyncio.create_task(gateway.ask(V1))
-            await until(lambda: gateway.engine.running)
+            await wait_until(lambda: gateway.engine.running)
             give_back(gateway, "gpu-1", "evaluate")
             hold(gateway, "gpu-1", "train date-reasoning")
             response = await until_answered(gateway, 503)
             assert int(response.headers["Retry-After"]) > 0
             assert not gateway.engine.asleep
             assert (await long).status_code == 200
-            await until(lambda: gateway.engine.asleep)
+            await wait_until(lambda: gateway.engine.asleep)
             assert await engines(gateway) == ["asleep: gpu-1 is held to train date-reasoning"]
             gateway.engine.delay_s = 0.0
             gateway.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
@@ -94,7 +94,7 @@ def test_a_lapsed_lease_does_not_keep_engines_asleep(tmp_path: Path) -> None:
     async def check() -> None:
         async with running_gateway(tmp_path, settings=SLEEP | {"serving.devices": []}) as gateway:
             hold(gateway, "gpu-7", "train date-reasoning", seconds=1.5)
-            await until(lambda: gateway.engine.asleep)
+            await wait_until(lambda: gateway.engine.asleep)
             await until_answered(gateway, 200)
 
     asyncio.run(check())
@@ -106,7 +106,7 @@ def test_an_engine_that_cannot_sleep_takes_no_requests_all_the_same(tmp_path: Pa
             gateway.engine.refuses_sleep = True
             hold(gateway, "gpu-1", "train date-reasoning")
             await until_answered(gateway, 503)
-            await until_said(gateway, "no sleep mode")
+            await wait_until_status(gateway, "no sleep mode")
             give_back(gateway, "gpu-1", "train date-reasoning")
             assert (await until_answered(gateway, 200)).json()
 
@@ -118,9 +118,9 @@ def test_an_engine_that_failed_asleep_is_woken_before_it_takes_requests(tmp_path
         async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
             await until_offered(gateway, V1)
             hold(gateway, "gpu-1", "train date-reasoning")
-            await until_said(gateway, "asleep: ")
+            await wait_until_status(gateway, "asleep: ")
             gateway.engine.ill = True
-            await until_said(gateway, "/health")
+            await wait_until_status(gateway, "/health")
             give_back(gateway, "gpu-1", "train date-reasoning")
             gateway.engine.ill = False
             await until_offered(gateway, V1)
@@ -134,12 +134,12 @@ def test_an_engine_restarted_during_a_training_sleeps_again(tmp_path: Path) -> N
     async def check() -> None:
         async with running_gateway(tmp_path, settings=SLEEP) as gateway:
             hold(gateway, "gpu-1", "train date-reasoning")
-            await until_said(gateway, "asleep: ")
+            await wait_until_status(gateway, "asleep: ")
             await gateway.engine.stop()
-            await until_said(gateway, "/health")
+            await wait_until_status(gateway, "/health")
             gateway.engine.asleep = False
             await gateway.engine.reset()
-            await until_said(gateway, "asleep: ")
+            await wait_until_status(gateway, "asleep: ")
             assert (gateway.engine.asleep, gateway.engine.wakes) == (True, 0)
 
     asyncio.run(check())
@@ -150,11 +150,11 @@ def test_a_new_router_wakes_an_engine_that_sleeps_when_no_training_runs_any_more
         async with running_gateway(tmp_path) as gateway:
             hold(gateway, "gpu-1", "train date-reasoning")
             gateway.engine.asleep = True
-            async with another(gateway, tmp_path / "plain") as second:  # wakes nobody, and sends it nothing
+            async with second_gateway(gateway, tmp_path / "plain") as second:  # wakes nobody, and sends it nothing
                 assert (await second.ask("base")).status_code == 503
                 assert "serving.sleep_for_training" in (await engines(second))[0]
-                async with another(gateway, tmp_path / "new", **SLEEP) as new:
-                    await until_said(new, "asleep: gpu-1 is held to train")
+                async with second_gateway(gateway, tmp_path / "new", **SLEEP) as new:
+                    await wait_until_status(new, "asleep: gpu-1 is held to train")
                     assert gateway.engine.wakes == 0
                     give_back(gateway, "gpu-1", "train date-reasoning")
                     assert (await until_answered(new, 200)).json()

@@ -16,7 +16,7 @@ from store.repositories import promotions
 from store.repositories.events import due_notices, list_audit, list_events
 from store.repositories.serving import find_routes
 from store.types import EndCause, Outcome
-from tests.integration.gateway.place import V1, V2, RunningGateway, running_gateway, until, until_offered
+from tests.integration.gateway.place import V1, V2, RunningGateway, running_gateway, until_offered, wait_until
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store import chain
 from traced.evaluation.sequential import Arm
@@ -36,7 +36,7 @@ def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, No
     asyncio.run(inside())
 
 
-def said(answer: httpx.Response) -> str:
+def text_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
@@ -45,7 +45,7 @@ async def talk(gateway: RunningGateway, names: list[str]) -> dict[str, str]:
     """What each conversation is answered by."""
     models = {}
     for name in names:
-        models[name] = said(await gateway.ask(headers={"X-Traced-Conversation": name})).removeprefix("signed ")
+        models[name] = text_of(await gateway.ask(headers={"X-Traced-Conversation": name})).removeprefix("signed ")
     return models
 
 
@@ -56,7 +56,7 @@ async def judge(gateway: RunningGateway, models: dict[str, str], succeeds: Calla
         assert (await gateway.http.post("/v1/feedback", json=body)).status_code == 200
 
 
-def standing(gateway: RunningGateway, name: str) -> tuple[PromotionState, float | None]:
+def promotion_state(gateway: RunningGateway, name: str) -> tuple[PromotionState, float | None]:
     with read_session(gateway.store) as session:
         promotion = promotions.list_promotions(session, name)[-1]
     return promotion.state, promotion.share
@@ -79,7 +79,7 @@ def test_a_canary_gets_its_share_and_keeps_its_conversations(tmp_path: Path) -> 
             (trial,) = promotions.trials(session)
         assert {route.trial for route in routes.values()} == {trial.seq}
         assert {name: route.model for name, route in routes.items()} == models
-        assert said(await gateway.ask(V2)) == f"signed {V2}"  # by its name, whatever the share
+        assert text_of(await gateway.ask(V2)) == f"signed {V2}"  # by its name, whatever the share
 
         began = time.perf_counter()
         gateway.roll_back(V2)
@@ -124,17 +124,17 @@ def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
         gateway.begin(V2, "canary", 0.3)
         await until_offered(gateway, V2)
         await judge(gateway, await talk(gateway, names(0, 40)), lambda model: model == V2)
-        await until(lambda: standing(gateway, V2) == (PromotionState.CANARY, 0.6))
+        await wait_until(lambda: promotion_state(gateway, V2) == (PromotionState.CANARY, 0.6))
         with read_session(gateway.store) as session:
             (trial,) = promotions.trials(session)
         number = 40
-        while standing(gateway, V2)[0] is PromotionState.CANARY:
+        while promotion_state(gateway, V2)[0] is PromotionState.CANARY:
             assert number < 200
             await judge(gateway, await talk(gateway, names(number, number + 10)), lambda model: model == V2)
             number += 10
             await asyncio.sleep(0.3)
-        assert standing(gateway, V2) == (PromotionState.LIVE, None)
-        assert standing(gateway, V1)[0] is PromotionState.SUPERSEDED
+        assert promotion_state(gateway, V2) == (PromotionState.LIVE, None)
+        assert promotion_state(gateway, V1)[0] is PromotionState.SUPERSEDED
         with read_session(gateway.store) as session:
             kinds = [event.kind for event in list_events(session) if event.kind.startswith("canary")]
             audit = [(entry.who, entry.action) for entry in list_audit(session)]
@@ -155,8 +155,8 @@ def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> None:
         await until_offered(gateway, V2)
         models = await talk(gateway, names(0, 60))
         await judge(gateway, models, lambda model: model == V1)
-        await until(lambda: standing(gateway, V2)[0] is PromotionState.ROLLED_BACK)
-        assert standing(gateway, V1)[0] is PromotionState.LIVE
+        await wait_until(lambda: promotion_state(gateway, V2)[0] is PromotionState.ROLLED_BACK)
+        assert promotion_state(gateway, V1)[0] is PromotionState.LIVE
         await until_offered(gateway, V2, is_offered=False)
         assert set((await talk(gateway, list(models))).values()) == {V1}
         with read_session(gateway.store) as session:
@@ -177,7 +177,7 @@ def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_path: 
         del gateway.engine.adapters[V2]
         models = await talk(gateway, ["broken"])
         assert models == {"broken": BASE}
-        await until(lambda: len(gateway.exchanges("broken")) == 2)
+        await wait_until(lambda: len(gateway.exchanges("broken")) == 2)
         await judge(gateway, {"whole": V2, **models}, lambda model: model == V2)
         with read_session(gateway.store) as session:
             assert find_routes(session, ["broken"])["broken"].model == V2
@@ -199,7 +199,7 @@ def test_a_rollback_by_a_person_is_permanent(tmp_path: Path) -> None:
         with write_session(gateway.store) as session:
             assert not promotions.is_newest_entry(session, trial)
         Canaries(gateway.settings, gateway.store, None).review(chain.later(20))  # type: ignore[arg-type]
-        assert standing(gateway, V2)[0] is PromotionState.ROLLED_BACK
+        assert promotion_state(gateway, V2)[0] is PromotionState.ROLLED_BACK
 
     run(tmp_path, check, live=V1, settings=STEPS)
 
@@ -212,13 +212,13 @@ def test_a_shadow_is_recorded_and_never_shown(tmp_path: Path, streamed: bool) ->
         answer = await gateway.ask(headers={"X-Traced-Conversation": "c"}, stream=streamed)
         assert V2 not in answer.text
         assert answer.headers["X-Traced-Model"] == V1
-        await until(lambda: len(gateway.exchanges("c")) == 2)
+        await wait_until(lambda: len(gateway.exchanges("c")) == 2)
         exchange_shown, shadow = sorted(gateway.exchanges("c"), key=lambda exchange: exchange.shadow_of is not None)
         assert (exchange_shown.model, exchange_shown.shadow_of) == (V1, None)
         assert (shadow.model, shadow.shadow_of, shadow.status) == (V2, exchange_shown.id, 200)
-        assert "stream" not in gateway.engine.asked[-1] or gateway.engine.asked[-1]["stream"] is False
+        assert "stream" not in gateway.engine.requests[-1] or gateway.engine.requests[-1]["stream"] is False
         assert (await gateway.http.post("/v1/feedback", json={"conversation_id": "c", "score": 1})).status_code == 200
-        await until(lambda: len(gateway.trajectories()) == 2)
+        await wait_until(lambda: len(gateway.trajectories()) == 2)
         trajectories = {exchange.model: exchange for exchange in gateway.trajectories()}
         assert (trajectories[V1].outcome, trajectories[V1].end_cause) == (Outcome.SUCCESS, EndCause.SILENCE)
         assert (trajectories[V2].outcome, trajectories[V2].end_cause) == (Outcome.UNKNOWN, EndCause.SHADOW)
@@ -242,9 +242,9 @@ def test_shadows_never_delay_clients_and_are_skipped_under_load(tmp_path: Path) 
         gateway.engine.slow[V2] = 30.0
         began = time.perf_counter()
         for name in names(0, 3):
-            assert said(await gateway.ask(headers={"X-Traced-Conversation": name})) == f"signed {V1}"
+            assert text_of(await gateway.ask(headers={"X-Traced-Conversation": name})) == f"signed {V1}"
         assert time.perf_counter() - began < 5
-        await until(lambda: gateway.engine.begun[V2] == 1)
+        await wait_until(lambda: gateway.engine.started[V2] == 1)
 
     run(tmp_path, check, live=V1, settings={"promotion.shadow_requests": 1})
 
@@ -255,7 +255,7 @@ def test_opted_out_conversations_have_no_shadow(tmp_path: Path) -> None:
         await until_offered(gateway, V2)
         await gateway.ask(headers={"X-Traced-Conversation": "private", "X-Traced-Record": "no"})
         await gateway.ask(headers={"X-Traced-Conversation": "c"})
-        await until(lambda: gateway.exchanges("c"))
+        await wait_until(lambda: gateway.exchanges("c"))
         assert gateway.engine.answers[V2] == 1
         assert gateway.exchanges("private") == []
 

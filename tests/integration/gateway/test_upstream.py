@@ -11,14 +11,14 @@ from traced.gateway.upstream import READ_AHEAD, ConnectionLost, EngineUnreachabl
 
 PATH = "/v1/chat/completions"
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 2\r\n\r\n{}"
+COMPLETE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Engine:
     """Plays a part per connection and counts them."""
 
     def __init__(self, *parts: Play) -> None:
-        self.parts, self.connections, self.ended = parts, 0, asyncio.Event()
+        self.parts, self.connections, self.closed = parts, 0, asyncio.Event()
         self.heads: list[bytes] = []
 
     async def play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,9 +30,9 @@ class Engine:
             pass
         finally:
             writer.close()
-            self.ended.set()
+            self.closed.set()
 
-    async def asked(self, reader: asyncio.StreamReader) -> bytes:
+    async def read_request(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
         self.heads.append(head)
         length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
@@ -63,8 +63,8 @@ def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_i
     async def run() -> None:
         async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
-                await engine.asked(reader)
-                writer.write(WHOLE)
+                await engine.read_request(reader)
+                writer.write(COMPLETE)
 
         engine = Engine(respond)
         async with listening(engine, key="secret") as (url, upstream):
@@ -81,7 +81,7 @@ def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_i
 def test_status_and_headers_are_read_past_a_continue() -> None:
     async def run() -> None:
         async def respond_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             await asyncio.sleep(0.05)
             writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\n")
@@ -104,13 +104,13 @@ def test_a_stale_connection_is_replaced_and_a_lost_one_is_reported() -> None:
         closing = asyncio.Event()
 
         async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
-            writer.write(WHOLE)
-            await engine.asked(reader)  # read, and closed without a word
+            await engine.read_request(reader)
+            writer.write(COMPLETE)
+            await engine.read_request(reader)  # read, and closed without a word
 
         async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
-            writer.write(WHOLE[:-1])
+            await engine.read_request(reader)
+            writer.write(COMPLETE[:-1])
             closing.set()
 
         engine = Engine(once_then_close, half)
@@ -127,7 +127,7 @@ def test_a_stale_connection_is_replaced_and_a_lost_one_is_reported() -> None:
 def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
     async def run() -> None:
         async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
 
         engine = Engine(close)
         async with listening(engine) as (url, upstream):
@@ -141,7 +141,7 @@ def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
 def test_closing_an_unfinished_response_closes_its_connection() -> None:
     async def run() -> None:
         async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
             await reader.read()  # until the other side closes
 
@@ -150,20 +150,20 @@ def test_closing_an_unfinished_response_closes_its_connection() -> None:
             answer = await upstream.post(url, PATH, b"{}")
             assert await answer.chunk() == b"x"
             answer.close()
-            await engine.ended.wait()
+            await engine.closed.wait()
 
             async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await engine.asked(reader)
+                await engine.read_request(reader)
                 waiting.set()
                 await reader.read()
 
             waiting = asyncio.Event()
             engine.parts = (silent,)
-            engine.ended.clear()
+            engine.closed.clear()
             request_task = asyncio.create_task(upstream.post(url, PATH, b"{}"))
             await waiting.wait()
             request_task.cancel()
-            await engine.ended.wait()
+            await engine.closed.wait()
 
     asyncio.run(run())
 
@@ -171,7 +171,7 @@ def test_closing_an_unfinished_response_closes_its_connection() -> None:
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
     async def run() -> None:
         async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
             writer.write(b"HTTP/1.0 200 OK\r\n\r\nall of it")
 
         engine = Engine(old)
@@ -186,7 +186,7 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
 def test_silence_is_limited_and_counted_from_the_last_byte() -> None:
     async def run() -> None:
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             for _ in range(6):  # longer than the limit in all, never as long at once
                 await asyncio.sleep(0.1)
@@ -212,7 +212,7 @@ def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
         size = 64 * READ_AHEAD
 
         async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
             for _ in range(64):
                 writer.write(b"x" * READ_AHEAD)
@@ -238,7 +238,7 @@ def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
 def test_unreachable_engines_and_invalid_http_raise_different_errors() -> None:
     async def run() -> None:
         async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
+            await engine.read_request(reader)
             writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
             await reader.read()
 
@@ -255,15 +255,15 @@ def test_unreachable_engines_and_invalid_http_raise_different_errors() -> None:
 def test_an_unanswered_request_on_a_reused_connection_is_sent_once() -> None:
     async def run() -> None:
         async def once_then_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
-            writer.write(WHOLE)
-            await engine.asked(reader)
+            await engine.read_request(reader)
+            writer.write(COMPLETE)
+            await engine.read_request(reader)
             await reader.read()
 
         async def once_then_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
-            writer.write(WHOLE)
-            await engine.asked(reader)
+            await engine.read_request(reader)
+            writer.write(COMPLETE)
+            await engine.read_request(reader)
             writer.write(b"HTTP/1.1 200 O")
 
         for part, reason in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
@@ -280,9 +280,9 @@ def test_an_unanswered_request_on_a_reused_connection_is_sent_once() -> None:
 def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
     async def run() -> None:
         async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.asked(reader)
-            writer.write(WHOLE)
-            await engine.asked(reader)
+            await engine.read_request(reader)
+            writer.write(COMPLETE)
+            await engine.read_request(reader)
             server.close()  # nobody listens any more
 
         engine = Engine(once_then_close)
@@ -299,7 +299,7 @@ def test_a_partly_read_response_closes_its_connection() -> None:
     async def run() -> None:
         async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while True:
-                await engine.asked(reader)
+                await engine.read_request(reader)
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD
                 )

@@ -52,8 +52,8 @@ class Upstream:
     """What it has loaded, what it was asked, and how it behaves; ``label`` is the letter that it decides for."""
 
     adapters: dict[str, str] = field(default_factory=dict)
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    begun: Counter[str] = field(default_factory=Counter)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    started: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     slow: dict[str, float] = field(default_factory=dict)  # seconds of one model
     label: str = "A"
@@ -162,7 +162,7 @@ class Upstream:
         if not self.knows_responses:
             raise web.HTTPNotFound
         body = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         content = [{"type": "output_text", "text": f"signed {body['model']}"}]
         output = [{"type": "message", "role": "assistant", "content": content}]
         usage = {"input_tokens": 3, "output_tokens": 2}
@@ -171,7 +171,7 @@ class Upstream:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         assert not self.asleep
-        self.asked.append(body)
+        self.requests.append(body)
         self.running += 1
         try:
             return await self._say(request, body, await self._decode(body["model"]))
@@ -183,7 +183,7 @@ class Upstream:
 
     async def _decode(self, model: str) -> str:
         """Take the time of an answer; returns whose weights gave it."""
-        self.begun[model] += 1
+        self.started[model] += 1
         if self.slots is None or model not in self.adapters:
             await asyncio.sleep(self.slow.get(model, self.delay_s))
             return model
@@ -207,7 +207,13 @@ class Upstream:
             return await self._stream(request, model, number)
         message = {"role": "assistant", "content": self.fixed_text or f"signed {model}"}
         usage = {"prompt_tokens": 5, "completion_tokens": 3}
-        completion = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "usage": usage}
+        completion = {
+            "id": f"chatcmpl-{number}",
+            "object": "chat.completion",
+            "created": 1,
+            "model": model,
+            "usage": usage,
+        }
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.json_response({**completion, "choices": [choice], "extension": body.get("extension")})
 

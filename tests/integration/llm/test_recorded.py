@@ -9,7 +9,7 @@ from agents.errors import ModelRefused
 from agents.llm.question import Reply
 from agents.llm.structured_output import Unreadable, parse_object
 from tests.integration.llm.asking import Fault
-from tests.integration.llm.recording import CASES, FILES, send, read_recording
+from tests.integration.llm.recording import CASES, FILES, read_recording, send
 from tests.scripted_model import RecordedResponse, ScriptedReply, scripted_server
 
 MODEL = "SmolLM2-135M-Instruct"

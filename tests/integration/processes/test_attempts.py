@@ -63,9 +63,9 @@ def ledger(store: Engine, clock: Clock) -> AttemptLedger:
     return AttemptLedger(store, own_identity(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
 
 
-def job(behaviour: str, **arguments: Any) -> Job:
+def job(action: str, **arguments: Any) -> Job:
     limits = Limits(heartbeat_s=60, grace_s=20)
-    return Job("tests.integration.processes.stage", {"do": behaviour, **arguments}, "c1", "train", "dates", "ab", limits)
+    return Job("tests.integration.processes.stage", {"do": action, **arguments}, "c1", "train", "dates", "ab", limits)
 
 
 def run_settled(
@@ -117,7 +117,9 @@ def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_pa
 
 def test_three_failures_quarantine_the_input_until_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
     failing_job = job("fail_times", counter=str(tmp_path / "n"), times=4, how="crash")
-    with pytest.raises(Quarantined, match=r"train of dates is quarantined as p3: 3 attempts failed.*SIGSEGV") as exc_info:
+    with pytest.raises(
+        Quarantined, match=r"train of dates is quarantined as p3: 3 attempts failed.*SIGSEGV"
+    ) as exc_info:
         run_settled(store, tmp_path, failing_job)
     assert "traced release p3" in exc_info.value.hint
     assert states(store) == ["failed"] * 3
@@ -171,9 +173,7 @@ def test_a_stored_refusal_is_raised_again(store: Engine, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("done", "times"), [(0, 3), (7, 4)])
-def test_kills_without_progress_lead_to_quarantine(
-    store: Engine, tmp_path: Path, done: int, times: int
-) -> None:
+def test_kills_without_progress_lead_to_quarantine(store: Engine, tmp_path: Path, done: int, times: int) -> None:
     with pytest.raises(Quarantined, match="3 attempts failed"):
         run_settled(store, tmp_path, job("kill_itself", done=done))
     assert states(store) == ["killed"] * times
@@ -218,9 +218,7 @@ def test_a_cancelled_attempt_is_not_a_failure(store: Engine, tmp_path: Path) -> 
     assert states(store) == ["stopped"] * 4
 
 
-def test_an_unavailable_database_is_waited_for(
-    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_database_is_waited_for(store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is gone whenever an attempt should end; the result is not lost."""
     refusals = iter([True, True, False])
 

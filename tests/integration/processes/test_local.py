@@ -22,8 +22,8 @@ MIB = 2**20
 PATIENT = Limits(heartbeat_s=60, grace_s=20)
 
 
-def job(behaviour: str, limits: Limits = PATIENT, **arguments: Any) -> Job:
-    return Job("tests.integration.processes.stage", {"do": behaviour, **arguments}, "c1", "train", "dates", "ab", limits)
+def job(action: str, limits: Limits = PATIENT, **arguments: Any) -> Job:
+    return Job("tests.integration.processes.stage", {"do": action, **arguments}, "c1", "train", "dates", "ab", limits)
 
 
 def executor(folder: Path) -> LocalExecutor:
@@ -34,7 +34,7 @@ def run(folder: Path, selected_job: Job, on_report: Callable[[Report], None] = l
     return asyncio.run(executor(folder).run(selected_job, on_report))
 
 
-def is_gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -55,9 +55,9 @@ def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None
     assert 0 < evidence.seconds < 60
 
 
-@pytest.mark.parametrize("behaviour", ["fail", "fail_in_a_task"])
-def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, behaviour: str) -> None:
-    result = run(tmp_path, job(behaviour, error="docker"))
+@pytest.mark.parametrize("action", ["fail", "fail_in_a_task"])
+def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, action: str) -> None:
+    result = run(tmp_path, job(action, error="docker"))
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.FAILED, 1)
     assert result.failure is not None
     assert result.failure.types == ["EngineDown", "SandboxError", "Exception"]
@@ -110,24 +110,24 @@ def test_memory_that_is_shared_is_counted_once(tmp_path: Path) -> None:
 def test_nothing_that_a_child_left_behind_survives_it(tmp_path: Path) -> None:
     result = run(tmp_path, job("fork_and_leave"))
     assert result.value is not None
-    assert [is_gone(pid) for pid in result.value["pids"]] == [True, True]
+    assert [has_exited(pid) for pid in result.value["pids"]] == [True, True]
 
 
-@pytest.mark.parametrize("behaviour", ["wait", "wait_in_a_loop"])
-def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, behaviour: str) -> None:
+@pytest.mark.parametrize("action", ["wait", "wait_in_a_loop"])
+def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, action: str) -> None:
     checkpoint = tmp_path / "checkpoint"
-    pid = cancelled_when_it_progresses(tmp_path, job(behaviour, checkpoint=str(checkpoint)))
+    pid = cancelled_when_it_progresses(tmp_path, job(action, checkpoint=str(checkpoint)))
     assert checkpoint.read_text() == "whole"
-    assert is_gone(pid)
+    assert has_exited(pid)
 
 
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    assert is_gone(cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
+    assert has_exited(cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
 
 
 def test_a_second_cancellation_stops_at_once(tmp_path: Path) -> None:
     selected_job = job("ignore_sigterm", Limits(heartbeat_s=60, grace_s=250))  # the test's own time limit is shorter
-    assert is_gone(cancelled_when_it_progresses(tmp_path, selected_job, times=2))
+    assert has_exited(cancelled_when_it_progresses(tmp_path, selected_job, times=2))
 
 
 def cancelled_when_it_progresses(folder: Path, selected_job: Job, times: int = 1) -> int:
@@ -171,7 +171,7 @@ def test_the_output_of_a_child_is_redacted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "arguments", "code", "name", "line"),
+    ("action", "arguments", "code", "name", "line"),
     [
         ("kill_itself", {}, None, "SIGKILL", "last words"),
         ("crash", {}, None, "SIGSEGV", "Fatal Python error: Segmentation fault"),
@@ -179,9 +179,9 @@ def test_the_output_of_a_child_is_redacted(tmp_path: Path) -> None:
     ],
 )
 def test_a_child_that_exits_without_a_report_crashed(
-    tmp_path: Path, behaviour: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
+    tmp_path: Path, action: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
 ) -> None:
-    result = run(tmp_path, job(behaviour, **arguments))
+    result = run(tmp_path, job(action, **arguments))
     assert (result.outcome, result.evidence.exit_code, result.evidence.signal) == (JobOutcome.CRASHED, code, name)
     assert result.evidence.detail.endswith("and no result")
     assert line in (tmp_path / "c1" / "train-dates.log").read_text()
@@ -220,7 +220,7 @@ def test_an_error_of_on_report_stops_the_child_and_is_raised(tmp_path: Path) -> 
     pids: list[int] = []
     with pytest.raises(LookupError):
         run(tmp_path, job("wait", checkpoint=str(tmp_path / "c")), refuse)
-    assert is_gone(pids[0])
+    assert has_exited(pids[0])
 
 
 def test_a_missing_module_is_a_crash_with_its_message(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), la
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "limits", "checkpoint"),
+    ("action", "limits", "checkpoint"),
     [
         ("wait", PATIENT, True),
         ("fork_and_leave", PATIENT, True),
@@ -255,20 +255,20 @@ asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), la
         ("hang", Limits(heartbeat_s=3, grace_s=0.5), False),
     ],
 )
-def test_a_killed_parent_leaves_no_process(tmp_path: Path, behaviour: str, limits: Limits, checkpoint: bool) -> None:
+def test_a_killed_parent_leaves_no_process(tmp_path: Path, action: str, limits: Limits, checkpoint: bool) -> None:
     """kill -9 of the parent: the child stops in order where it can, and is gone in any case, with all it started."""
     path = tmp_path / "job.json"
-    path.write_text(job(behaviour, limits, checkpoint=str(tmp_path / "checkpoint"), end=False).to_json())
+    path.write_text(job(action, limits, checkpoint=str(tmp_path / "checkpoint"), end=False).to_json())
     command = [sys.executable, "-c", textwrap.dedent(PARENT), str(path), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
         while "phase" not in parent.stdout.readline():
             continue
         started = psutil.Process(parent.pid).children(recursive=True)
-        assert len(started) == (3 if behaviour == "fork_and_leave" else 1)
+        assert len(started) == (3 if action == "fork_and_leave" else 1)
         marks = started[0].environ()["_TRACED_CHILD"]
         os.kill(parent.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(started, timeout=30)
-    assert [process for process in alive if not is_gone(process.pid)] == []  # who reaps orphans may be slow
+    assert [process for process in alive if not has_exited(process.pid)] == []  # who reaps orphans may be slow
     assert list(marked_processes(marks)) == []
     assert (tmp_path / "checkpoint").exists() is checkpoint

@@ -233,7 +233,10 @@ def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
         assert (applied.judged, applied.unknown) == ({"success": 3, "failure": 2}, 1)
         request_count = len(server.requests)
         second_report = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
-        assert (second_report.judged, len(server.requests)) == ({}, request_count)  # what it left open is not asked again
+        assert (second_report.judged, len(server.requests)) == (
+            {},
+            request_count,
+        )  # what it left open is not asked again
     with write_session(store) as session:
         trajectory = get_trajectory(session, "t40")
         assert (trajectory.outcome, effective_outcome(session, trajectory, LABELS).source) == (

@@ -117,7 +117,9 @@ def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: 
             ask(gateway, "useless", USELESS), gateway.http.post("/v1/feedback", content=json.dumps(feedback))
         )
         assert answers[1].status_code == 200
-        await wait_until(lambda: gateway.trajectories() and effective_outcomes(gateway)["useless"][0] is Outcome.SUCCESS)
+        await wait_until(
+            lambda: gateway.trajectories() and effective_outcomes(gateway)["useless"][0] is Outcome.SUCCESS
+        )
         assert effective_outcomes(gateway)["useless"][1] is OutcomeSource.PEOPLE
         with read_session(gateway.store) as session:
             rows = feedback_on(session, gateway.trajectories()[0].id)

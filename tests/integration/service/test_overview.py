@@ -11,7 +11,7 @@ import pytest
 from benchmarks.seeded import seed_store
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.llm_replies import save_reply
-from tests.integration.gateway.place import running_gateway, until
+from tests.integration.gateway.place import running_gateway, wait_until
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.unit.store.chain import REPLY
@@ -121,7 +121,7 @@ def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path
                 seen = await first(told, DEVICES)
                 assert Devices.model_validate(seen.detail).problems == ["none here"]
                 assert seeded.watch.at_work
-            await until(lambda: not seeded.watch.at_work)
+            await wait_until(lambda: not seeded.watch.at_work)
             assert seeded.present.of(DEVICES) == []
 
     asyncio.run(asyncio.wait_for(watch(), 20))

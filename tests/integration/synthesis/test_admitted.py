@@ -22,7 +22,7 @@ from benchmarks.admission import unsound
 from sandbox.admission import Thresholds, refusals
 from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.report import MEANS
-from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
+from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, message_text, run_cycle
 from tests.integration.synthesis.way import run_with_context
 from tests.integration.synthesis.world import CANARIES, environments_of, fenced, fixture, prepared, refused_by, reports
 from tests.scripted_model import scripted_server
@@ -62,14 +62,14 @@ def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
     answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
     with scripted_server(lambda body, nth: answers[nth], canaries=CANARIES) as server:
-        report = worked(tmp_path, server, overrides)
+        report = run_cycle(tmp_path, server, overrides)
         records = run_with_context(report["cycle"], tmp_path, server.url, overrides, environments_of)
         refusals = run_with_context(report["cycle"], tmp_path, server.url, overrides, refused_by)
     assert [name in checks for name, checks in zip(IN_TURN, refusals, strict=False)] == [True] * len(IN_TURN), refusals
     assert (refusals[-1], report["admitted"]) == ([], records[-1].hash)
     for body, (name, source) in zip(server.requests[1:], IN_TURN.items(), strict=True):
-        assert f"Failed: {name} ({MEANS[name]})" in said(body)
-        assert source.strip() in said(body, 2)
+        assert f"Failed: {name} ({MEANS[name]})" in message_text(body)
+        assert source.strip() in message_text(body, 2)
     assert [record.repairs for record in records] == [None, *(record.hash for record in records[:-1])]
     assert all(
         record.source_code.startswith("# Written by scripted for finding-out-first: start 1, ") for record in records
@@ -93,14 +93,14 @@ def test_the_best_of_three_candidates_is_mended(tmp_path: Path) -> None:
     candidates = [NO_FILE, fenced(IN_TURN["runs"]), fenced(IN_TURN["interface"])]
     overrides = {"synthesis.candidates": 3, "synthesis.starts": 1, "synthesis.repairs": 1}
     with scripted_server(lambda body, nth: candidates[nth] if nth < 3 else NO_FILE, canaries=CANARIES) as server:
-        report = worked(tmp_path, server, overrides)
+        report = run_cycle(tmp_path, server, overrides)
         refusals = run_with_context(report["cycle"], tmp_path, server.url, overrides, refused_by)
         records = run_with_context(report["cycle"], tmp_path, server.url, overrides, environments_of)
     assert report["reason"] == "admit: none of 4 candidate environments was admitted"
     assert sorted(refusals[:3]) == [["interface"], ["runs"], ["source"]]
     assert len(server.requests) == 4
-    assert IN_TURN["interface"].strip() in said(server.requests[3], 2)
-    assert "Failed: interface" in said(server.requests[3])
+    assert IN_TURN["interface"].strip() in message_text(server.requests[3], 2)
+    assert "Failed: interface" in message_text(server.requests[3])
     assert records[3].repairs == records[refusals.index(["interface"])].hash
 
 
@@ -110,7 +110,7 @@ def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_contain
     attack = SOUND.replace("\nTHINGS = ", f"\n{writes}THINGS = ", 1)
     overrides = {"synthesis.starts": 1, "synthesis.repairs": 0}
     with scripted_server(fenced(attack)) as server:
-        admission = worked(tmp_path, server, overrides)
+        admission = run_cycle(tmp_path, server, overrides)
         (report,) = run_with_context(admission["cycle"], tmp_path, server.url, overrides, reports)
     assert report.checks[0].passed
     assert set(refusals(report)) & {"runs", "effects"}
@@ -133,12 +133,12 @@ def test_a_file_that_attacks_its_container_is_refused_and_repaired(tmp_path: Pat
         answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
     with scripted_server(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
-        report = worked(tmp_path, server, overrides)
+        report = run_cycle(tmp_path, server, overrides)
         judged_items = run_with_context(report["cycle"], tmp_path, server.url, overrides, reports)
     assert report["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
     assert all(report.checks[0].passed and not report.admitted for report in judged_items), "none was run"
     for nth, body in enumerate(server.requests[1:]):
-        assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged_items[nth]))
+        assert all(f"Failed: {name} ({MEANS[name]})" in message_text(body) for name in refusals(judged_items[nth]))
 
 
 CUTS = ["kept 2", "saved 2", "judging 1", "judging 2", "kept 3"]

@@ -16,11 +16,13 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.text(min_size=1), st.text(min_size=1), st.booleans())
-def test_nothing_but_the_model_changes(fields: dict[str, object], requested_model: str, engine_model: str, ascii_only: bool) -> None:
-    body = {**fields, "model": requested_model}
+def test_nothing_but_the_model_changes(
+    fields: dict[str, object], requested: str, engine_name: str, ascii_only: bool
+) -> None:
+    body = {**fields, "model": requested}
     raw = json.dumps(body, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
-    forwarded = with_model(raw, body, engine_model)
-    assert json.loads(forwarded.decode("utf-8", "surrogatepass")) == {**body, "model": engine_model}
+    forwarded = with_model(raw, body, engine_name)
+    assert json.loads(forwarded.decode("utf-8", "surrogatepass")) == {**body, "model": engine_name}
 
 
 @pytest.mark.parametrize(

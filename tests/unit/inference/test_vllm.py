@@ -107,8 +107,14 @@ def test_each_start_stage_is_logged_once_and_never_backwards(caplog: pytest.LogC
     caplog.set_level(logging.INFO)
     progress = StartProgress()
     lines = ["INFO Initializing a V1 LLM engine (v0.32.0)"]
-    for new_lines in ([], [], ["INFO Starting to load model x..."], ["INFO non-default args: {}"], ["Starting vLLM server"]):
-        lines += new_lines
+    for added in (
+        [],
+        [],
+        ["INFO Starting to load model x..."],
+        ["INFO non-default args: {}"],
+        ["Starting vLLM server"],
+    ):
+        lines += added
         progress.report(lines)
     stages = [record.getMessage().rpartition(" (")[0] for record in caplog.records]
     assert stages == ["vLLM starts its engine", "vLLM loads the model", "vLLM opens its endpoint"]

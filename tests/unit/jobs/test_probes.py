@@ -127,8 +127,8 @@ def test_the_reading_of_a_gpu() -> None:
     ],
 )
 def test_values_missing_from_older_drivers_are_left_out(gpu: Gpu, changes: dict[str, str]) -> None:
-    reading = nvml(Gpu()).read().devices[0]
-    assert nvml(gpu).read() == Readings((replace(reading, **changes),))  # type: ignore[arg-type]
+    device = nvml(Gpu()).read().devices[0]
+    assert nvml(gpu).read() == Readings((replace(device, **changes),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_a_child_that_ended_still_counts_as_ours() -> None:
 
 
 def test_no_share_is_known_before_time_has_passed() -> None:
-    standing_ticks = Ticks(100.0, 50.0, 10.0)
-    assert foreign_share(standing_ticks, standing_ticks) is None
-    assert foreign_share(standing_ticks, Ticks(110.0, 55.0, 12.0)) == pytest.approx(0.3)
+    ticks_at_start = Ticks(100.0, 50.0, 10.0)
+    assert foreign_share(ticks_at_start, ticks_at_start) is None
+    assert foreign_share(ticks_at_start, Ticks(110.0, 55.0, 12.0)) == pytest.approx(0.3)
 
 
 SECONDS = st.floats(0, 1e7)

@@ -64,7 +64,9 @@ def test_which_attempts_count_against_an_input(history: str, count: int) -> None
 @given(st.lists(st.sampled_from(["F", "B", "K", "L", "X", "K3", "L4", "F5"])))
 def test_blocked_and_stopped_attempts_change_nothing(words: list[str]) -> None:
     unblocked = [word for word in words if word[0] not in "BX"]
-    assert len(counted_failures(attempts(" ".join(words)), 3)) == len(counted_failures(attempts(" ".join(unblocked)), 3))
+    assert len(counted_failures(attempts(" ".join(words)), 3)) == len(
+        counted_failures(attempts(" ".join(unblocked)), 3)
+    )
 
 
 @given(st.lists(st.sampled_from(["K", "L"]).flatmap(lambda k: st.integers(0, 5).map(lambda n: f"{k}{n}")), min_size=21))

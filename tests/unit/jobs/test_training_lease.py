@@ -66,6 +66,10 @@ class Training:
         finally:
             self.running = False
 
+    def start(self) -> "asyncio.Task[Any]":
+        """Run the training in a task."""
+        return asyncio.create_task(run_on_device(self.access(), self.pause, self.work, self.reports.append))
+
     def access(self) -> DeviceAccess:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
         request = LeaseRequest("me", "train a", None, timedelta(seconds=1000))
@@ -178,7 +182,9 @@ def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
         assert 240 <= training.clock.seconds < 300
 
     async def run_scene() -> None:
-        task = asyncio.create_task(run_on_device(training.access(), training.pause, training.work, training.reports.append))
+        task = asyncio.create_task(
+            run_on_device(training.access(), training.pause, training.work, training.reports.append)
+        )
         await scene()
         task.cancel()
         await asyncio.wait({task})
@@ -257,7 +263,9 @@ def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Tr
     training.deaf = deaf
 
     async def main() -> None:
-        task = asyncio.create_task(run_on_device(training.access(), training.pause, training.work, training.reports.append))
+        task = asyncio.create_task(
+            run_on_device(training.access(), training.pause, training.work, training.reports.append)
+        )
         await training.wait_until(lambda: training.running)
         task.cancel()
         await training.wait_until(training.pause.exists)
@@ -276,7 +284,9 @@ def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Trai
     training.deaf = True
 
     async def main() -> None:
-        task = asyncio.create_task(run_on_device(training.access(), training.pause, training.work, training.reports.append))
+        task = asyncio.create_task(
+            run_on_device(training.access(), training.pause, training.work, training.reports.append)
+        )
         await training.wait_until(lambda: training.running)
         training.ask_back()
         await training.wait_until(training.pause.exists)

@@ -104,7 +104,14 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "{", as_json(CLASSIFIER).replace('"bias"', '"biased"'), as_json(CLASSIFIER).replace('"tools@v1"', '"a", "b"')],
+    [
+        "",
+        "[]",
+        "{}",
+        "{",
+        as_json(CLASSIFIER).replace('"bias"', '"biased"'),
+        as_json(CLASSIFIER).replace('"tools@v1"', '"a", "b"'),
+    ],
 )
 def test_a_file_that_is_no_classifier_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "router.json"
@@ -135,7 +142,7 @@ def test_the_likeliest_class_serves() -> None:
     assert decision.model == "dates@v1"
     assert set(decision.logprobs) == set(CENTRES)
     assert decision.reason == ""
-    assert client.asked == ["Pick it up in 3 days."]
+    assert client.texts == ["Pick it up in 3 days."]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +167,11 @@ def test_a_conversation_keeps_its_model() -> None:
         client: Any = Embedding([3.0, 0.1, 1.0])
         policy = RoutedPolicy(client, HiddenStateRouter(client, CLASSIFIER))
         await policy.complete(USER, [], seed=0)
-        client.found = [0.0, 3.0, 1.0]
+        client.answer = [0.0, 3.0, 1.0]
         later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]
         await policy.complete(later, [], seed=0)
         assert client.models == ["dates@v1", "dates@v1"]
-        assert len(client.asked) == 1
+        assert len(client.texts) == 1
 
     asyncio.run(check())
 

@@ -289,7 +289,7 @@ def _output_messages(payload: object) -> list[Any]:
     return _output_messages(payload.get("text", payload.get("completion")))
 
 
-def _parsed_json(value: Any) -> Any:
+def _parsed_json(value: object) -> Any:
     """The value of text that is a JSON object or list; anything else as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:

@@ -63,11 +63,11 @@ class ImportJob:
     strict: bool = False
     redacts_fields: bool = False
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """A JSON value with everything redacted that must not be stored."""
         return self.redactor.value(value) if self.redactor else value
 
-    def clean_messages(self, value: Any) -> Any:
+    def clean_messages(self, value: object) -> Any:
         """Redact one message or several, or None, without changing the keys of the protocol."""
         return self.redactor.messages(value) if self.redactor else value
 
@@ -130,7 +130,7 @@ def file_position(resume: ResumePoint | None) -> FilePosition:
     return FilePosition(**resume["file"]) if resume else FILE_START
 
 
-def make_resume_point(position: FilePosition, **extra: Any) -> ResumePoint:
+def make_resume_point(position: FilePosition, **extra: object) -> ResumePoint:
     """The resume point at a position; ``extra`` is what the format needs besides."""
     return {"file": asdict(position), **extra}
 

@@ -90,7 +90,7 @@ class ToolInference:
         return {"type": "function", "function": function, "x-inferred": True}
 
 
-def infer_schema(value: Any) -> Schema:
+def infer_schema(value: object) -> Schema:
     """The JSON schema of one value."""
     if isinstance(value, dict):
         properties = {key: infer_schema(item) for key, item in sorted(value.items())}
@@ -285,7 +285,7 @@ def _agent_messages(messages: object) -> list[Any]:
     return visible
 
 
-def _agent_calls(calls: Any) -> Any:
+def _agent_calls(calls: object) -> Any:
     if not isinstance(calls, list):
         return calls
     return [call for call in calls if not (isinstance(call, dict) and call.get("requestor") == "user")]

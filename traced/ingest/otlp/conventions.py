@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from traced.ingest.otlp.messages import Message, UnusableSpan, chat_messages, chat_tools, parse_json, text_of
+from store.types import Message, Tool
+from traced.ingest.otlp.messages import UnusableSpan, chat_messages, chat_tools, parse_json, text_of
 from traced.ingest.otlp.wire import Event, Span
 from traced.ingest.responses import messages_of, read_answer
 
@@ -67,7 +68,7 @@ class Call:
 
     messages: list[Message]
     answer: Message | None
-    tools: list[dict[str, Any]]
+    tools: list[Tool]
     model: str
     response_id: str
     conversation: str
@@ -79,7 +80,7 @@ class Call:
 class _Content:
     messages: list[Message] = field(default_factory=list)
     answers: list[Message] = field(default_factory=list)
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
     response_id: str = ""
     # Whether the messages are complete, whatever else the sender dropped.
     is_complete: bool = False
@@ -263,7 +264,7 @@ def _raw_content(attributes: Attributes) -> _Content | None:
     )
 
 
-def _messages(request: Mapping[str, Any]) -> list[Any]:
+def _messages(request: Attributes) -> list[Any]:
     try:
         return list(messages_of(request))
     except ValueError as error:
@@ -327,7 +328,7 @@ def _chat_message_list(value: object, role: str) -> list[Message]:
     ]
 
 
-def _body(event: Event) -> Mapping[str, Any]:
+def _body(event: Event) -> Attributes:
     body = event.body if isinstance(event.body, Mapping) else event.attributes.get("gen_ai.event.content")
     body = parse_json(body, event.name)
     return body if isinstance(body, Mapping) else event.attributes

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Message = dict[str, Any]
+from store.types import Message, Tool
+
 Fields = Mapping[str, Any]
 ROLE_ALIASES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -30,7 +31,7 @@ class UnusableSpan(Exception):
 class _MessageParts:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Tool] = field(default_factory=list)
     results: list[Message] = field(default_factory=list)
 
 
@@ -57,9 +58,9 @@ def chat_messages(message: object, role: str) -> list[Message]:
     return _to_messages(collected, role, message)
 
 
-def chat_tools(definitions: object) -> list[dict[str, Any]]:
+def chat_tools(definitions: object) -> list[Tool]:
     """Convert tool definitions to OpenAI function tools; those without a name are left out."""
-    tools: list[dict[str, Any]] = []
+    tools: list[Tool] = []
     for definition in _list(definitions, "tools"):
         tool = _unwrap(parse_json(definition, "a tool"))
         if "json_schema" in tool:

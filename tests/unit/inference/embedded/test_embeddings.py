@@ -89,8 +89,8 @@ def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: 
         embedded = await asyncio.gather(*(client.embeddings([text]) for text in TEXTS))
         for text, (vector,) in zip(TEXTS, embedded, strict=True):
             assert vector == pytest.approx(expected(text), abs=1e-5)
-        expected_completions = [await client.chat("dates@v1", m, [], temperature=0.0, max_tokens=24) for m in conversations]
-        assert [c.completion_ids for c in await completions] == [c.completion_ids for c in expected_completions]
+        references = [await client.chat("dates@v1", m, [], temperature=0.0, max_tokens=24) for m in conversations]
+        assert [c.completion_ids for c in await completions] == [c.completion_ids for c in references]
         with pytest.raises(RequestError, match="base model's"):
             await client.embeddings(["x"], "dates@v1")
 

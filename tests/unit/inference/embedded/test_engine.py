@@ -103,7 +103,9 @@ def test_mixed_adapters_in_one_batch_equal_each_adapter_alone(adapters: dict[str
     engines[None] = tiny.qwen3(SIZE)
     for prompt, adapter, generation in zip(prompt_batch, choice, generations, strict=True):
         assert generation.ids == reference(engines[adapter], prompt, 12)
-        assert generation.logprobs == pytest.approx(full_logprobs(engines[adapter], prompt, generation.ids, 0), abs=1e-4)
+        assert generation.logprobs == pytest.approx(
+            full_logprobs(engines[adapter], prompt, generation.ids, 0), abs=1e-4
+        )
     same_prompt = engine.generate([greedy(prompt_batch[0], adapter=a) for a in [None, *adapters]])
     assert len({tuple(g.logprobs) for g in same_prompt}) == 3, "adapters must differ from the base and from each other"
 

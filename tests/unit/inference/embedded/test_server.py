@@ -201,10 +201,12 @@ def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "messages": USER, "max_tokens": 5}
         combined = (await http.post("/v1/chat/completions", json=body | {"seed": 3, "n": 3})).json()
-        single_responses = [(await http.post("/v1/chat/completions", json=body | {"seed": 3 + i})).json() for i in range(3)]
-        assert [c["message"] for c in combined["choices"]] == [response["choices"][0]["message"] for response in single_responses]
+        singles = [(await http.post("/v1/chat/completions", json=body | {"seed": 3 + i})).json() for i in range(3)]
+        assert [c["message"] for c in combined["choices"]] == [
+            response["choices"][0]["message"] for response in singles
+        ]
         assert [c["index"] for c in combined["choices"]] == [0, 1, 2]
-        token_count = sum(response["usage"]["completion_tokens"] for response in single_responses)
+        token_count = sum(response["usage"]["completion_tokens"] for response in singles)
         assert combined["usage"]["completion_tokens"] == token_count
 
     run(check)
@@ -277,7 +279,11 @@ def test_label_logprobs_are_those_of_the_next_token() -> None:
             logits = engine._forward.model(input_ids=torch.tensor([WORDS.encode("Answer:")])).logits[0, -1]
         values, ids = torch.log_softmax(logits, -1).topk(20)
         candidates = [(WORDS.decode([i]), v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-        words = [(t, v) for t, v in candidates if t == t.strip() and len(t) and sum(t == u.strip() for u, _ in candidates) == 1]
+        words = [
+            (t, v)
+            for t, v in candidates
+            if t == t.strip() and len(t) and sum(t == u.strip() for u, _ in candidates) == 1
+        ]
         labels = [t for t, _ in words]
         logprobs = await client.label_logprobs("Answer:", [*labels, "surely not a token"])
         assert logprobs == pytest.approx(dict(words), abs=1e-4)
@@ -329,7 +335,7 @@ def test_the_likeliest_label_wins() -> None:
     assert decision.model == "tools@v1"
     assert decision.logprobs == {"dates@v1": -3.0, "tools@v1": -0.2, "base": -1.0}
     assert decision.reason == ""
-    assert "Task: Hi, I am C381." in client.asked[0]
+    assert "Task: Hi, I am C381." in client.prompts[0]
 
 
 @pytest.mark.parametrize(
@@ -354,10 +360,10 @@ def test_the_first_turn_decides_for_the_whole_conversation() -> None:
         policy = RoutedPolicy(client, LabelRouter(client, ROUTES), temperature=0.0)
         later = [*USER, {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W4821"}]
         await asyncio.gather(*(policy.complete(USER, [], seed=s) for s in range(3)))
-        client.found = {"B": -0.1}
+        client.answer = {"B": -0.1}
         await policy.complete(later, [], seed=0)
         await policy.complete([{"role": "user", "content": "Another"}], [], seed=0)
         assert client.models == ["dates@v1"] * 4 + ["tools@v1"]
-        assert len(client.asked) == 2
+        assert len(client.prompts) == 2
 
     asyncio.run(check())

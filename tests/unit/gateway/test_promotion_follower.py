@@ -76,9 +76,7 @@ def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: 
     assert follower.live is previous_live  # nothing changed, nothing is read
 
 
-def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_model(
-    store: Engine, tmp_path: Path
-) -> None:
+def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_model(store: Engine, tmp_path: Path) -> None:
     for name in (DATES, "date-reasoning@v2", TOOLS):
         promote(store, name)
     put(tmp_path, "c1", DATES)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from store.database import read_session, write_session
 from store.repositories.leases import Lease, acquire, list_leases
-from tests.integration.gateway.place import RunningGateway, running_gateway, until
+from tests.integration.gateway.place import RunningGateway, running_gateway, wait_until
 from tests.unit.store.chain import T0
 from traced.gateway.device_sharing import Preemption
 
@@ -18,7 +18,7 @@ def hold(gateway: RunningGateway, device: str) -> None:
         assert acquire(session, device, f"trainer/{device}", "train", "c1", at=T0, ttl=timedelta(hours=1))
 
 
-def wanted(gateway: RunningGateway) -> dict[str, str]:
+def requested_devices(gateway: RunningGateway) -> dict[str, str]:
     with read_session(gateway.store) as session:
         leases: list[Lease] = list_leases(session)
     return {lease.device: lease.wanted_by for lease in leases}
@@ -32,11 +32,11 @@ def test_devices_are_requested_back_under_high_load(tmp_path: Path) -> None:
             gateway.engine.delay_s = 0.3
             for _ in range(5):  # never four at once
                 await asyncio.gather(*(gateway.ask("base") for _ in range(3)))
-            assert wanted(gateway) == {"cpu": "", "gpu-1": ""}
+            assert requested_devices(gateway) == {"cpu": "", "gpu-1": ""}
             gateway.engine.delay_s = 3.0
             request_tasks = [asyncio.create_task(gateway.ask("base")) for _ in range(6)]
-            await until(lambda: wanted(gateway)["cpu"])
-            assert wanted(gateway) == {"cpu": "serving", "gpu-1": ""}
+            await wait_until(lambda: requested_devices(gateway)["cpu"])
+            assert requested_devices(gateway) == {"cpu": "serving", "gpu-1": ""}
             await asyncio.gather(*request_tasks)
 
     asyncio.run(check())

@@ -349,7 +349,9 @@ def test_two_waiters_get_a_device_one_after_the_other(engine: Engine) -> None:
         await clock.wait_for_sleeps(2)
         for _ in range(4):
             await clock.advance(5)
-        await clock.wait_for_sleeps(11)  # two for each of the first four looks, then the winner's two and the other's one
+        await clock.wait_for_sleeps(
+            11
+        )  # two for each of the first four looks, then the winner's two and the other's one
         [first] = [use for use in uses if use.lease is not None]
         [second] = [use for use in uses if use.lease is None]
         assert f"{first.request.holder} has it" in second.waits[-1]["cpu"]

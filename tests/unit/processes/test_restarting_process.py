@@ -85,7 +85,5 @@ def test_start_up_time_is_not_uptime(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert pauses([0.0, 1.0, 1.0, 1.0], LONG_S, monkeypatch, caplog) == [0.001, 0.002, 0.003]
 
 
-def test_a_long_uptime_resets_the_back_off(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_uptime_resets_the_back_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert pauses([0.0, 0.0, LONG_S, None, 0.0], 1.0, monkeypatch, caplog) == [0.001, 0.002, 0.001, 0.002]

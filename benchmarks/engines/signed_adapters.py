@@ -50,7 +50,7 @@ def questions(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
     return [[dict(message) for message in opening_messages(Desk().reset(seed).messages)] for seed in seeds]
 
 
-def signed(folder: Path, count: int) -> list[SignedAdapter]:
+def signed_adapters(folder: Path, count: int) -> list[SignedAdapter]:
     """``count`` adapters in ``folder``, made where they are not there yet."""
     words = _words(count)
     missing = [number for number in range(count) if not (folder / f"{number}" / "adapter_config.json").exists()]
