@@ -218,7 +218,8 @@ def hints(trajectories: Sequence[Trajectory], seed: int) -> list[Hint]:
     """The contrast of every applicable catalogue capability; takes seconds, so call it in a thread."""
     capabilities = discover(trajectories, seed=seed)
     labels = label_runs(trajectories, capabilities, runs=[0], seed=seed)
-    contrasts = {item.capability: item for item in contrast(labels, {item.id: item.outcome for item in trajectories})}
+    outcomes = {trajectory.id: trajectory.outcome for trajectory in trajectories}
+    contrasts = {entry.capability: entry for entry in contrast(labels, outcomes)}
     return [Hint(capability, contrasts[capability.name]) for capability in capabilities if capability.name in contrasts]
 
 

@@ -108,7 +108,8 @@ def synthesize(
     sorted_trajectories = sorted((item for item in trajectories if item.outcome.is_judged), key=lambda item: item.id)
     sources = _sources(sorted_trajectories, labels, capability.name)
     corpus = read_corpus(
-        transcripts(sorted_trajectories), {item.trajectory_id for item in [*sources.exemplary, *sources.controls]}
+        transcripts(sorted_trajectories),
+        {transcript.trajectory_id for transcript in [*sources.exemplary, *sources.controls]},
     )
     templates, rejections = _extract_all(sources.exemplary, corpus)
     if len(templates) < MINIMUM_TEMPLATES:
@@ -120,13 +121,17 @@ def synthesize(
     controls = _controls(sources, templates, corpus)
     common = _common(capability, corpus)
     drafts = [
-        {**item, "control": False, "reads_first": reads_first or item["handoff"]} for item in [*templates, *compounds]
+        {**template, "control": False, "reads_first": reads_first or template["handoff"]}
+        for template in [*templates, *compounds]
     ]
-    drafts += [{**item, "control": True, "reads_first": item["handoff"]} for item in controls]
+    drafts += [{**template, "control": True, "reads_first": template["handoff"]} for template in controls]
     selection = _fill(drafts, corpus, common, rejections, rng)
     if sum(not template["control"] for template in selection) < MINIMUM_TEMPLATES:
         raise SynthesisError(_too_few(capability, sources, selection, rejections))
-    openings = [*(item.user[0].text for item in sources.lacking_failures if item.user), *extra_openings]
+    openings = [
+        *(transcript.user[0].text for transcript in sources.lacking_failures if transcript.user),
+        *extra_openings,
+    ]
     rows = [
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
         for row in strata(selection, openings, balanced=reads_first)
@@ -224,13 +229,15 @@ def _extract_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Te
 
 def _compose(templates: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
     """Compounds of single-request successes, if the capability's own conversations are mostly compound."""
-    openings = [item.user[0].text for item in corpus.transcripts if item.user]
+    openings = [transcript.user[0].text for transcript in corpus.transcripts if transcript.user]
     style = speech_style(openings, response_templates.farewells(corpus.transcripts))
-    compound = [is_compound(item["opening"][0], style.phrases) for item in templates]
+    compound = [is_compound(template["opening"][0], style.phrases) for template in templates]
     if not style.phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
         return []
     singles = [
-        item for item in _extract_all(sources.controls, corpus)[0] if not is_compound(item["opening"][0], style.phrases)
+        template
+        for template in _extract_all(sources.controls, corpus)[0]
+        if not is_compound(template["opening"][0], style.phrases)
     ]
     compounds = []
     for _ in range(6):

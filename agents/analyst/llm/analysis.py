@@ -68,19 +68,19 @@ async def analyse(
     report_progress: ProgressCallback,
 ) -> Analysis:
     """Analyse the judged trajectories; ``known_capabilities`` keep their names and texts, newest first."""
-    judged_trajectories = [item for item in trajectories if item.outcome.is_judged]
-    failures = [item for item in judged_trajectories if item.outcome is Outcome.FAILURE]
+    judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
+    failures = [trajectory for trajectory in judged_trajectories if trajectory.outcome is Outcome.FAILURE]
     total_steps = len(failures) + runs * len(judged_trajectories)
     prompter = make_prompter(model, purpose, context, offset_progress(report_progress, 0, total_steps))
     attributions = await faults(prompter, failures)
-    spared = {item.trajectory_id for item in attributions if item.fault != "agent"}
-    agent_trajectories = [item for item in judged_trajectories if item.id not in spared]
+    spared = {fault.trajectory_id for fault in attributions if fault.fault != "agent"}
+    agent_trajectories = [trajectory for trajectory in judged_trajectories if trajectory.id not in spared]
     figures: dict[str, object] = {
-        "faults": dict(sorted(Counter(item.fault for item in attributions).items())),
-        "faults nobody said": sum(item.message_index is None for item in attributions),
+        "faults": dict(sorted(Counter(fault.fault for fault in attributions).items())),
+        "faults nobody said": sum(fault.message_index is None for fault in attributions),
         "mined": len(agent_trajectories),
     }
-    sides = {item.outcome for item in agent_trajectories}
+    sides = {trajectory.outcome for trajectory in agent_trajectories}
     if sides != {Outcome.SUCCESS, Outcome.FAILURE}:
         missing_side = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
         return Analysis([], [], attributions, figures=figures | {"no contrast": missing_side})
@@ -88,12 +88,12 @@ async def analyse(
     prompter = replace(prompter, report_progress=lambda text, *_: report_progress(text, len(failures), total_steps))
     builtin_hints = await asyncio.to_thread(hints, agent_trajectories, seed)
     discovery = await discover(prompter, agent_trajectories, hint_text(builtin_hints), seed)
-    names = {item.name for item in known_capabilities}
-    catalogue = [item for item in CANDIDATES if item.name not in names]
+    names = {capability.name for capability in known_capabilities}
+    catalogue = [capability for capability in CANDIDATES if capability.name not in names]
     matches = await match_known(
         prompter, await merge_duplicates(prompter, discovery.candidates), [*known_capabilities, *catalogue]
     )
-    capabilities = [item.capability for item in matches]
+    capabilities = [match.capability for match in matches]
     prompter = replace(prompter, report_progress=offset_progress(report_progress, len(failures), total_steps))
     labelling = await label_all(prompter, capabilities, agent_trajectories, runs=runs, seed=seed)
     figures |= {
@@ -102,7 +102,7 @@ async def analyse(
         "unusable parts": discovery.unusable_count,
     }
     figures |= {"named": discovery.candidate_count, "with evidence": len(discovery.candidates)}
-    citations = [Citation(item.capability.name, *place) for item in matches for place in item.citations]
+    citations = [Citation(match.capability.name, *place) for match in matches for place in match.citations]
     figures |= {"runs made again": labelling.repeated_runs, "left out": labelling.left_out}
     return Analysis(capabilities, labelling.labels, attributions, citations, labelling.left_out, figures)
 

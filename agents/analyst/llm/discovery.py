@@ -158,10 +158,12 @@ async def discover(prompter: Prompter, trajectories: Sequence[Trajectory], evide
     context = render_policy_and_tools(list(chain(*groups)), prompter.token_budget(*fixed_texts) // 4)
     budget = prompter.token_budget(*fixed_texts, context)
     rendered = {
-        item.id: render_conversation(item, min(MAX_CONVERSATION_TOKENS, budget // 2 - HEADING_TOKENS))
-        for item in chain(*groups)
+        trajectory.id: render_conversation(trajectory, min(MAX_CONVERSATION_TOKENS, budget // 2 - HEADING_TOKENS))
+        for trajectory in chain(*groups)
     }
-    sizes = [sum(token_estimate(rendered[item.id].text) + HEADING_TOKENS for item in group) for group in groups]
+    sizes = [
+        sum(token_estimate(rendered[trajectory.id].text) + HEADING_TOKENS for trajectory in group) for group in groups
+    ]
     parts = [[groups[position] for position in part] for part in batches(sizes, budget)]
     preamble = f"{context}\n{fixed_texts[1]}"
     answers = await prompter.run_all(
@@ -171,7 +173,7 @@ async def discover(prompter: Prompter, trajectories: Sequence[Trajectory], evide
     if answers and len(failed) == len(answers):
         raise root_cause(failed[0])
     usable = [answer for answer in answers if not isinstance(answer, OutOfForm)]
-    candidates = [item for answer in usable for item in _valid_candidates(*answer)]
+    candidates = [candidate for answer in usable for candidate in _valid_candidates(*answer)]
     candidate_count = sum(len(answer.candidates) for answer, _ in usable)
     return DiscoveryResult(candidates, candidate_count, len(rendered), len(parts), len(failed))
 

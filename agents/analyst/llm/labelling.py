@@ -229,14 +229,14 @@ class _Labeller:
         return [label for key in self.conversations for label in rows.get(key, [])], repeated
 
     async def _rows(
-        self, attempt: tuple[int, int], missing_keys: Collection[str], report_progress: Callable[[int], None]
+        self, attempt: tuple[int, int], selected_keys: Collection[str], report_progress: Callable[[int], None]
     ) -> dict[str, list[Label]]:
         """The usable rows of a run's repetition."""
         rng = random.Random(f"label:{self.seed}:{attempt[0]}:{attempt[1]}")
         order = rng.sample(self.capabilities, len(self.capabilities))
-        keys = [key for key in rng.sample(list(self.conversations), len(self.conversations)) if key in missing_keys]
+        keys = [key for key in rng.sample(list(self.conversations), len(self.conversations)) if key in selected_keys]
         skipped = len(self.conversations) - len(keys)
-        prompter = replace(self.prompter, report_progress=lambda _, done, attempt: report_progress(skipped + done))
+        prompter = replace(self.prompter, report_progress=lambda _, done, _total: report_progress(skipped + done))
         rows = await prompter.run_all("labels", [partial(self._row, order, key, attempt) for key in keys])
         return {key: row for key, row in zip(keys, rows, strict=True) if row}
 
