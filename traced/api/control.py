@@ -280,7 +280,7 @@ class Control:
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
             decisions.note(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return stop(session, run, **action.signed)
+            return stop(session, run, actor=action.who, at=action.at, reason=action.reason)
 
     def _describe_outcome(self, run_id: str) -> str:
         """State of a stopped training and of its cycle, for the answer to the caller."""

@@ -65,7 +65,7 @@ def check_python(settings: Settings) -> Finding:
 
 def check_packages(settings: Settings) -> Finding:
     """Whether ``agents``, ``sandbox`` and ``store`` are ours and not another distribution's."""
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     clashes = [clash for name in PACKAGES if (clash := _shadow(name, home))]
     if not clashes:
         return Finding("packages", True, f"{', '.join(PACKAGES)} from {home}")

@@ -64,7 +64,7 @@ def test_what_cannot_be_asked_is_refused_with_why(control: Control, path: Path) 
         async with served(control, path) as client:
             assert (await refused(client.trajectories.get("none"))).status == 404
             assert (await refused(client.trajectories.trials("none"))).status == 404
-            assert "the page before" in (await refused(client.trajectories.page(after="none"))).hint
+            assert "the previous page" in (await refused(client.trajectories.page(after="none"))).hint
             too_many = TrajectoryQuery().model_copy(update={"limit": 5000})
             assert (await refused(client.trajectories.page(too_many))).status == 422
         for token, status in ((READER, None), (OPERATOR, None), ("x" * 30, 401)):
