@@ -146,7 +146,7 @@ class Process:
 
 def at_work(url: str) -> AbstractContextManager[Any]:
     """Stages of this process have that engine."""
-    return patch("traced.inference.engine_process.start_embedded", lambda *_, **__: Process(url))
+    return patch("traced.inference.start.start", lambda *_, **__: Process(url))
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ from sandbox.policy import LABEL
 
 MODULES = {
     "stage": "traced.pipeline.stage_worker",
-    "trainer": "traced.training",
+    "trainer": "traced.training.process",
     "engine": "traced.inference.embedded",
 }
 WORKER = "sandbox.worker"

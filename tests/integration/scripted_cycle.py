@@ -22,7 +22,8 @@ from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import runner
 from traced.pipeline.context import Context, utc_now
-from traced.pipeline.graph import Stages
+from traced.pipeline.cycles import find_cycle
+from traced.pipeline.stages import Stages
 from traced.targets.registry import target
 
 CAPABILITIES = ["alpha", "beta"]
@@ -109,12 +110,12 @@ def main(directory: Path, cut_at: str) -> None:
     settings: Settings = load_settings(directory)
     store = open_store(settings.store_url)
     with write_session(store) as session:
-        cycle = runner.find_cycle(session, settings, "scripted", at=utc_now())
+        cycle = find_cycle(session, settings, "scripted", at=utc_now())
     model = ModelFiles("scripted", directory)
     with Meter() as meter:
         progress = Progress(Console(stderr=True))
         context = Context(settings, store, target("desk"), model, cycle.id, progress, meter)
-        runner.cycle_stages = lambda context: scripted_stages(context, cut_at)
+        runner.cycle_stages = lambda stage_runner: scripted_stages(stage_runner.context, cut_at)
         status = asyncio.run(runner.run_cycle(context, undecided))
     store.dispose()
     print(cycle.id, "finished" if status.finished else "waiting", *status.state.get("promoted", []))

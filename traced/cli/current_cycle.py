@@ -29,7 +29,7 @@ from traced.inference.model_files import resolve_model
 from traced.pipeline.admit import stored_report
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context, open_context, utc_now
-from traced.pipeline.runner import find_cycle
+from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import written_environments
 
 ANALYSIS = ("analysis", "llm")  # what episodes do not depend on

@@ -34,11 +34,11 @@ from traced.evaluation.figures import as_json as figures_as_json
 from traced.evaluation.report import prompt_sentence, summary_table, write_report
 from traced.inference.model_files import resolve_model
 from traced.pipeline.context import Context, open_context, utc_now
-from traced.pipeline.evaluate import COMPARISON, expected_comparison_s, grpo_on_target
+from traced.pipeline.cycles import find_cycle
+from traced.pipeline.evaluate import COMPARISON, TYPICAL_CAPABILITIES, expected_comparison_s, grpo_on_target
 from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
-from traced.pipeline.runner import TYPICAL_CAPABILITIES, find_cycle, run_cycle
 
 COMPARED = "grpo_on_target"
 
@@ -100,6 +100,9 @@ def _pause(settings: Settings) -> None:
 
 
 async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: Meter) -> DemoResult:
+    # Imported here because it loads langgraph, which takes a second.
+    from traced.pipeline.runner import run_cycle
+
     async with open_context(options.settings, cycle_id, progress, meter) as context:
         result = await run_cycle(context, _approver(options))
         figures = gather(context)

@@ -24,7 +24,7 @@ from traced.gateway.spool_status import DAMAGED_FILE, read_spool_status
 from traced.routing.router_files import describe_router
 
 LATE_S = 10.0  # a recorded exchange should be in the store by then
-# As traced.prompt_optimization.patches.Enough has it, which takes longer to import than status may.
+# As traced.prompt_optimization.patches.Remedy.PROMPT, whose module takes longer to import than status may.
 PROMPT_SUFFICES = "a prompt is enough"
 
 

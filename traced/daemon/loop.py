@@ -264,6 +264,7 @@ class CycleLoop:
         # langgraph is heavy: the service starts without it.
         from traced.pipeline.child_runner import ChildStageRunner
         from traced.pipeline.graph import advance, build_graph, checkpoints
+        from traced.pipeline.stages import cycle_stages
 
         settings = as_begun(self.settings, cycle)
         model = resolve_model(settings.model.spec, settings.data_dir)
@@ -283,7 +284,7 @@ class CycleLoop:
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
             attempts = settings.synthesis.max_environments
             graph = build_graph(
-                runner.stages(),
+                cycle_stages(runner),
                 saver,
                 attempts=attempts,
                 trainings=0,  # each leases its device

@@ -15,9 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from scipy.optimize import brentq
-from scipy.stats import binomtest, norm
+from statistics import NormalDist
 
 from store.types import Outcome, Trajectory
 from traced.core.errors import GateError
@@ -101,7 +99,10 @@ def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
 
 def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tuple[float, float]:
     """Return Tango's score interval for (gains - losses) / pairs; counts may be fractions (effective counts)."""
-    z = float(norm.ppf(0.5 + level / 2))
+    # scipy takes a second to import: commands that compute no interval answer without it.
+    from scipy.optimize import brentq
+
+    z = NormalDist().inv_cdf(0.5 + level / 2)
 
     def statistic(delta: float) -> float:
         return _tango_statistic(gains, losses, pairs, delta)
@@ -207,6 +208,8 @@ def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
     sound = successes + outcomes[Outcome.FAILURE]
     if not sound:
         return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
+    from scipy.stats import binomtest  # heavy, as above
+
     interval = binomtest(successes, sound).proportion_ci(LEVEL, method="wilson")
     return Rate(name, sound, successes, successes / sound, float(interval.low), float(interval.high), infrastructure)
 

@@ -10,9 +10,9 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +30,9 @@ from traced.evaluation.figures import (
 )
 from traced.evaluation.intervals import Change, Rate, RoutingQuality
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 BASE_COLOR, ROUTED_COLOR = "#9aa5b1", "#2364aa"
 TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
 SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "adapter, prompt"}  # without, with
@@ -37,7 +40,7 @@ SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "ad
 
 def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
     """Plot the mean reward of the rollouts per iteration, one line per capability."""
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    figure = _new_figure(3.6)
     axes = figure.add_subplot()
     for name, iterations in curves.items():
         axes.plot([i["iteration"] for i in iterations], [i["reward"] for i in iterations], marker=".", label=name)
@@ -50,7 +53,7 @@ def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> byte
 
 def capability_bars(changes: Mapping[str, Change]) -> bytes:
     """Plot success on the test tasks that need each capability: base beside routed."""
-    figure = Figure(figsize=(7.2, 1.0 + 0.55 * max(len(changes), 1)), layout="constrained")
+    figure = _new_figure(1.0 + 0.55 * max(len(changes), 1))
     axes = figure.add_subplot()
     places = range(len(changes))
     values = list(changes.values())
@@ -64,7 +67,15 @@ def capability_bars(changes: Mapping[str, Change]) -> bytes:
     return _png(figure)
 
 
-def _png(figure: Figure) -> bytes:
+def _new_figure(height: float) -> "Figure":
+    """Return an empty figure; the height is in inches."""
+    # matplotlib is heavy, and only this report draws.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(7.2, height), layout="constrained")
+
+
+def _png(figure: "Figure") -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
     return out.getvalue()

@@ -30,9 +30,9 @@ from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.upstream import Upstream
 from traced.inference.client import EngineClient
-from traced.inference.engine_process import EngineProcess, VllmOptions, start_embedded, start_vllm
+from traced.inference.engine_process import EngineProcess
 from traced.inference.errors import ServingError
-from traced.inference.model_files import resolve_model
+from traced.inference.start import start as start_engine
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
@@ -164,8 +164,8 @@ def supervised_engine(settings: Settings) -> tuple[RestartingProcess, str]:
     """Return the engine that ``serving.engine`` names, and its URL."""
     # A fixed port, so that a restarted engine is found at the same URL.
     port = free_port()
-    start_engine = _start_vllm if settings.serving.engine == "vllm" else _start_embedded
-    return RestartingProcess("the engine", lambda: start_engine(settings, port)), f"http://127.0.0.1:{port}"
+    engine = RestartingProcess("the engine", lambda: start_engine(settings, settings.serving.engine, port))
+    return engine, f"http://127.0.0.1:{port}"
 
 
 def supervised_recorder(settings: Settings) -> RestartingProcess:
@@ -192,38 +192,6 @@ def free_port() -> int:
     """Return a port of the loopback that is free at this moment."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         return int(listener.getsockname()[1])
-
-
-def _start_embedded(settings: Settings, port: int) -> EngineProcess:
-    return start_embedded(
-        resolve_model(settings.model.spec, settings.data_dir).path,
-        data_dir=settings.data_dir,
-        port=port,
-        threads=settings.threads,
-        max_batch=settings.engine.max_batch,
-        max_length=settings.engine.max_length,
-        timeout_s=settings.engine.start_timeout_s,
-    )
-
-
-def _start_vllm(settings: Settings, port: int) -> EngineProcess:
-    section = settings.serving
-    options = VllmOptions(
-        resolve_model(settings.model.spec, settings.data_dir).path,
-        section.max_adapters,
-        settings.training.lora_r,
-        settings.engine.max_length,
-        section.tool_parser,
-        section.vllm_args,
-        section.sleep_for_training,
-    )
-    return start_vllm(
-        options,
-        data_dir=settings.data_dir,
-        port=port,
-        timeout_s=settings.engine.start_timeout_s,
-        python=section.vllm_python,
-    )
 
 
 def _freeze_garbage_collector() -> None:

@@ -9,7 +9,7 @@ Invariants: call it while holding the directory's lock (``traced.core.ownership`
 publication that another process is at just now are known by their flock and left alone, other staging by its age.
 Everything that went is reported; twice finds nothing the second time.
 How it fails: a Docker engine that does not answer is reported as such, everything else is raised.
-Not covered: attempts of dead holders and what is left of their children (``traced.jobs.attempts.recover_lost_attempts``), and
+Not covered: attempts of dead holders and their children (``traced.jobs.attempts.recover_lost_attempts``), and
 databases' own journals (the databases see to them).
 """
 

@@ -26,9 +26,7 @@ from traced.jobs.attempts import limits, run_until_settled
 from traced.jobs.devices import DeviceReading
 from traced.jobs.leases import device_access, run_on_device
 from traced.jobs.retry import AttemptLedger
-from traced.pipeline import promote
 from traced.pipeline.context import Context
-from traced.pipeline.graph import PROMPT, Stages
 from traced.pipeline.train import check_not_stopped, training_folder
 from traced.processes.job import Executor, Job, Quarantined, Report
 from traced.training.job import PAUSE
@@ -57,15 +55,20 @@ class ChildStageRunner:
     # Held while a stop is decided, so a training cannot finish between the decision and the look-up of its task.
     _decision_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def run(
-        self, stage: str, *arguments: Any, capability: str = "", variables: dict[str, str] | None = None
-    ) -> Any:
-        """Run a stage and return its value.
+    async def run(self, stage: str, *arguments: Any, capability: str = "") -> Any:
+        """Run a stage in a child process and return its value; a training waits for a device first.
 
         Raises:
-            CapabilityError: The input of a capability's stage is quarantined.
+            CapabilityError: The input of a capability's stage is quarantined, or a person has stopped the training.
             Quarantined: The input of a stage of the whole cycle is quarantined.
         """
+        if stage == "train":
+            return await self._train(*arguments)
+        return await self._run(stage, *arguments, capability=capability)
+
+    async def _run(
+        self, stage: str, *arguments: Any, capability: str = "", variables: dict[str, str] | None = None
+    ) -> Any:
         name = f"{stage} {capability}".strip()
         self.running_stages.append(name)
         self.on_change()
@@ -86,7 +89,7 @@ class ChildStageRunner:
             await asyncio.to_thread(self._clear_containers)
         return answer["value"]
 
-    async def train(self, capability: str, environment: str) -> Any:
+    async def _train(self, capability: str, environment: str) -> Any:
         """Train on a leased device and return the adapter version."""
         name = f"train {capability}"
         access = await asyncio.to_thread(
@@ -96,7 +99,7 @@ class ChildStageRunner:
         async def work(device: DeviceReading) -> Any:
             # The child sees the leased GPU only, so it cannot allocate memory on another one.
             visible = {"CUDA_VISIBLE_DEVICES": device.id} if device.kind == "cuda" else {}
-            return await self.run("train", capability, environment, capability=capability, variables=visible)
+            return await self._run("train", capability, environment, capability=capability, variables=visible)
 
         pause = training_folder(self.context, capability, environment) / PAUSE
         await self._check_not_stopped(capability)
@@ -160,39 +163,9 @@ class ChildStageRunner:
         with contextlib.suppress(SandboxError):
             reap_orphans(self.context.sandbox_owner)
 
-    def stages(self) -> Stages:
-        """Return the stages in the form that the graph calls."""
-
-        async def run_without_value(stage: str, *arguments: Any) -> None:
-            await self.run(stage, *arguments)
-
-        async def waiting(cycle_id: str, adapters: list[str]) -> list[str]:
-            return await asyncio.to_thread(promote.waiting, self.context, adapters)
-
-        async def requested_rounds(cycle_id: str, adapters: list[str]) -> dict[str, int]:
-            return await asyncio.to_thread(promote.requested_rounds, self.context, adapters)
-
-        async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
-            await asyncio.to_thread(self.context.event, stage, StageState.FAILED, capability, reason=reason)
-
-        return Stages(
-            collect=lambda cycle_id: run_without_value("collect"),
-            analyze=lambda cycle_id: self.run("analyze"),
-            synthesize=lambda cycle_id, name, attempt: self.run("synthesize", name, attempt, capability=name),
-            admit=lambda cycle_id, name, environment: self.run("admit", name, environment, capability=name),
-            train=lambda cycle_id, name, environment: self.train(name, environment),
-            gate=lambda cycle_id, adapter: self.run("gate", adapter, capability=adapter.partition("@")[0]),
-            waiting=waiting,
-            promote=lambda cycle_id, adapters: promote.promote(self.context, adapters),
-            evaluate=lambda cycle_id, adapters: run_without_value("evaluate", adapters),
-            report=lambda cycle_id: run_without_value("report"),
-            drop=drop,
-            requested_rounds=requested_rounds,
-            repeat_gate=lambda cycle_id, adapter, number: self.run(
-                "gate", adapter, number, capability=adapter.partition("@")[0]
-            ),
-            optimize_prompt=lambda cycle_id, name, environment: self.run(PROMPT, name, environment, capability=name),
-        )
+    async def drop(self, cycle_id: str, capability: str, stage: str, reason: str) -> None:
+        """Record that the cycle continues without the capability."""
+        await asyncio.to_thread(self.context.event, stage, StageState.FAILED, capability, reason=reason)
 
 
 async def _wait_until_done(work: "asyncio.Task[Any]") -> None:

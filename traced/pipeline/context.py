@@ -97,17 +97,9 @@ class Context:
         if self.slot.client is None:
             # Imported here because the daemon has a context but no engine: this saves it 10 MB.
             from traced.inference.client import EngineClient
-            from traced.inference.engine_process import start_embedded
+            from traced.inference.start import start
 
-            settings = self.settings.engine
-            self.slot.process = start_embedded(
-                self.model.path,
-                data_dir=self.data_dir,
-                threads=self.settings.threads,
-                max_batch=settings.max_batch,
-                max_length=settings.max_length,
-                timeout_s=settings.start_timeout_s,
-            )
+            self.slot.process = start(self.settings, "embedded")
             self.slot.client = EngineClient(self.slot.process.url)
         return self.slot.client
 

@@ -31,11 +31,11 @@ from sqlalchemy.engine import make_url
 from store.errors import StoreUnavailable
 from store.schema_version import connect_options
 from traced.core.errors import CapabilityError, CycleChanged
+from traced.pipeline.stages import PROMPT, Stages
 
 CHECKPOINTS = "checkpoints.db"
 # Version of nodes, edges and state. Raise it whenever an unfinished cycle could not continue on the new graph.
 GRAPH_VERSION = 1
-PROMPT = "optimize-prompt"  # the node between admission and training that tries a prompt first
 GRAPH = "graph"  # key in a checkpoint's metadata: the version that wrote it
 
 Saver = BaseCheckpointSaver[Any]
@@ -154,27 +154,6 @@ class CapabilityResult(TypedDict, total=False):
 
     adapters: Annotated[list[str], operator.add]
     dropped: Annotated[list[str], operator.add]
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The stages as the graph calls them: ids in, ids out, each idempotent."""
-
-    collect: Callable[[str], Awaitable[None]]
-    analyze: Callable[[str], Awaitable[list[str]]]  # -> names of the retained capabilities
-    synthesize: Callable[[str, str, int], Awaitable[str]]  # cycle, capability, attempt -> environment hash
-    admit: Callable[[str, str, str], Awaitable[bool]]  # cycle, capability, environment hash
-    train: Callable[[str, str, str], Awaitable[str]]  # cycle, capability, environment hash -> adapter version
-    gate: Callable[[str, str], Awaitable[bool]]  # cycle, adapter version
-    waiting: Callable[[str, list[str]], Awaitable[list[str]]]  # adapter versions nobody has decided about
-    promote: Callable[[str, list[str]], Awaitable[list[str]]]  # publishes the approved ones
-    evaluate: Callable[[str, list[str]], Awaitable[None]]
-    report: Callable[[str], Awaitable[None]]
-    drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
-    requested_rounds: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter version -> rounds requested
-    repeat_gate: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, rounds
-    # as train; -> why no adapter is trained, "" if one is
-    optimize_prompt: Callable[[str, str, str], Awaitable[str]]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from traced.pipeline.episodes import BASE, Player, player_episodes, split_jobs
 from traced.pipeline.gate import Sides, compare, gate, policy_of, stored_gate
 from traced.pipeline.train import adapter_path, job_for
 from traced.prompt_optimization.evolution import STAGE, Evolved, Plan, evolve, patch_in, question
-from traced.prompt_optimization.patches import Gates, Remedy, no_worse
+from traced.prompt_optimization.patches import Gates, no_worse
 
 # First validation seed of a synthetic environment. Training, gates and routers use lower seeds, so that a patch is
 # never selected on what it is compared on.
@@ -67,13 +67,6 @@ async def optimize_prompt(context: Context, capability: str, environment: str) -
             stage.detail = {"patch": patch.id, "enough": gates.remedy.value}
             stage.figure = gates.remedy.value
     return patch
-
-
-def skip_reason(patch: PromptPatch) -> str:
-    """Return why no adapter is trained for the patch's capability; "" if one has to be."""
-    if patch.figures["enough"] != Remedy.PROMPT:
-        return ""
-    return f"{Remedy.PROMPT}: traced show patch {patch.id[:12]}"
 
 
 def plan_for(context: Context, capability: str, environment: str) -> Plan:

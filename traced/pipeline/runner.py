@@ -1,30 +1,24 @@
-"""Runs a cycle on a data directory: finds the cycle to continue, wires its stages to the graph, and updates its row.
+"""Runs a cycle in this process and updates its row.
 
-The same target, model, seed and settings name the same unfinished cycle, so repeating a command continues it. However
-a process ends, it leaves an event with its seconds and peak memory.
+However the process ends, it leaves an event with its seconds and peak memory.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from typing import Any
 
-from sqlmodel import Session
-
-from store.records import Cycle, CycleState, StageState
-from store.repositories.cycles import get_cycle, list_cycles, list_stage_events, save_cycle, set_cycle_state
-from store.types import GateAnswer
-from traced.config.settings import Settings, configuration, with_defaults
+from store.records import CycleState, StageState
+from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
+from traced.config.settings import Settings
 from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
-from traced.llm.connection import check_model
-from traced.pipeline import admit, analyze, collect, evaluate, gate, optimize_prompt, promote, report, synthesize, train
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context
-from traced.pipeline.evaluate import expected_s
-from traced.pipeline.graph import PROMPT, CycleStatus, Stages, advance, build_graph, checkpoints
+from traced.pipeline.evaluate import TYPICAL_CAPABILITIES, expected_s
+from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
 from traced.pipeline.report import SESSION
+from traced.pipeline.stages import PROMPT, cycle_stages, run_stage
 from traced.prompt_optimization.patches import Remedy
-from traced.targets.registry import check_seeds, target
 
 # Seconds per episode, rollout or stage on two cores, for progress estimates only.
 EXPECTED_S = {
@@ -35,40 +29,8 @@ EXPECTED_S = {
     "train": 0.1,
     "gate": 0.06,
 }
-TYPICAL_CAPABILITIES = 3
 REST = "capabilities"
 TESTS = "tests"
-
-
-def find_cycle(
-    session: Session, settings: Settings, model: str, *, at: datetime, accepts: Callable[[Cycle], bool] | None = None
-) -> Cycle:
-    """Return the newest unfinished cycle of this target, model, seed and configuration, else a new one.
-
-    Args:
-        accepts: Whether a finished cycle is accepted too.
-    """
-    check_seeds(target(settings.target.name), settings)
-    config = configuration(settings)
-    earlier_cycles = [
-        cycle
-        for cycle in list_cycles(session, target=settings.target.name)
-        if (cycle.model, cycle.seed) == (model, settings.seed)
-    ]
-    open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
-    for cycle in earlier_cycles:
-        if with_defaults(cycle.config) == config and (
-            cycle.state in open_states or (accepts is not None and accepts(cycle))
-        ):
-            return cycle
-    # Before the cycle is stored: a missing model should fail now, not hours later in a stage.
-    check_model(settings)
-    cycle_id = (
-        f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(earlier_cycles) + 1}"
-    )
-    cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
-    save_cycle(session, cycle)
-    return cycle
 
 
 async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]], bool]) -> CycleStatus:
@@ -81,7 +43,7 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
         async with checkpoints(context.data_dir, context.settings.store_url) as saver:
             attempts, training = context.settings.synthesis.max_environments, context.settings.training
             graph = build_graph(
-                cycle_stages(context),
+                cycle_stages(InProcessRunner(context)),
                 saver,
                 attempts=attempts,
                 trainings=training.at_once,
@@ -104,40 +66,24 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
     return status
 
 
-def cycle_stages(context: Context) -> Stages:
-    """Return the stages, run in this process, in the form that the graph calls."""
+@dataclass
+class InProcessRunner:
+    """Runs the stages of the context's cycle in this process and updates the progress display."""
 
-    async def run_collect(cycle_id: str) -> None:
-        await collect.collect(context)
+    context: Context
 
-    async def run_analyze(cycle_id: str) -> list[str]:
-        retained = await analyze.analyze(context)
-        _announce_capabilities(context, retained)
-        return retained
+    async def run(self, stage: str, *arguments: Any, capability: str = "") -> Any:
+        """Run a stage and return its value."""
+        if stage == "evaluate":
+            self.context.progress.drop(TESTS)
+        value = await run_stage(self.context, stage, *arguments)
+        if stage == "analyze":
+            _announce_capabilities(self.context, value)
+        return value
 
-    async def run_optimize_prompt(cycle_id: str, capability: str, environment: str) -> str:
-        return optimize_prompt.skip_reason(await optimize_prompt.optimize_prompt(context, capability, environment))
-
-    async def run_gate(cycle_id: str, adapter: str) -> bool:
-        return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
-
-    async def run_evaluate(cycle_id: str, adapters: list[str]) -> None:
-        context.progress.drop(TESTS)
-        await evaluate.evaluate(context, adapters)
-
-    async def list_waiting(cycle_id: str, adapters: list[str]) -> list[str]:
-        return promote.waiting(context, adapters)
-
-    async def list_requested_rounds(cycle_id: str, adapters: list[str]) -> dict[str, int]:
-        return promote.requested_rounds(context, adapters)
-
-    async def repeat_gate(cycle_id: str, adapter: str, number: int) -> bool:
-        return (await gate.gate(context, adapter, number)).answer is GateAnswer.PASS
-
-    async def run_report(cycle_id: str) -> None:
-        await report.report(context)
-
-    async def drop_capability(cycle_id: str, capability: str, stage: str, reason: str) -> None:
+    async def drop(self, cycle_id: str, capability: str, stage: str, reason: str) -> None:
+        """Record that the cycle continues without the capability."""
+        context = self.context
         context.event(stage, StageState.FAILED, capability, reason=reason)
         # A capability that a prompt fixes ends here too, but that is a success.
         if not (stage == PROMPT and reason.startswith(Remedy.PROMPT)):
@@ -145,23 +91,6 @@ def cycle_stages(context: Context) -> Stages:
         for later in ("admit", PROMPT, "train", "gate"):
             context.progress.drop(f"{later} {capability}")
         context.progress.note(f"{capability} ends at {stage}: {reason}")
-
-    return Stages(
-        collect=run_collect,
-        analyze=run_analyze,
-        synthesize=lambda cycle_id, capability, attempt: synthesize.synthesize(context, capability, attempt),
-        admit=lambda cycle_id, capability, environment: admit.admit(context, capability, environment),
-        train=lambda cycle_id, capability, environment: train.train(context, capability, environment),
-        gate=run_gate,
-        waiting=list_waiting,
-        promote=lambda cycle_id, adapters: promote.promote(context, adapters),
-        evaluate=run_evaluate,
-        report=run_report,
-        drop=drop_capability,
-        requested_rounds=list_requested_rounds,
-        repeat_gate=repeat_gate,
-        optimize_prompt=run_optimize_prompt,
-    )
 
 
 def _mark(context: Context, state: CycleState) -> None:

@@ -1,7 +1,7 @@
 """Stored prompt patches, and what the gates say together: a prompt fixes the capability, the adapter is needed, or
 neither.
 
-prompt       base with patch against base: the gate, as it judges an adapter
+    prompt       base with patch against base: the gate, as it judges an adapter
     adapter      the adapter against base: its own gate
     comparison   base with patch against the adapter, on the same seeds: no loss beyond the gate's margin for
         untouched tasks, in any comparison (``no_worse``)
@@ -113,3 +113,10 @@ def find_patch(session: Session, digits: str) -> PromptPatch:
             f"{len(patches)} prompt patches have ids that begin with {digits!r}", hint=f"one of: {candidates}"
         )
     return patches[0]
+
+
+def skip_reason(patch: PromptPatch) -> str:
+    """Return why no adapter is trained for the patch's capability; "" if one has to be."""
+    if patch.figures["enough"] != Remedy.PROMPT:
+        return ""
+    return f"{Remedy.PROMPT}: traced show patch {patch.id[:12]}"

@@ -87,7 +87,7 @@ def read_rules(path: Path) -> Rules:
 
 def lines_of(text: str) -> dict[TomlPath, int]:
     """The line of every value and table header of a valid TOML text, counted from 1."""
-    return _Reader(text).texts_read()
+    return _Reader(text).read()
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Reader:
         # The number of elements of each array of tables so far.
         self._tables: dict[TomlPath, int] = {}
 
-    def texts_read(self) -> dict[TomlPath, int]:
+    def read(self) -> dict[TomlPath, int]:
         base: TomlPath = ()
         while self._position < len(self._tokens):
             token = self._next()

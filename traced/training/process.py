@@ -1,20 +1,28 @@
-"""A training run in a child process.
+"""A training run in a child process: ``train`` starts it, ``python -m traced.training.process JOB.json`` is it.
 
-The child dies with its parent; cancelling ``train`` stops it cleanly, then by force. Its log is ``train.log`` in the
-job's folder. A ``TrainingError`` of the child is raised again here, any other end raises ``TrainerDied`` with the
-last lines of the log; checkpoints survive.
+The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line with its metrics, and the
+value is a ``TrainingResult``. The child dies with its parent; cancelling ``train`` stops it cleanly, then by force,
+and leaves the checkpoints. Its log is ``train.log`` in the job's folder. A ``TrainingError`` of the child is raised
+again here; any other end raises ``TrainerDied`` with the last lines of the log.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from traced.core.errors import DiskError, TracedError
+from traced.inference.model_files import resolve_model
+from traced.processes.child import Reporter, run_child
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Failure, Job, Report, ReportKind, Result
 from traced.training import errors
 from traced.training.errors import TrainerDied, TrainingError
-from traced.training.job import TrainingJob, TrainingResult
+from traced.training.job import TrainingJob, TrainingResult, job_from, open_source
 from traced.training.metrics import Metrics
+
+MODULE = "traced.training.process"
 
 
 async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> TrainingResult:
@@ -34,7 +42,7 @@ async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> Train
 
 def _as_job(job: TrainingJob) -> Job:
     threads = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
-    return Job("traced.training", asdict(job), cycle_id="", stage="train", variables=threads)
+    return Job(MODULE, asdict(job), cycle_id="", stage="train", variables=threads)
 
 
 def _error(failure: Failure) -> TracedError:
@@ -52,3 +60,24 @@ def _died(job: TrainingJob, result: Result) -> TrainerDied:
         f"the training process of {job.run_id!r} ended: {evidence.detail}; {evidence.log} ends with:\n{last}",
         hint="run the same command again: it continues from the last checkpoint",
     )
+
+
+def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run the training job."""
+    # TRL warns that ``rollout_func`` may change; its version is pinned.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    job = job_from(arguments, "the job")
+    resolve_model(job.model_path, job.out)
+    source = open_source(job)
+    # Imported here because it takes seconds: a job that cannot run fails before.
+    from traced.training import grpo
+
+    def report_metrics(metrics: Metrics) -> None:
+        reporter.progress("iteration", int(metrics["iteration"]), metrics=metrics)
+
+    return asdict(grpo.train(job, report_metrics, lambda _: source))
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(work))

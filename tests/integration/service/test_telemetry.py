@@ -165,6 +165,8 @@ def test_a_collector_that_fails_disturbs_nothing(collector: Collector, status: i
 def test_nothing_is_imported_and_told_where_no_endpoint_is_set() -> None:
     code = "import sys; from traced.core import telemetry as t; t.begin('')\n"
     code += "with t.continued(), t.span('x', {'a': 1}) as add: add({'b': 2})\n"
-    code += "t.end(); assert t.child_environment() == {}; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    code += (
+        "t.end(); assert t.child_environment() == {}; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

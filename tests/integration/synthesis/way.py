@@ -25,8 +25,9 @@ from traced.core.resources import Meter
 from traced.llm.connection import StoreLedger
 from traced.pipeline import admit, synthesize
 from traced.pipeline.context import Context, open_context
-from traced.pipeline.graph import Stages, advance, build_graph, checkpoints
-from traced.pipeline.runner import cycle_stages
+from traced.pipeline.graph import advance, build_graph, checkpoints
+from traced.pipeline.runner import InProcessRunner
+from traced.pipeline.stages import Stages, cycle_stages
 
 END_STATES = {"admitted": "", "reason": ""}
 
@@ -69,7 +70,7 @@ async def walk(context: Context) -> dict[str, str]:
     async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
         finished["reason"] = f"{stage}: {reason}"
 
-    real = cycle_stages(context)
+    real = cycle_stages(InProcessRunner(context))
     other_items = {field.name: nothing for field in dataclasses.fields(Stages)}
     stages = Stages(**{**other_items, "synthesize": real.synthesize, "admit": real.admit, "analyze": analyze})
     stages = dataclasses.replace(stages, train=train, gate=gate, drop=drop, requested_rounds=question)

@@ -22,7 +22,7 @@ from traced.config.settings import Settings, load_settings
 from traced.inference.model_files import resolve_model
 from traced.pipeline.admit import stored_report
 from traced.pipeline.context import Context
-from traced.pipeline.runner import find_cycle
+from traced.pipeline.cycles import find_cycle
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/environments"
 NAME = "finding-out-first"

@@ -22,7 +22,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
-from traced.pipeline.runner import find_cycle
+from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import stored_attempt
 from traced.targets.registry import target
 

@@ -11,7 +11,7 @@ from tests.unit.store.chain import T0
 from traced.cli.setup import check_language_model
 from traced.config.settings import load_settings
 from traced.llm.connection import LlmError, check_model, settings_needing_model
-from traced.pipeline.runner import find_cycle
+from traced.pipeline.cycles import find_cycle
 
 WANTING = {"analysis.analyst": "llm", "synthesis.synthesizer": "llm", "training.prompt_first": True}
 

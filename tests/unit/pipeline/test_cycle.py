@@ -17,12 +17,12 @@ from traced.pipeline.graph import (
     CHECKPOINTS,
     CapacityLimiter,
     CycleStatus,
-    Stages,
     advance,
     build_graph,
     checkpoints,
     cycle_status,
 )
+from traced.pipeline.stages import Stages
 
 CYCLE = "desk-0-1"
 PATIENCE_S = 1.0  # of a heavy stage that seeks others beside it

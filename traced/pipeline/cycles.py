@@ -1,0 +1,47 @@
+"""Finds the cycle to continue, or makes a new one.
+
+The same target, model, seed and settings name the same unfinished cycle, so repeating a command continues it.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlmodel import Session
+
+from store.records import Cycle, CycleState
+from store.repositories.cycles import list_cycles, save_cycle
+from traced.config.settings import Settings, configuration, with_defaults
+from traced.llm.connection import check_model
+from traced.targets.registry import check_seeds, target
+
+
+def find_cycle(
+    session: Session, settings: Settings, model: str, *, at: datetime, accepts: Callable[[Cycle], bool] | None = None
+) -> Cycle:
+    """Return the newest unfinished cycle of this target, model, seed and configuration, else a new one.
+
+    Args:
+        accepts: Whether a finished cycle is accepted too.
+    """
+    check_seeds(target(settings.target.name), settings)
+    config = configuration(settings)
+    earlier_cycles = [
+        cycle
+        for cycle in list_cycles(session, target=settings.target.name)
+        if (cycle.model, cycle.seed) == (model, settings.seed)
+    ]
+    open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
+    for cycle in earlier_cycles:
+        if with_defaults(cycle.config) == config and (
+            cycle.state in open_states or (accepts is not None and accepts(cycle))
+        ):
+            return cycle
+    # Before the cycle is stored: a missing model should fail now, not hours later in a stage.
+    check_model(settings)
+    cycle_id = (
+        f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(earlier_cycles) + 1}"
+    )
+    cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
+    save_cycle(session, cycle)
+    return cycle
