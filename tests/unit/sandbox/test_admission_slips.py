@@ -11,6 +11,7 @@ from sandbox.admission.oracle_mutations import oracle_mutations
 from sandbox.admission.policies import calls, with_arguments, without_calls
 from sandbox.admission.shortcuts import floor
 from sandbox.contract import Message
+from tests.fixtures.environments.unsound import unsound_source
 from tests.unit.sandbox.in_process import check_context
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/environments"
@@ -124,9 +125,7 @@ def test_a_sound_environment_pays_no_slip(name: str) -> None:
     ],
 )
 def test_a_loose_environment_is_refused_with_the_episode_that_shows_it(name: str, check: Any) -> None:
-    passed, evidence = asyncio.run(
-        check(check_context((FIXTURES / f"unsound/{name}.py").read_text(), seeds=8, replica_seeds=6))
-    )
+    passed, evidence = asyncio.run(check(check_context(unsound_source(name), seeds=8, replica_seeds=6)))
     assert not passed
     assert evidence["examples"][0]["transcript"]
 
