@@ -10,7 +10,7 @@ import pytest
 
 from agents.llm.budget import Budget
 from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question
-from tests.integration.llm.asking import ANSWER, GOOD, Fault
+from tests.integration.llm.llm_client import ANSWER, GOOD, Fault
 from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from traced.config.settings import Settings, load_settings
 from traced.llm.connection import model

@@ -14,7 +14,7 @@ from agents.llm.budget import Budget
 from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question
 from agents.llm.rate_limit import FAILURE_THRESHOLD, FIRST_OPEN_S
 from tests.guard.sitecustomize import NetworkForbidden
-from tests.integration.llm.asking import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
+from tests.integration.llm.llm_client import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
 from tests.scripted_model import (
     Dropped,
     Message,

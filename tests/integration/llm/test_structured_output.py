@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agents.errors import ModelRefused, OutOfForm
-from tests.integration.llm.asking import ANSWER, GOOD, Fault, ask, model, question, run
+from tests.integration.llm.llm_client import ANSWER, GOOD, Fault, ask, model, question, run
 from tests.scripted_model import (
     Filtered,
     Message,

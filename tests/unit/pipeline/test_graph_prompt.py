@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.pipeline.test_cycle import PowerCut, Script, approved, run
+from tests.unit.pipeline.test_graph import PowerCut, Script, approved, run
 
 
 def test_a_capability_fixed_by_a_prompt_ends_there_and_the_others_are_trained(tmp_path: Path) -> None:

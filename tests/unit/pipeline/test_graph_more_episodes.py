@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.pipeline.test_cycle import PowerCut, Script, approved, run
+from tests.unit.pipeline.test_graph import PowerCut, Script, approved, run
 
 
 def test_more_episodes_are_played_before_people_are_asked_again(tmp_path: Path) -> None:

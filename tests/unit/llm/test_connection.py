@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.llm.asking import KEY
+from tests.integration.llm.llm_client import KEY
 from traced.config.cycle_sections import LlmSection
 from traced.config.settings import Settings, configuration, load_settings
 from traced.core.errors import ConfigError
