@@ -3,8 +3,8 @@
     python -m benchmarks.admission [--only NAME ...] [--jobs 2] [--evidence FILE] [--json]
 
 Each environment in ``tests/fixtures/environments`` goes through all checks in real containers, without a base model. An
-unsound one names in its docstring the check that must refuse it ("Refused by: oracle") and the sound one it was made
-from, whose tools and errors serve as the target's ("Made from: cloakroom").
+unsound one is a mutation of a sound one, whose tools and errors serve as the target's; the mutation names the check
+that must refuse it.
 
 The rows of the matrix are expected verdicts, the columns actual ones: "admitted", the named check if it refused, else
 the first check that did. ``sound_admitted`` and ``unsound_refused`` are shares, ``median_s`` and ``worst_s`` the
@@ -15,7 +15,6 @@ seconds of all checks on a sound environment. Aims: 1, 1, and 60 s for both time
 import argparse
 import asyncio
 import json
-import re
 import runpy
 import statistics
 import sys
@@ -34,6 +33,7 @@ from sandbox.admission import admit, refusals
 from sandbox.contract import Tool
 from sandbox.errors import EngineDown, ImageMissing
 from sandbox.image import ensure_image
+from tests.fixtures.environments.unsound import MUTATIONS, unsound_names, unsound_source
 
 FIXTURES = Path(__file__).parents[1] / "tests/fixtures/environments"
 AIMS = {"sound_admitted": 1.0, "unsound_refused": 1.0, "median_s": 60.0, "worst_s": 60.0}
@@ -46,7 +46,6 @@ ERRORS = {  # how the target tells an error, where it is not an object with the 
     "spreadsheets": ['{"error": "#REF!", "detail": "no such sheet"}'],
     "ticket_triage": ['{"error": "KeyError", "detail": "T1"}'],
 }
-_HEAD = re.compile(r'"""(?P<flaw>[^\n]+)\n\nRefused by: (?P<check>\w+)\nMade from: (?P<base>\w+)\n')
 
 
 @dataclass(frozen=True)
@@ -92,17 +91,11 @@ def sound() -> list[Fixture]:
 
 
 def unsound() -> list[Fixture]:
-    """The environments that must be refused, by name; raises ValueError if a docstring names no check."""
-    return [_unsound(path) for path in sorted(FIXTURES.glob("unsound/*.py"))]
-
-
-def _unsound(path: Path) -> Fixture:
-    # The docstring is matched as text: one of these files does not parse.
-    source = path.read_text()
-    head = _HEAD.match(source)
-    if head is None:
-        raise ValueError(f"{path} must begin with its flaw in one line, then 'Refused by: CHECK' and 'Made from: NAME'")
-    return Fixture(path.stem, source, head["flaw"], head["check"], head["base"])
+    """The environments that must be refused, by name; raises ValueError if a mutation does not fit its base."""
+    return [
+        Fixture(name, unsound_source(name), MUTATIONS[name].defect, MUTATIONS[name].check, MUTATIONS[name].base)
+        for name in unsound_names()
+    ]
 
 
 @cache

@@ -10,7 +10,7 @@ from agents.llm.question import ChatMessage, Purpose, Question, Reply
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.cycles import save_cycle
 from tests.acceptance.conftest import Traced
-from tests.integration.llm.asking import KEY
+from tests.integration.llm.llm_client import KEY
 from tests.integration.llm.test_check import able
 from tests.scripted_model import Scripted, ScriptedReply, Status, scripted_server
 from tests.unit.store.chain import CYCLE, T0

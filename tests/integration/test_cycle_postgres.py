@@ -10,7 +10,7 @@ from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, open_store, write_session
 from store.errors import StoreUnavailable
 from tests.unit.maintenance.place import NOW
-from tests.unit.pipeline.test_cycle import CYCLE, PowerCut, Script, approved
+from tests.unit.pipeline.test_graph import CYCLE, PowerCut, Script, approved
 from tests.unit.store.chain import save_chain
 from traced.config.settings import load_settings
 from traced.core.errors import CycleChanged

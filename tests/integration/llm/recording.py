@@ -23,7 +23,7 @@ from agents.llm.endpoint import Endpoint
 from agents.llm.question import ChatMessage, Purpose, Question, Reply
 from agents.llm.server import RawResponse, UnsupportedRequest
 from agents.llm.transport import Transport
-from tests.integration.llm.asking import Fault
+from tests.integration.llm.llm_client import Fault
 from tests.scripted_model import RecordedResponse, ScriptedReply, scripted_server
 
 FILES = Path(__file__).parents[2] / "data" / "llm"

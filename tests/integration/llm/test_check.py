@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agents.llm.structured_output import OUTPUT_MODES
-from tests.integration.llm.asking import KEY
-from tests.integration.llm.test_forms import NO_SCHEMA, way
+from tests.integration.llm.llm_client import KEY
+from tests.integration.llm.test_structured_output import NO_SCHEMA, way
 from tests.scripted_model import (
     Dropped,
     Message,

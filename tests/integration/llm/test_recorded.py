@@ -8,7 +8,7 @@ import pytest
 from agents.errors import ModelRefused
 from agents.llm.question import Reply
 from agents.llm.structured_output import Unreadable, parse_object
-from tests.integration.llm.asking import Fault
+from tests.integration.llm.llm_client import Fault
 from tests.integration.llm.recording import CASES, FILES, read_recording, send
 from tests.scripted_model import RecordedResponse, ScriptedReply, scripted_server
 

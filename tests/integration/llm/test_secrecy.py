@@ -14,7 +14,7 @@ from store.database import open_store, read_session, sqlite_url, write_session
 from store.repositories.cycles import save_cycle
 from store.repositories.llm_replies import list_replies
 from tests.guard.sitecustomize import NetworkForbidden
-from tests.integration.llm.asking import ANSWER, GOOD, KEY, ask, model, question, run
+from tests.integration.llm.llm_client import ANSWER, GOOD, KEY, ask, model, question, run
 from tests.scripted_model import (
     Dropped,
     Message,

@@ -13,7 +13,7 @@ from agents.errors import ModelUnavailable
 from agents.llm.model import Model
 from agents.llm.question import InMemoryLedger
 from agents.llm.transport import Transport
-from tests.integration.llm.asking import ANSWER, GOOD, Fault, question
+from tests.integration.llm.llm_client import ANSWER, GOOD, Fault, question
 from tests.scripted_model import ScriptedReply, Silence, scripted_server
 from traced.config.cycle_sections import LlmSection
 from traced.llm.connection import endpoint

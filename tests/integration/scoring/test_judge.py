@@ -15,7 +15,7 @@ from store.repositories.events import newest_events
 from store.repositories.trajectories import get_trajectory, save_trajectories
 from store.types import Outcome, Trajectory
 from tests.integration.gateway.place import running_gateway, wait_until
-from tests.integration.llm.asking import KEY
+from tests.integration.llm.llm_client import KEY
 from tests.integration.scoring.reading_judge import by_words, verdict
 from tests.scripted_model import (
     Dropped,

@@ -39,9 +39,8 @@ CAPABILITY = Capability(
 
 
 def fixture(name: str) -> str:
-    """The source of an environment of tests/fixtures/environments."""
-    (path,) = FIXTURES.glob(f"*/{name}.py")
-    return path.read_text("utf-8")
+    """The source of a sound environment of tests/fixtures/environments."""
+    return (FIXTURES / f"sound/{name}.py").read_text("utf-8")
 
 
 def fenced(source: str) -> str:

@@ -11,8 +11,8 @@ from store.errors import StoreUnavailable, StoreVersionError
 from store.repositories.evidence import evidence_chain
 from store.schema_version import HEAD
 from tests.unit.maintenance.place import ADAPTER, NOW, fill, rows, settings_at
+from tests.unit.store.golden import restore as restore_golden
 from tests.unit.store.test_migrations import broken_migrations
-from tests.unit.store.test_migrations import restore as restore_golden
 from traced.cli.main import app
 from traced.core.errors import AlreadyRunning
 from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, hold_directory

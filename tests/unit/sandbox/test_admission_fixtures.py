@@ -5,7 +5,6 @@ import difflib
 import io
 import json
 import runpy
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -25,6 +24,8 @@ from benchmarks.admission import (
     unsound,
 )
 from sandbox.admission.static_analysis import inspect_source
+from tests.fixtures.environments.mutation import Mutation
+from tests.fixtures.environments.unsound import generate
 
 CHECKS = {"source", "runs", "determinism", "oracle", "diversity", "floor", "exploits", "interface", "leak", "latency"}
 CHECKS |= {"effects", "slips"}
@@ -81,12 +82,11 @@ def test_an_unsound_fixture_is_a_sound_one_with_a_flaw(fixture: Fixture) -> None
     assert inspect_source(fixture.source)[0] is (fixture.expected != "source"), "wrong in one way alone"
 
 
-def test_a_fixture_without_a_check_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "unsound").mkdir()
-    (tmp_path / "unsound/nameless.py").write_text('"""Something is wrong."""\n')
-    monkeypatch.setattr("benchmarks.admission.FIXTURES", tmp_path)
-    with pytest.raises(ValueError, match=r"nameless.py must begin with its flaw"):
-        unsound()
+def test_a_mutation_that_does_not_fit_its_base_is_an_error() -> None:
+    for text, count in [("import palace", 0), ("self.book", 3)]:
+        mutation = Mutation("palace", "cloakroom", "oracle", "Nothing is wrong.", [(text, "")])
+        with pytest.raises(ValueError, match=f"palace: '{text}' occurs {count} times in cloakroom.py, not once"):
+            generate(mutation)
 
 
 GOOD, BAD = sound()[0], unsound()[0]

@@ -1,8 +1,11 @@
-"""Migrations up and down with data, agreement of models and migrations, and one golden database per schema version."""
+"""Migrations up and down with data, agreement of models and migrations, and golden databases of old schemas."""
 
 import shutil
 import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -12,7 +15,6 @@ from sqlalchemy import Engine, inspect, text
 from store.database import (
     MIGRATIONS,
     connect,
-    known_revisions,
     migrate,
     open_store,
     read_session,
@@ -27,16 +29,7 @@ from store.repositories.trajectories import get_trajectory
 from store.schema_version import HEAD
 from store.service_tables import METADATA
 from tests.unit.store.chain import FINDING, GATE, save_chain, trajectory
-
-GOLDEN = Path(__file__).parent / "golden"
-REVISIONS = known_revisions()
-
-
-def schema(path: Path) -> set[str]:
-    with sqlite3.connect(path) as raw:
-        rows = raw.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-    raw.close()
-    return {" ".join(sql.split()) for (sql,) in rows}
+from tests.unit.store.golden import DIGESTS, FOLDER, FULL, REVISIONS, columns, digest, golden_file, restore, schema
 
 
 def dump(path: Path) -> list[str]:
@@ -46,10 +39,12 @@ def dump(path: Path) -> list[str]:
     return rows
 
 
-def restore(version: str, path: Path) -> None:
-    raw = sqlite3.connect(path)
-    raw.executescript((GOLDEN / f"v{version}.sql").read_text())
-    raw.close()
+def select(path: Path, tables: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of these tables, with these of their columns."""
+    with closing(sqlite3.connect(path)) as raw:
+        return {
+            table: raw.execute(f"SELECT {', '.join(names)} FROM {table}").fetchall() for table, names in tables.items()
+        }
 
 
 def test_models_and_migrations_agree(engine: Engine) -> None:
@@ -89,6 +84,10 @@ def test_the_newest_revision_is_known_without_alembic() -> None:
 def test_the_golden_database_of_each_version_reads_after_an_upgrade(version: str, tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     restore(version, path)
+    with closing(sqlite3.connect(path)) as raw:
+        old_columns = columns(raw)
+    del old_columns["alembic_version"]
+    old_rows = select(path, old_columns)
     engine = open_store(sqlite_url(path), upgrade=True)
     with read_session(engine) as session:
         chain = evidence_chain(session, "date-reasoning@v1")
@@ -98,6 +97,7 @@ def test_the_golden_database_of_each_version_reads_after_an_upgrade(version: str
         assert get_trajectory(session, "t1") == trajectory("t1")
         assert session.execute(text("SELECT version_num FROM alembic_version")).scalar() == REVISIONS[-1]
     engine.dispose()
+    assert select(path, old_columns) == old_rows
 
 
 @pytest.mark.parametrize("version", REVISIONS[:-1])
@@ -141,7 +141,9 @@ def test_released_migrations_create_the_same_schema(version: str, tmp_path: Path
     migrate(engine, version)
     engine.dispose()
     assert schema(tmp_path / "new.db") == schema(tmp_path / "golden.db")
+    assert digest(tmp_path / "new.db") == DIGESTS[version]
 
 
-def test_every_version_has_a_golden_database() -> None:
-    assert sorted(path.name for path in GOLDEN.glob("*.sql")) == [f"v{version}.sql" for version in REVISIONS]
+def test_every_version_has_a_digest_and_the_first_and_the_newest_a_golden_database() -> None:
+    assert list(DIGESTS) == REVISIONS
+    assert set(FOLDER.glob("*.sql")) == {golden_file(version) for version in FULL}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.ingest.importers.test_json_array import values
+from tests.unit.ingest.importers.test_json_file import values
 from traced.ingest.importers.errors import BadRecord, UnknownFormat, UnreadableFile
 from traced.ingest.importers.formats import format_of
 from traced.ingest.importers.json_file import Record, first_keys, read_lines

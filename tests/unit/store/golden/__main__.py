@@ -1,21 +1,24 @@
-"""Dump the test chain at the newest schema as SQL text."""
+"""Dump the test chain at the newest schema as SQL text, and store the digest of that schema."""
 
+import json
 import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
-from sqlalchemy import text
-
 from store.database import open_store, sqlite_url, write_session
+from store.schema_version import HEAD
 from tests.unit.store.chain import save_chain
+from tests.unit.store.golden import DIGESTS, DIGESTS_FILE, FOLDER, FULL, digest, golden_file
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "chain.db"
     engine = open_store(sqlite_url(path))
     with write_session(engine) as session:
         save_chain(session)
-        revision = session.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
     engine.dispose()
-    raw = sqlite3.connect(path)
-    (Path(__file__).parent / f"v{revision}.sql").write_text("\n".join(raw.iterdump()) + "\n")
-    raw.close()
+    with closing(sqlite3.connect(path)) as raw:
+        golden_file(HEAD).write_text("\n".join(raw.iterdump()) + "\n")
+    DIGESTS_FILE.write_text(json.dumps(DIGESTS | {HEAD: digest(path)}, indent=2) + "\n")
+for file in set(FOLDER.glob("v*.sql")) - {golden_file(version) for version in FULL}:
+    file.unlink()
