@@ -11,7 +11,7 @@ take traffic. A decision that names the gate result it is based on is refused if
 else decided before. A gate computes every interval for ``max_rounds`` rounds (Bonferroni, ``traced.evaluation.gate``),
 so more episodes can lose a pass and never buy one; while they are pending, nobody can approve.
 
-How it fails: PromotionError, TracedError for an unknown patch, and the store's NotFound, NotApproved and NotLive. Not
+How it fails: PromotionError, TracedError for an unknown patch, and the store's NotFound and NotLive. Not
 covered: who may decide (``traced.api.control``), waking the service, and playing the episodes
 (``traced.pipeline.gate``).
 """
