@@ -16,6 +16,7 @@ from typing import Any
 
 from store.errors import StoreUnavailable
 from store.schema_version import HEAD, connect_options, version_error
+from store.types import awaits_decision
 
 OK, PASSING_SCORE = 200, 0.5
 MAX_EXCHANGES, MAX_FEEDBACK = 10_000, 1_000
@@ -51,7 +52,7 @@ FEEDBACK_SQL = """
 SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) f WHERE at > '{day}'
 """
 MAX_CYCLES = 10
-LIVE, PASS = "live", "pass"
+LIVE = "live"
 VERSION_SQL = "SELECT version_num FROM alembic_version"
 CYCLES_SQL = f"""
 SELECT c.id, c.target, c.model, c.state, e.stage, e.state
@@ -237,7 +238,7 @@ class StoreStatus:
     @property
     def waiting(self) -> list[str]:
         """The names of the adapter versions whose gate passed and that await a decision."""
-        return [a.name for a in self.adapters if a.gate == PASS and a.decision == "none"]
+        return [a.name for a in self.adapters if awaits_decision(a.gate, decided=a.decision != "none")]
 
 
 def router_status(connection: Any, now: datetime) -> RouterStatus:

@@ -136,6 +136,11 @@ class GateAnswer(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
+def awaits_decision(answer: str | None, *, decided: bool) -> bool:
+    """Whether an adapter version awaits a person's decision, by its newest gate answer and whether there is one."""
+    return answer == GateAnswer.PASS and not decided
+
+
 @dataclass(frozen=True)
 class PairedDifference:
     """Adapter − base on the same seeds: success rates in 0-1, and the paired interval at confidence ``level``."""

@@ -54,12 +54,6 @@ def get_adapter(session: Session, name: str) -> AdapterVersion:
     return AdapterVersion(**row.model_dump())
 
 
-def lock_adapter(session: Session, name: str) -> None:
-    """Lock an adapter version until the end of the transaction."""
-    # SQLite ignores FOR UPDATE; its single writer gives the same guarantee.
-    session.exec(select(AdapterRow.name).where(AdapterRow.name == name).with_for_update()).all()
-
-
 def list_adapters(
     session: Session, *, cycle_id: str | None = None, capability: str | None = None
 ) -> list[AdapterVersion]:

@@ -1,26 +1,52 @@
 """Gate results, decisions of people, and the promotion log of adapter versions.
 
 Invariants: all three are only added to, and the newest entry counts; only an approved adapter version can go live or on
-trial (canary, shadow); at most one version of a capability is live and one on trial. Not covered: whether a gate has to
-pass first (``traced.registry``).
+trial (canary, shadow); at most one version of a capability is live and one on trial. The functions of ``PromotionLog``
+are pure: they return the entries of a change of traffic, which are appended under the lock of the capability. Not
+covered: whether a gate has to pass first (``traced.registry``).
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 from sqlalchemy import select as columns
-from sqlmodel import Session, and_, case, col, func, select
+from sqlmodel import Session, and_, col, func, select
 
 from store.content import digest, insert_new
-from store.errors import NotApproved, NotLive
-from store.records import Approval, Decision, GateRecord, Promotion, PromotionEntry, PromotionState
+from store.errors import NotApproved, NotFound, NotLive
+from store.records import (
+    AdapterVersion,
+    Approval,
+    Cycle,
+    CycleState,
+    Decision,
+    GateRecord,
+    Promotion,
+    PromotionEntry,
+    PromotionState,
+    StageEvent,
+    StageState,
+)
 from store.repositories.adapters import get_adapter
+from store.repositories.cycles import save_stage_event
 from store.repositories.trajectories import in_cycle
-from store.tables import AdapterRow, ApprovalRow, ComparisonRow, GateRow, PromotionRow, TrajectoryRow
-from store.types import GateAnswer, GateResult, Outcome, PairedDifference
+from store.tables import (
+    AdapterRow,
+    ApprovalRow,
+    ComparisonRow,
+    CycleRow,
+    GateRow,
+    PromotionRow,
+    StageEventRow,
+    TrajectoryRow,
+)
+from store.types import GateAnswer, GateResult, Outcome, PairedDifference, awaits_decision
 
 ON_TRIAL = (PromotionState.CANARY, PromotionState.SHADOW)
+GATE = "gate"  # the stage
+
+Change = Approval | Promotion | StageEvent  # a row that a decision adds
 
 
 @dataclass(frozen=True)
@@ -38,7 +64,41 @@ class GatedAdapter:
     @property
     def awaits_decision(self) -> bool:
         """Whether the gate passed and nobody has decided yet."""
-        return self.decision is None and self.answer is GateAnswer.PASS
+        return awaits_decision(self.answer, decided=self.decision is not None)
+
+
+@dataclass(frozen=True)
+class PromotionLog:
+    """The promotion log of a capability, oldest entry first; ``approved`` names its approved versions."""
+
+    entries: Sequence[Promotion] = ()
+    approved: Collection[str] = ()
+
+    @property
+    def newest(self) -> dict[str, Promotion]:
+        """The newest entry of each version."""
+        return {entry.adapter: entry for entry in self.entries}
+
+    def current(self, *states: PromotionState) -> Promotion | None:
+        """The newest entry of the version that is in one of these states."""
+        return next((entry for entry in self.newest.values() if entry.state in states), None)
+
+
+@dataclass(frozen=True)
+class AdapterState:
+    """What a decision on an adapter version depends on.
+
+    ``gate`` and ``approval`` are the newest ones, ``log`` is that of the capability, ``gate_events`` are the events of
+    the cycle's gates, oldest first, and ``live`` names the live versions of all capabilities.
+    """
+
+    version: AdapterVersion
+    cycle: Cycle
+    gate: GateRecord | None = None
+    approval: Approval | None = None
+    log: PromotionLog = field(default_factory=PromotionLog)
+    gate_events: Sequence[StageEvent] = ()
+    live: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +141,9 @@ def list_gates(session: Session, adapter: str) -> list[GateRecord]:
 
 def latest_gate(session: Session, adapter: str) -> GateRecord | None:
     """Return the newest gate result of an adapter version, None if there is none."""
-    return next(reversed(list_gates(session, adapter)), None)
+    query = select(GateRow).where(GateRow.adapter == adapter).order_by(col(GateRow.seq).desc()).limit(1)
+    row = session.exec(query).first()
+    return None if row is None else _record(session, row)
 
 
 def latest_answers(session: Session) -> dict[str, GateAnswer]:
@@ -95,24 +157,22 @@ def save_approval(session: Session, approval: Approval) -> Approval:
     """Store a decision and return it with the id of its gate result (by default the newest)."""
     get_adapter(session, approval.adapter)
     gate = latest_gate(session, approval.adapter)
-    gate_id = approval.gate_id or (gate.id if gate is not None else None)
-    values = {**asdict(approval), "decision": approval.decision.value, "gate_id": gate_id}
-    insert_new(session, ApprovalRow, [{"id": digest(values), **values}])
-    return Approval(**{**values, "decision": approval.decision})
+    stored_approval = replace(approval, gate_id=approval.gate_id or (gate.id if gate is not None else None))
+    _insert_approval(session, stored_approval)
+    return stored_approval
 
 
 def list_approvals(session: Session, adapter: str) -> list[Approval]:
     """Return the decisions on an adapter version, oldest first."""
     query = select(ApprovalRow).where(ApprovalRow.adapter == adapter).order_by(col(ApprovalRow.seq))
-    return [
-        Approval(**{**row.model_dump(exclude={"seq", "id"}), "decision": Decision(row.decision)})
-        for row in session.exec(query)
-    ]
+    return [_approval(row) for row in session.exec(query)]
 
 
 def latest_approval(session: Session, adapter: str) -> Approval | None:
     """Return the newest decision on an adapter version, None if there is none."""
-    return next(reversed(list_approvals(session, adapter)), None)
+    query = select(ApprovalRow).where(ApprovalRow.adapter == adapter).order_by(col(ApprovalRow.seq).desc()).limit(1)
+    row = session.exec(query).first()
+    return None if row is None else _approval(row)
 
 
 def latest_decisions(session: Session) -> dict[str, Decision]:
@@ -122,23 +182,107 @@ def latest_decisions(session: Session) -> dict[str, Decision]:
     return {adapter: Decision(decision) for adapter, decision in rows}
 
 
+def awaiting_decision(session: Session, adapters: Iterable[str]) -> list[str]:
+    """Return those of ``adapters`` whose newest gate passed and that nobody has decided about."""
+    answers, decisions = latest_answers(session), latest_decisions(session)
+    return [name for name in adapters if awaits_decision(answers.get(name), decided=name in decisions)]
+
+
+def read_adapter_state(session: Session, adapter: str) -> AdapterState:
+    """Lock the capability of an adapter version and return the version's state; raises ``NotFound``."""
+    capability = adapter.partition("@")[0]
+    _lock(session, capability)
+    query = select(AdapterRow, CycleRow).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
+    rows = session.exec(query.where(AdapterRow.name == adapter)).first()
+    if rows is None:
+        raise NotFound("adapter", adapter)
+    version, cycle = rows
+    events = select(StageEventRow).where(StageEventRow.cycle_id == cycle.id, StageEventRow.stage == GATE)
+    return AdapterState(
+        AdapterVersion(**version.model_dump()),
+        Cycle(**{**cycle.model_dump(), "state": CycleState(cycle.state)}),
+        latest_gate(session, adapter),
+        latest_approval(session, adapter),
+        _log(session, capability),
+        [_stage_event(row) for row in session.exec(events.order_by(col(StageEventRow.seq)))],
+        [promotion.adapter for promotion in live_adapters(session)],
+    )
+
+
+def save_changes(session: Session, changes: Iterable[Change]) -> list[str]:
+    """Add the rows of a decision, and return the names of the versions that are live then, by capability."""
+    for change in changes:
+        if isinstance(change, Approval):
+            _insert_approval(session, change)
+        elif isinstance(change, Promotion):
+            _append(session, change)
+        else:
+            save_stage_event(session, change)
+    return [promotion.adapter for promotion in live_adapters(session)]
+
+
+def go_live(log: PromotionLog, entry: Promotion) -> list[Promotion]:
+    """Return the entries that put the version of ``entry`` live in place of the live one; none if it is live."""
+    live = log.current(PromotionState.LIVE)
+    if live is None:
+        return [*_end_trial(log, entry), entry]
+    if live.adapter == entry.adapter:
+        return []
+    successor = f"{entry.adapter} takes its place"
+    superseded = Promotion(live.adapter, PromotionState.SUPERSEDED, entry.who, entry.at, successor, live.previous)
+    return [*_end_trial(log, entry), superseded, replace(entry, previous=live.adapter)]
+
+
+def start_trial(log: PromotionLog, entry: Promotion) -> list[Promotion]:
+    """Return the entries that start the canary or shadow of ``entry``, or move a canary to its share.
+
+    ``previous`` of the entry becomes the live version, its control. There are none if the version is live, or on this
+    very trial.
+    """
+    live, trial = log.current(PromotionState.LIVE), log.current(*ON_TRIAL)
+    if live is not None and live.adapter == entry.adapter:
+        return []
+    if trial is not None and (trial.adapter, trial.state, trial.share) == (entry.adapter, entry.state, entry.share):
+        return []
+    return [*_end_trial(log, entry), replace(entry, previous=None if live is None else live.adapter)]
+
+
+def undo(log: PromotionLog, entry: Promotion) -> list[Promotion]:
+    """Return the entries that roll back a version that is live or on trial; none if it is neither.
+
+    The first is ``entry``; its ``previous`` becomes the version that is live then, None for the base model.
+    """
+    live, trial = log.current(PromotionState.LIVE), log.current(*ON_TRIAL)
+    if trial is not None and trial.adapter == entry.adapter:
+        return [replace(entry, previous=None if live is None else live.adapter)]
+    if live is None or live.adapter != entry.adapter:
+        return []
+    candidates = _rollback_candidates(log)
+    previous = candidates.pop() if candidates else None
+    entries = [replace(entry, previous=previous)]
+    cause = f"{entry.adapter} was rolled back"
+    if previous is not None:
+        before_previous = candidates[-1] if candidates else None
+        entries.append(Promotion(previous, PromotionState.LIVE, entry.who, entry.at, cause, before_previous))
+    # A canary gets a new entry with the new control, because its results against the old control no longer count.
+    if trial is not None and trial.state is PromotionState.CANARY and trial.adapter != previous:
+        entries.append(replace(trial, who=entry.who, at=entry.at, reason=cause, previous=previous))
+    return entries
+
+
+def not_live_error(adapter: str, live: Iterable[str]) -> NotLive:
+    """Return the error for the rollback of a version that is neither live nor on trial."""
+    return NotLive(f"adapter {adapter!r} is not live (live: {', '.join(sorted(live)) or 'none'}); see `traced status`")
+
+
 def promote(session: Session, adapter: str, *, actor: str, at: datetime, reason: str = "") -> Promotion:
     """Make an approved adapter version live in place of the live one of its capability; no error if it is live.
 
     Raises:
         NotApproved: the newest decision on the version is not an approval.
     """
-    capability = _approved_capability(session, adapter)
-    _lock(session, capability)
-    live = _current(session, capability, PromotionState.LIVE)
-    if live is not None and live.adapter == adapter:
-        return live
-    _end_trial(session, capability, adapter, actor=actor, at=at)
-    if live is None:
-        return _append(session, Promotion(adapter, PromotionState.LIVE, actor, at, reason))
-    successor = f"{adapter} takes its place"
-    _append(session, Promotion(live.adapter, PromotionState.SUPERSEDED, actor, at, successor, live.previous))
-    return _append(session, Promotion(adapter, PromotionState.LIVE, actor, at, reason, live.adapter))
+    log = _approved_log(session, adapter)
+    return _append_all(session, log, go_live(log, Promotion(adapter, PromotionState.LIVE, actor, at, reason)), adapter)
 
 
 def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
@@ -149,19 +293,8 @@ def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
     Raises:
         NotApproved: the newest decision on the version is not an approval.
     """
-    adapter = promotion.adapter
-    capability = _approved_capability(session, adapter)
-    _lock(session, capability)
-    live = _current(session, capability, PromotionState.LIVE)
-    if live is not None and live.adapter == adapter:
-        return live
-    trial = _current(session, capability, *ON_TRIAL)
-    if trial is not None and trial.adapter == adapter:
-        if (trial.state, trial.share) == (promotion.state, promotion.share):
-            return trial
-    else:
-        _end_trial(session, capability, adapter, actor=promotion.who, at=promotion.at)
-    return _append(session, replace(promotion, previous=None if live is None else live.adapter))
+    log = _approved_log(session, promotion.adapter)
+    return _append_all(session, log, start_trial(log, promotion), promotion.adapter)
 
 
 def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reason: str = "") -> str | None:
@@ -176,33 +309,20 @@ def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reaso
     """
     capability = get_adapter(session, adapter).capability
     _lock(session, capability)
-    live = _current(session, capability, PromotionState.LIVE)
-    trial = _current(session, capability, *ON_TRIAL)
-    if trial is not None and trial.adapter == adapter:
-        control = None if live is None else live.adapter
-        _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason, control))
-        return control
-    if live is None or live.adapter != adapter:
-        names = ", ".join(sorted(promotion.adapter for promotion in live_adapters(session))) or "none"
-        raise NotLive(f"adapter {adapter!r} is not live (live: {names}); see `traced status`")
-    candidates = _rollback_candidates(session, capability)
-    previous = candidates.pop() if candidates else None
-    _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason, previous))
-    cause = f"{adapter} was rolled back"
-    if previous is not None:
-        before_previous = candidates[-1] if candidates else None
-        _append(session, Promotion(previous, PromotionState.LIVE, actor, at, cause, before_previous))
-    # A canary gets a new entry with the new control, because its results against the old control no longer count.
-    if trial is not None and trial.state is PromotionState.CANARY and trial.adapter != previous:
-        _append(session, replace(trial, who=actor, at=at, reason=cause, previous=previous))
-    return previous
+    log = _log(session, capability)
+    entries = undo(log, Promotion(adapter, PromotionState.ROLLED_BACK, actor, at, reason))
+    if not entries:
+        raise not_live_error(adapter, (promotion.adapter for promotion in live_adapters(session)))
+    _append_all(session, log, entries, adapter)
+    return entries[0].previous
 
 
 def rollback_target(session: Session, entry: PromotionEntry) -> str | None:
     """Return the version that a rollback of a live or trial version would leave live; None for the base model."""
+    log = _log(session, entry.capability)
     if entry.promotion.state is PromotionState.LIVE:
-        return next(reversed(_rollback_candidates(session, entry.capability)), None)
-    live = _current(session, entry.capability, PromotionState.LIVE)
+        return next(reversed(_rollback_candidates(log)), None)
+    live = log.current(PromotionState.LIVE)
     return None if live is None else live.adapter
 
 
@@ -263,24 +383,21 @@ def list_gated_adapters(session: Session, *, limit: int, name: str | None = None
     newest_decision = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
     gate_of = and_(col(GateRow.adapter) == col(AdapterRow.name), col(GateRow.seq).in_(newest_gate))
     decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
-    waits = and_(col(ApprovalRow.seq).is_(None), col(GateRow.answer) == GateAnswer.PASS.value)
     query = (
         columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
         .join(GateRow, gate_of)
         .join(ApprovalRow, decision_of, isouter=True)
-        .order_by(
-            case((waits, 0), else_=1),
-            func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(),
-            col(AdapterRow.name),
-        )
-        .limit(limit)
+        .order_by(func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(), col(AdapterRow.name))
     )
     if name is not None:
         query = query.where(col(AdapterRow.name) == name)
-    return [
-        GatedAdapter(key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _decision(approval))
-        for key, capability, cycle, gate, approval in session.execute(query)
+    adapters = [
+        GatedAdapter(
+            key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _approval(row) if row else None
+        )
+        for key, capability, cycle, gate, row in session.execute(query)
     ]
+    return sorted(adapters, key=lambda adapter: not adapter.awaits_decision)[:limit]
 
 
 def gate_pairs(
@@ -306,64 +423,75 @@ def _comparison(row: ComparisonRow) -> PairedDifference:
 
 def _lock(session: Session, capability: str) -> None:
     # One change per capability at a time. SQLite ignores FOR UPDATE; its single writer gives the same guarantee.
-    session.exec(select(AdapterRow.name).where(AdapterRow.capability == capability).with_for_update()).all()
+    query = select(AdapterRow.name).where(AdapterRow.capability == capability).order_by(col(AdapterRow.name))
+    session.exec(query.with_for_update()).all()
 
 
-def _approved_capability(session: Session, adapter: str) -> str:
-    version = get_adapter(session, adapter)
-    if not _is_approved(session, adapter):
-        raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
-    return version.capability
-
-
-def _end_trial(session: Session, capability: str, successor: str, *, actor: str, at: datetime) -> None:
-    """End the trial of a capability, unless the successor itself is on trial."""
-    for entry in trials(session):
-        if entry.capability == capability and entry.promotion.adapter != successor:
-            closing_entry = replace(entry.promotion, state=PromotionState.SUPERSEDED, who=actor, at=at, share=None)
-            _append(session, replace(closing_entry, reason=f"{successor} takes its place"))
-
-
-def _rollback_history(session: Session, capability: str) -> list[str]:
-    """Return the formerly live versions of a capability, each once; the live one, if any, is the last."""
+def _log(session: Session, capability: str) -> PromotionLog:
     query = select(PromotionRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
     query = query.where(AdapterRow.capability == capability).order_by(col(PromotionRow.seq))
+    decisions = latest_decisions(session)
+    approved = {name for name, decision in decisions.items() if decision is Decision.APPROVED}
+    return PromotionLog([_promotion(row) for row in session.exec(query)], approved)
+
+
+def _approved_log(session: Session, adapter: str) -> PromotionLog:
+    capability = get_adapter(session, adapter).capability
+    _lock(session, capability)
+    log = _log(session, capability)
+    if adapter not in log.approved:
+        raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
+    return log
+
+
+def _end_trial(log: PromotionLog, successor: Promotion) -> list[Promotion]:
+    """Return the entry that ends the trial of the capability; none if the successor itself is on trial."""
+    trial = log.current(*ON_TRIAL)
+    if trial is None or trial.adapter == successor.adapter:
+        return []
+    ended = replace(trial, state=PromotionState.SUPERSEDED, who=successor.who, at=successor.at, share=None)
+    return [replace(ended, reason=f"{successor.adapter} takes its place")]
+
+
+def _rollback_history(log: PromotionLog) -> list[str]:
+    """Return the formerly live versions of a capability, each once; the live one, if any, is the last."""
     versions: list[str] = []
     live: str | None = None
-    for row in session.exec(query):
+    for entry in log.entries:
         # A rollback may skip versions whose approval was revoked; these leave the history too.
-        if row.state == PromotionState.ROLLED_BACK and row.adapter == live:
-            versions = versions[: versions.index(row.previous) + 1] if row.previous in versions[:-1] else []
+        if entry.state is PromotionState.ROLLED_BACK and entry.adapter == live:
+            versions = versions[: versions.index(entry.previous) + 1] if entry.previous in versions[:-1] else []
             live = None
-        elif row.state in (PromotionState.ROLLED_BACK, PromotionState.LIVE):
-            versions = [name for name in versions if name != row.adapter]
-        if row.state == PromotionState.LIVE:
-            versions, live = [*versions, row.adapter], row.adapter
+        elif entry.state in (PromotionState.ROLLED_BACK, PromotionState.LIVE):
+            versions = [name for name in versions if name != entry.adapter]
+        if entry.state is PromotionState.LIVE:
+            versions, live = [*versions, entry.adapter], entry.adapter
     return versions
 
 
-def _rollback_candidates(session: Session, capability: str) -> list[str]:
+def _rollback_candidates(log: PromotionLog) -> list[str]:
     """Return the approved versions that a rollback of the live one can restore, the next one last."""
-    candidates = _rollback_history(session, capability)[:-1]
-    while candidates and not _is_approved(session, candidates[-1]):
+    candidates = _rollback_history(log)[:-1]
+    while candidates and candidates[-1] not in log.approved:
         candidates.pop()
     return candidates
 
 
-def _is_approved(session: Session, adapter: str) -> bool:
-    approval = latest_approval(session, adapter)
-    return approval is not None and approval.decision is Decision.APPROVED
+def _append_all(session: Session, log: PromotionLog, entries: Sequence[Promotion], adapter: str) -> Promotion:
+    """Append the entries and return the newest one of a version."""
+    for entry in entries:
+        _append(session, entry)
+    return {**log.newest, **{entry.adapter: entry for entry in entries}}[adapter]
 
 
-def _current(session: Session, capability: str, *states: PromotionState) -> Promotion | None:
-    entries = (entry for entry in newest_promotions(session) if entry.capability == capability)
-    return next((entry.promotion for entry in entries if entry.promotion.state in states), None)
+def _insert_approval(session: Session, approval: Approval) -> None:
+    values = {**asdict(approval), "decision": approval.decision.value}
+    insert_new(session, ApprovalRow, [{"id": digest(values), **values}])
 
 
-def _append(session: Session, promotion: Promotion) -> Promotion:
+def _append(session: Session, promotion: Promotion) -> None:
     session.add(PromotionRow(**{**asdict(promotion), "state": promotion.state.value}))
     session.flush()
-    return promotion
 
 
 def _promotion(row: PromotionRow) -> Promotion:
@@ -386,7 +514,9 @@ def _episodes(
     }
 
 
-def _decision(row: ApprovalRow | None) -> Approval | None:
-    if row is None:
-        return None
+def _approval(row: ApprovalRow) -> Approval:
     return Approval(**{**row.model_dump(exclude={"seq", "id"}), "decision": Decision(row.decision)})
+
+
+def _stage_event(row: StageEventRow) -> StageEvent:
+    return StageEvent(row.cycle_id, row.stage, StageState(row.state), row.at, row.capability, row.detail)

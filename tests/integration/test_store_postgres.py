@@ -41,7 +41,7 @@ from store.types import Outcome
 from tests.unit.store.chain import CYCLE, FIXING, GATE, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
 from traced.llm.connection import StoreLedger
-from traced.registry.decisions import Act, approve_prompt, prompt_decisions, reject_prompt
+from traced.registry.decisions import Action, approve_prompt, prompt_decisions, reject_prompt
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -93,9 +93,9 @@ def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url
     with write_session(engine) as session:
         save_chain(session)
         save_patch(session, FIXING)
-        approve_prompt(session, Act("ann", "local", later(15), "it reads well"), FIXING.id[:8])
-        assert "before" in approve_prompt(session, Act("bob", "local", later(16)), FIXING.id).said
-        reject_prompt(session, Act("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
+        approve_prompt(session, Action("ann", "local", later(15), "it reads well"), FIXING.id[:8])
+        assert "before" in approve_prompt(session, Action("bob", "local", later(16)), FIXING.id).said
+        reject_prompt(session, Action("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
     with read_session(engine) as session:
         decision = prompt_decisions(session)[FIXING.id]
     assert (decision.decision, decision.who, decision.at) == (Decision.REJECTED, "bob", later(17))

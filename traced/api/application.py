@@ -151,19 +151,19 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         """Approve an adapter that passed its gate and put it live."""
         promotion = control.settings.promotion
         policy = body.policy or promotion.policy
-        decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, seen=body.seen)
+        decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, gate_id=body.seen)
         return control.decide(caller, body, decision)
 
     @router.post("/adapters/{adapter}/reject")
     def reject(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Decide against an adapter."""
-        return control.decide(caller, body, partial(decisions.reject, adapter=adapter, seen=body.seen))
+        return control.decide(caller, body, partial(decisions.reject, adapter=adapter, gate_id=body.seen))
 
     @router.post("/adapters/{adapter}/more-episodes")
     def more_episodes(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Have the gate of an adapter that waits take its next look, on more episodes."""
         rounds = control.settings.gate.max_rounds
-        decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, seen=body.seen)
+        decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, gate_id=body.seen)
         return control.decide(caller, body, decision)
 
     @router.post("/adapters/{adapter}/rollback")

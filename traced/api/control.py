@@ -71,7 +71,7 @@ from traced.jobs.idleness import survey_devices
 from traced.llm.connection import check_model
 from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
@@ -203,8 +203,8 @@ class Control:
                 raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")
             if get_target_state(session, self.target).paused_at is not None:
                 raise Busy(f"{self.target} is paused", hint="traced resume")
-            record_cycle_request(session, self.target, f"asked for by {action.who}")
-            decisions.note(session, action, "start", self.target)
+            record_cycle_request(session, self.target, f"asked for by {action.actor}")
+            decisions.record(session, action, "start", self.target)
             unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         self.loop.wake()
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
@@ -217,11 +217,11 @@ class Control:
             await self.loop.stop_cycle(self.loop.running)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
-    def _pause(self, action: Act) -> None:
+    def _pause(self, action: Action) -> None:
         with write_session(self.store) as session:
             if get_target_state(session, self.target).paused_at is None:
-                pause_target(session, self.target, actor=action.who, at=action.at)
-                decisions.note(session, action, "pause", self.target)
+                pause_target(session, self.target, actor=action.actor, at=action.at)
+                decisions.record(session, action, "pause", self.target)
 
     def resume(self, caller: Caller, request: Reason) -> Done:
         """End a pause; an unfinished cycle continues."""
@@ -229,7 +229,7 @@ class Control:
         with write_session(self.store) as session:
             if get_target_state(session, self.target).paused_at is not None:
                 resume_target(session, self.target)
-                decisions.note(session, action, "resume", self.target)
+                decisions.record(session, action, "resume", self.target)
         self.loop.wake()
         return Done(said=f"{self.target} goes on", subject=self.target)
 
@@ -239,13 +239,13 @@ class Control:
         await self.loop.stop_cycle(cycle_id)
         return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
 
-    def _cancel(self, action: Act, cycle_id: str) -> None:
+    def _cancel(self, action: Action, cycle_id: str) -> None:
         with write_session(self.store) as session:
             state = self._cycle_state(session, cycle_id)
             if state in ENDED_STATES:
                 raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
             set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
-            decisions.note(session, action, "cancel", cycle_id, cycle_id=cycle_id)
+            decisions.record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
 
     def training_at_work(self, run: TrainingRun) -> bool:
         """Whether this service runs the training now."""
@@ -262,7 +262,7 @@ class Control:
         run = await asyncio.to_thread(self._training_run, run_id)
         decide = partial(self._stop_training, action, run_id)
         decision = await self.loop.stop_training(run.cycle_id, run.capability, decide)
-        is_first = decision == TrainingStop(action.who, action.at, action.reason)
+        is_first = decision == TrainingStop(action.actor, action.at, action.reason)
         status = "is stopped" if is_first else f"was stopped before: {decision.message}"
         outcome = await asyncio.to_thread(self._describe_outcome, run_id)
         return Done(said=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
@@ -271,7 +271,7 @@ class Control:
         with read_session(self.store) as session:
             return get_training_run(session, run_id)
 
-    def _stop_training(self, action: Act, run_id: str) -> TrainingStop:
+    def _stop_training(self, action: Action, run_id: str) -> TrainingStop:
         with write_session(self.store) as session:
             run = get_training_run(session, run_id)
             existing = find_stop(session, run.cycle_id, run.capability)
@@ -279,8 +279,8 @@ class Control:
                 return existing
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
-            decisions.note(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return stop(session, run, actor=action.who, at=action.at, reason=action.reason)
+            decisions.record(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
+            return stop(session, run, actor=action.actor, at=action.at, reason=action.reason)
 
     def _describe_outcome(self, run_id: str) -> str:
         """State of a stopped training and of its cycle, for the answer to the caller."""
@@ -293,7 +293,7 @@ class Control:
             return f"{unused}{cycle.id} is {cycle.state.value}"
         return f"{unused}{cycle.id} goes on without it" + (" once it is carried on" if on_hold else "")
 
-    def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Act], Done]) -> Done:
+    def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
         """Make a decision of ``traced.registry.decisions`` and wake the loop, since a cycle may wait for it."""
         action = self._authorize(caller, request)
         with write_session(self.store) as session:
@@ -329,9 +329,9 @@ class Control:
         with read_session(self.store) as session:
             return get_environment(session, environment).source_code
 
-    def _audit_play(self, action: Act, episode: PlayedEpisode) -> None:
+    def _audit_play(self, action: Action, episode: PlayedEpisode) -> None:
         with write_session(self.store) as session:
-            decisions.note(session, action, "play", episode.environment, seed=episode.seed, episode=episode.id)
+            decisions.record(session, action, "play", episode.environment, seed=episode.seed, episode=episode.id)
 
     async def say(self, caller: Caller, episode: str, message: PlayedMessage) -> Answer:
         """Send a message of the player. Raises as ``Playing.say`` does."""
@@ -353,7 +353,7 @@ class Control:
         with write_session(self.store) as session:
             also_read = self.apply(changes.settings)
             if changes.changed or also_read:
-                decisions.note(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
+                decisions.record(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
         self.settings = self.loop.settings = changes.settings
         self.tell(changes.settings)
         for key in changes.refused:
@@ -368,11 +368,13 @@ class Control:
             detail={"changed": changes.changed, "read_again": also_read, "refused": changes.refused},
         )
 
-    def _authorize(self, caller: Caller, request: Reason) -> Act:
+    def _authorize(self, caller: Caller, request: Reason) -> Action:
         if caller.role == "read-only":
             raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
         actor = request.who or caller.who
-        return Act(actor, caller.role, self.now(), request.reason, by="" if actor == caller.who else caller.who)
+        return Action(
+            actor, caller.role, self.now(), request.reason, submitted_by="" if actor == caller.who else caller.who
+        )
 
     def _cycle_state(self, session: Session, cycle_id: str) -> CycleState:
         try:

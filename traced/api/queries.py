@@ -27,6 +27,7 @@ from store.repositories.llm_replies import StageCost, stage_costs
 from store.repositories.promotions import latest_answers, latest_decisions, live_adapters, trials
 from store.repositories.serving import count_routed
 from store.status import RouterStatus, router_status
+from store.types import awaits_decision
 from traced.api.errors import Crowded
 from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, QuarantinedInputView, StageView
 from traced.client.serving import Health, RouterHealth, Traffic
@@ -135,7 +136,7 @@ def held_up(session: Session) -> list[HeldUpView]:
 
 def waiting(views: Sequence[AdapterView]) -> list[str]:
     """Names of adapter versions that passed the gate and await a decision."""
-    return [view.name for view in views if view.gate == "pass" and view.decision == "none"]
+    return [view.name for view in views if awaits_decision(view.gate, decided=view.decision != "none")]
 
 
 ROUTER_TIMEOUT_S = 1.0

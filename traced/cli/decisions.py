@@ -26,13 +26,13 @@ from traced.config.settings import Settings
 from traced.core.errors import ServiceSilent
 from traced.core.ownership import current_holder, this_user
 from traced.registry import decisions
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
 
 def decide(
     settings: Settings,
     ask: Callable[[Client], Awaitable[Done]],
-    make: Callable[[Session, Act], Done],
+    make: Callable[[Session, Action], Done],
     *,
     who: str,
     reason: str,
@@ -49,8 +49,8 @@ def decide(
             ) from error
     user = this_user()
     with changing(settings) as session:
-        act = Act(who or user, "local", datetime.now(UTC), reason, by="" if who in ("", user) else user)
-        return make(session, act)
+        action = Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
+        return make(session, action)
 
 
 async def _ask(settings: Settings, ask: Callable[[Client], Awaitable[Done]]) -> Done:
@@ -94,7 +94,7 @@ def approve(
         done = decide(
             settings,
             lambda client: client.prompts.approve(adapter, reason, who),
-            lambda session, act: decisions.approve_prompt(session, act, adapter),
+            lambda session, action: decisions.approve_prompt(session, action, adapter),
             who=who,
             reason=reason,
         )
@@ -104,7 +104,7 @@ def approve(
     done = decide(
         settings,
         lambda client: client.approve(adapter, reason, who, policy_name.policy if policy else None),
-        lambda session, act: decisions.approve(session, act, adapter, policy_name.policy, policy_name.steps),
+        lambda session, action: decisions.approve(session, action, adapter, policy_name.policy, policy_name.steps),
         who=who,
         reason=reason,
     )
@@ -125,7 +125,7 @@ def reject(
         done = decide(
             read_settings(data_dir, overrides),
             lambda client: client.prompts.reject(adapter, reason, who),
-            lambda session, act: decisions.reject_prompt(session, act, adapter),
+            lambda session, action: decisions.reject_prompt(session, action, adapter),
             who=who,
             reason=reason,
         )
@@ -134,7 +134,7 @@ def reject(
     done = decide(
         read_settings(data_dir, overrides),
         lambda client: client.reject(adapter, reason, who),
-        lambda session, act: decisions.reject(session, act, adapter),
+        lambda session, action: decisions.reject(session, action, adapter),
         who=who,
         reason=reason,
     )
@@ -154,7 +154,7 @@ def rollback(
     done = decide(
         read_settings(data_dir, overrides),
         lambda client: client.roll_back(adapter, reason, who),
-        lambda session, act: decisions.roll_back(session, act, adapter),
+        lambda session, action: decisions.roll_back(session, action, adapter),
         who=who,
         reason=reason,
     )
@@ -174,7 +174,7 @@ def release(
     done = decide(
         read_settings(data_dir, overrides),
         lambda client: client.release(parked, reason, who),
-        lambda session, act: decisions.release(session, act, parked),
+        lambda session, action: decisions.release(session, action, parked),
         who=who,
         reason=reason,
     )

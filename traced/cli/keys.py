@@ -13,7 +13,7 @@ from traced.cli.store_session import reading, writing
 from traced.core.ownership import this_user
 
 if TYPE_CHECKING:
-    from traced.registry.decisions import Act
+    from traced.registry.decisions import Action
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.", show_default=False)]
 PerMinute = Annotated[int, typer.Option("--per-minute", min=0, help="Requests a minute; 0 is no limit.")]
@@ -43,7 +43,7 @@ def add(
     settings = read_settings(data_dir, overrides)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with writing(settings) as session:
-        key = create_key(session, _act(reason), name, per_minute)
+        key = create_key(session, _action(reason), name, per_minute)
     if as_json:
         print_json({"name": name, "key": key})
         return
@@ -78,14 +78,14 @@ def revoke(
     from traced.gateway.access import withdraw_key  # as in ``add``
 
     with writing(read_settings(data_dir, overrides)) as session:
-        withdraw_key(session, _act(reason), name)
+        withdraw_key(session, _action(reason), name)
     if as_json:
         print_json({"name": name, "taken back": True})
     else:
         console.print(f"The key of {name} is taken back.", highlight=False, markup=False)
 
 
-def _act(reason: str) -> "Act":
-    from traced.registry.decisions import Act  # with the gateway: see ``add``
+def _action(reason: str) -> "Action":
+    from traced.registry.decisions import Action  # with the gateway: see ``add``
 
-    return Act(this_user(), "local", datetime.now(UTC), reason)
+    return Action(this_user(), "local", datetime.now(UTC), reason)

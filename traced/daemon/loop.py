@@ -1,7 +1,7 @@
 """The cycle loop: picks the cycle that is due and runs one at a time until it ends, waits for people, or is stopped.
 
 Invariants: the store decides what is due, so a restart continues; a cycle keeps the settings that it began with; a
-waiting cycle continues once no decision is outstanding or more episodes were requested; a paused target runs nothing.
+waiting cycle continues once no decision is pending or more episodes were requested; a paused target runs nothing.
 How it fails: a defect or a quarantined common stage fails the cycle, not the service; store and disk errors are retried
 after ``LOOK_S``. Cancellation stops the stage at its next safe point and marks the cycle interrupted.
 Not covered: triggers of new cycles (``traced.daemon.triggers``), requests of people (``traced.api.control``).
@@ -37,7 +37,7 @@ from store.repositories.cycles import (
     set_cycle_state,
 )
 from store.repositories.events import save_event
-from store.repositories.promotions import latest_gate
+from store.repositories.promotions import awaiting_decision, latest_gate
 from traced.client.models import ACTIVITY, PROGRESS, WAITS
 from traced.config.logs import bind_ids
 from traced.config.settings import EXCLUDED_SECTIONS, Settings, configuration, load_settings, with_defaults
@@ -60,7 +60,7 @@ from traced.notifications.messages import (
 )
 from traced.pipeline.context import Context
 from traced.processes.job import Executor, FaultAttribution, JobOutcome, Report, ReportKind, attribute_fault, describe
-from traced.registry.promotion import outstanding, undecided
+from traced.registry.decisions import pending_requests
 from traced.targets.registry import check_seeds, target
 
 if TYPE_CHECKING:  # its imports are large, and wait for the first cycle
@@ -407,4 +407,4 @@ def _is_infrastructure_error(error: Exception) -> bool:
 def _awaits_people(session: Session, cycle: Cycle) -> bool:
     """Whether the cycle waits for decisions only: no more episodes were requested."""
     names = [version.name for version in list_adapters(session, cycle_id=cycle.id)]
-    return bool(undecided(session, names)) and not outstanding(session, cycle.id)
+    return bool(awaiting_decision(session, names)) and not pending_requests(session, cycle.id)

@@ -26,7 +26,7 @@ from traced.core.files import publish_file
 from traced.core.ownership import this_user
 from traced.core.redaction import redacted
 from traced.registry import decisions
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
 TOKENS = ("api.operator_token_file", "api.read_token_file")
 LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", "prompting", *TOKENS)
@@ -106,8 +106,8 @@ def note_restart(settings: Settings, store: sqlalchemy.Engine, *, at: datetime) 
     }
     if changed:
         with write_session(store) as session:
-            action = Act(this_user(), "local", at, "the service was started with other settings")
-            decisions.note(session, action, "restart", "settings", changed=changed)
+            action = Action(this_user(), "local", at, "the service was started with other settings")
+            decisions.record(session, action, "restart", "settings", changed=changed)
         log.info("started with other settings", extra={"changed": changed})
     keep(settings)
     return changed

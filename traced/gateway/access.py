@@ -20,7 +20,7 @@ from store.records import AuditEntry, RouterKey
 from store.repositories.events import save_audit
 from store.repositories.serving import revoke_key, save_key
 from traced.gateway.errors import Refusal
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
 PREFIX = "traced-"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -34,21 +34,21 @@ def generate_key() -> tuple[str, str]:
     return key, hash_key(key)
 
 
-def create_key(session: Session, action: Act, name: str, per_minute: int) -> str:
+def create_key(session: Session, action: Action, name: str, per_minute: int) -> str:
     """Create and return a key for ``name``; raises ``StoreConflict`` if the name is or was in use."""
     key, key_hash = generate_key()
     save_key(session, RouterKey(name, key_hash, per_minute, action.at))
     save_audit(
         session,
-        AuditEntry(action.at, action.who, action.role, "add key", name, action.reason, {"per_minute": per_minute}),
+        AuditEntry(action.at, action.actor, action.role, "add key", name, action.reason, {"per_minute": per_minute}),
     )
     return key
 
 
-def withdraw_key(session: Session, action: Act, name: str) -> None:
+def withdraw_key(session: Session, action: Action, name: str) -> None:
     """Revoke a key; raises ``NotFound``."""
     revoke_key(session, name, at=action.at)
-    save_audit(session, AuditEntry(action.at, action.who, action.role, "revoke key", name, action.reason, {}))
+    save_audit(session, AuditEntry(action.at, action.actor, action.role, "revoke key", name, action.reason, {}))
 
 
 def hash_key(key: str) -> str:

@@ -21,7 +21,7 @@ from traced.config.settings import Settings
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
 from traced.registry.canary import Judgement, Stratum, Verdict, judge
-from traced.registry.decisions import Act, note
+from traced.registry.decisions import Action, record
 from traced.scoring.evidence import Labels
 
 ACTOR = "traced canary"
@@ -54,18 +54,18 @@ class Canaries:
             self._reviewed[trial.promotion.adapter] = state
 
     def _apply(self, session: Session, trial: PromotionEntry, judgement: Judgement, at: datetime) -> None:
-        name, action = trial.promotion.adapter, Act(ACTOR, "local", at, judgement.why)
+        name, action = trial.promotion.adapter, Action(ACTOR, "local", at, judgement.why)
         if judgement.verdict is Verdict.STEP:
             state = PromotionState.CANARY
             promotions.put_on_trial(session, Promotion(name, state, ACTOR, at, judgement.why, share=judgement.share))
-            note(session, action, "canary step", name, share=judgement.share)
+            record(session, action, "canary step", name, share=judgement.share)
         elif judgement.verdict is Verdict.FINISH:
             promotions.promote(session, name, actor=ACTOR, at=at, reason=judgement.why)
-            note(session, action, "canary promoted", name)
+            record(session, action, "canary promoted", name)
             self._notify(session, trial, "is live", judgement.why, at)
         elif judgement.verdict is Verdict.ROLL_BACK:
             promotions.roll_back(session, name, actor=ACTOR, at=at, reason=judgement.why)
-            note(session, action, "canary rolled back", name)
+            record(session, action, "canary rolled back", name)
             self._notify(session, trial, "was rolled back", judgement.why, at)
 
     def _notify(self, session: Session, trial: PromotionEntry, ending: str, reason: str, at: datetime) -> None:

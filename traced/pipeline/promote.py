@@ -12,11 +12,9 @@ from sqlmodel import Session
 from store.records import StageState
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import get_cycle, list_stage_events
-from store.repositories.promotions import latest_approval
+from store.repositories.promotions import awaiting_decision, latest_approval, live_adapters
 from traced.pipeline.context import Context
-from traced.registry import promotion
-from traced.registry.decisions import Act, approve, reject
-from traced.registry.promotion import outstanding
+from traced.registry.decisions import Action, approve, pending_requests, reject, start_approved
 from traced.routing.router_files import capability_of
 
 ACTOR = "traced cycle"
@@ -26,19 +24,19 @@ PROMOTE = "promote"  # the stage's name in its event
 def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
     """Return the adapters that passed their gate and that nobody has decided about."""
     with context.read_session() as session:
-        return promotion.undecided(session, adapters)
+        return awaiting_decision(session, adapters)
 
 
 def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int]:
     """Return the adapters for which a person requested more episodes, with the round that provides them."""
     with context.read_session() as session:
-        requests = outstanding(session, context.cycle_id)
+        requests = pending_requests(session, context.cycle_id)
     return {name: requests[name].look for name in adapters if name in requests}
 
 
 def decide(context: Context, adapter: str, approved: bool, *, actor: str, reason: str = "") -> None:
     """Approve or reject an adapter version; an approved one takes traffic as the promotion policy says."""
-    action, promotion_settings = Act(actor, "local", context.now(), reason), context.settings.promotion
+    action, promotion_settings = Action(actor, "local", context.now(), reason), context.settings.promotion
     with context.write_session() as session:
         if approved:
             approve(session, action, adapter, promotion_settings.policy, promotion_settings.steps)
@@ -55,17 +53,10 @@ def decision_of(context: Context, adapter: str) -> str:
 
 async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
     """Promote the approved adapters that never were live; returns those that take traffic, in order."""
-    promotion_settings, reason = context.settings.promotion, f"cycle {context.cycle_id}"
+    settings = context.settings.promotion
+    action = Action(ACTOR, "local", context.now(), f"cycle {context.cycle_id}")
     with context.write_session() as session:
-        promoted_adapters = promotion.begin_new(
-            session,
-            adapters,
-            promotion_settings.policy,
-            promotion_settings.steps,
-            who=ACTOR,
-            at=context.now(),
-            reason=reason,
-        )
+        promoted_adapters = start_approved(session, action, adapters, settings.policy, settings.steps)
         # Recorded in the event because later promotions change what is live, and a repeated evaluation must not.
         live = live_of_model(session, get_cycle(session, context.cycle_id).model)
     context.event(PROMOTE, StageState.FINISHED, promoted=promoted_adapters, live=live)
@@ -87,5 +78,5 @@ def routable_adapters(context: Context, promoted_adapters: Sequence[str]) -> lis
 
 def live_of_model(session: Session, model: str) -> list[str]:
     """Return the live adapter versions that were trained on this base model."""
-    cycles = {name: get_adapter(session, name).cycle_id for name in promotion.live(session)}
+    cycles = {entry.adapter: get_adapter(session, entry.adapter).cycle_id for entry in live_adapters(session)}
     return [name for name, cycle_id in cycles.items() if get_cycle(session, cycle_id).model == model]

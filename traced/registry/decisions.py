@@ -1,45 +1,125 @@
-"""What people decide on prompt patches: who took one into their agent's prompt, or did not want it, when and why.
+"""Decisions of people on adapter versions, prompt patches and quarantined inputs, for the control API and the verbs.
 
-Invariants: only a patch that is offered can be approved; what was decided is an entry of the audit with the cycle, the
-capability and the text, so that it outlives the cycle's own rows; the newest decision on a patch counts, and repeating
-it changes nothing: what was said first stands. How it fails: ``PromotionError``, and ``TracedError`` for an unknown id.
-Not covered: whether the agent has the text; nothing of traced serves it.
+A decision on an adapter version reads its state under a lock (``read_adapter_state``), computes the rows to add or a
+refusal (``decide``, pure), and adds them (``save_changes``). A prompt decision is its audit entry, with the text, so it
+outlives the rows of its cycle.
 
-What people decide: approve, reject (adapters and prompts), ask for more episodes, roll back, release.
+Invariants: all of a decision happens in the caller's transaction: its rows, its audit entry and its event are stored
+together or not at all. A repeated decision changes nothing and adds no entry: the first name and reason stay. Only a
+version whose newest gate passed can be approved (inconclusive is never a pass), and only files that are as published
+take traffic. A decision that names the gate result it is based on is refused if that is not the newest, or if somebody
+else decided before. A gate computes every interval for ``max_rounds`` rounds (Bonferroni, ``traced.evaluation.gate``),
+so more episodes can lose a pass and never buy one; while they are pending, nobody can approve.
 
-For the control API and the verbs alike. Invariants: an act is done in the transaction that it is given, with its audit
-entry (who, when, why) and its event, so that none of the three is stored without the others. Repeating an act changes
-nothing and adds no entry: what was decided first stands, with the name and reason it was given then. An act that is
-refused leaves nothing behind; one that says which gate result was looked at is refused when it comes second or when
-that result is not the newest.
-How it fails: PromotionError, and the store's NotFound, NotApproved and NotLive.
-Not covered: who may act (``traced.api.control``), and waking a service (it looks by itself every few seconds).
+How it fails: PromotionError, TracedError for an unknown patch, and the store's NotFound and NotLive. Not
+covered: who may decide (``traced.api.control``), waking the service, and playing the episodes
+(``traced.pipeline.gate``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session
 
-from store.records import Approval, AuditEntry, CycleState, Decision, Event, Promotion, PromotionState, PromptPatch
+from store.errors import NotLive
+from store.records import (
+    Approval,
+    AuditEntry,
+    Cycle,
+    CycleState,
+    Decision,
+    Event,
+    GateRecord,
+    Promotion,
+    PromotionState,
+    PromptPatch,
+    StageEvent,
+    StageState,
+)
 from store.repositories import attempts
-from store.repositories.adapters import get_adapter, lock_adapter
-from store.repositories.cycles import get_cycle, set_cycle_state
+from store.repositories.cycles import ENDED_STATES, get_cycle, list_stage_events, set_cycle_state
 from store.repositories.events import newest_audit_entries, save_audit, save_event
 from store.repositories.llm_replies import list_patches, lock_patch
-from store.repositories.promotions import latest_approval, list_promotions, trials
+from store.repositories.promotions import (
+    GATE,
+    ON_TRIAL,
+    AdapterState,
+    Change,
+    go_live,
+    latest_decisions,
+    live_adapters,
+    newest_promotions,
+    not_live_error,
+    read_adapter_state,
+    save_changes,
+    start_trial,
+    trials,
+    undo,
+)
 from store.text import sanitize_line
+from store.types import GateAnswer
 from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, find_patch, remedy_text, sufficient_patches
-from traced.registry import promotion
-from traced.registry import promotion as further
+from traced.registry.publication import verify
 
-APPROVE, REJECT = "approve-prompt", "reject-prompt"  # actions of the audit
-DECISIONS = {APPROVE: Decision.APPROVED, REJECT: Decision.REJECTED}
+APPROVE_PROMPT, REJECT_PROMPT = "approve-prompt", "reject-prompt"  # actions of the audit
+PROMPT_DECISIONS = {APPROVE_PROMPT: Decision.APPROVED, REJECT_PROMPT: Decision.REJECTED}
+
+
+@dataclass(frozen=True)
+class Action:
+    """Who acts, in which role ("operator" or "local"), when and why; ``submitted_by`` is the caller, if another."""
+
+    actor: str
+    role: str
+    at: datetime
+    reason: str = ""
+    submitted_by: str = ""
+
+
+@dataclass(frozen=True)
+class Approve:
+    """Approve a version and let it take traffic by ``policy``; ``steps`` are the shares of a canary."""
+
+    policy: Policy = "immediate"
+    steps: Sequence[float] = (0.05,)
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Reject a version."""
+
+
+@dataclass(frozen=True)
+class MoreEpisodes:
+    """Run another round of a version's gate; ``rounds`` is the limit if its cycle's settings have none."""
+
+    rounds: int
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """Undo the promotion of a version."""
+
+
+Request = Approve | Reject | MoreEpisodes | RollBack
+Refusal = PromotionError | NotLive
+
+
+@dataclass(frozen=True)
+class EpisodesRequest:
+    """A request for round ``look`` (from 1) of an adapter version's gate."""
+
+    adapter: str
+    look: int
+    who: str
+    at: datetime
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -57,176 +137,109 @@ class PromptDecision:
         return f"{self.decision.value} by {sanitize_line(self.who)} on {self.at:%Y-%m-%d at %H:%M} UTC{reason}"
 
 
-def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
-    """The decision that counts on each patch, by the patch's id."""
-    entries = newest_audit_entries(session, DECISIONS)
-    return {
-        key: PromptDecision(key, DECISIONS[entry.action], entry.who, entry.at, entry.reason)
-        for key, entry in entries.items()
-    }
-
-
-def to_decide(session: Session, digits: str, decision: Decision) -> tuple[PromptPatch, PromptDecision | None]:
-    """The patch, held, whose id begins so, and the decision that counts.
-
-    Raises PromotionError for the approval of one that is not offered, unless it was approved while it was.
-    """
-    patch = find_patch(session, digits)
-    lock_patch(session, patch.id)
-    decision_in_force = prompt_decisions(session).get(patch.id)
-    if decision_in_force is not None and decision_in_force.decision is decision:
-        return patch, decision_in_force
-    candidates = sufficient_patches(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
-    if decision is Decision.APPROVED and patch.id not in [candidate.id for candidate in candidates]:
-        newer = f", and {candidates[0].id[:SHORT_ID_DIGITS]} is newer" if candidates else ""
-        raise PromotionError(
-            f"patch {patch.id[:SHORT_ID_DIGITS]} of {patch.capability} cannot be approved: {remedy_text(patch)}{newer}",
-            hint=f"traced show patch {(candidates[0] if candidates else patch).id[:SHORT_ID_DIGITS]}",
-        )
-    return patch, decision_in_force
-
-
-@dataclass(frozen=True)
-class Act:
-    """Who acts, in which role ("operator" or "local"), when and why; ``by`` asked for it, where that is another."""
-
-    who: str
-    role: str
-    at: datetime
-    reason: str = ""
-    by: str = ""
-
-    @property
-    def signed(self) -> dict[str, Any]:
-        """What every decision's row says of it."""
-        return {"who": self.who, "at": self.at, "reason": self.reason}
-
-
-def note(session: Session, act: Act, action: str, subject: str, *, cycle_id: str | None = None, **detail: Any) -> None:
-    """The audit entry and the event of an act."""
-    full_detail = {"by": act.by, **detail} if act.by else detail
-    save_audit(session, AuditEntry(act.at, act.who, act.role, action, subject, act.reason, full_detail))
-    save_event(session, Event(act.at, action, subject, cycle_id, {"who": act.who, "reason": act.reason, **full_detail}))
+def record(
+    session: Session, action: Action, kind: str, subject: str, /, *, cycle_id: str | None = None, **detail: Any
+) -> None:
+    """Save the audit entry and the event of an action."""
+    if action.submitted_by:
+        detail = {"by": action.submitted_by, **detail}
+    save_audit(session, AuditEntry(action.at, action.actor, action.role, kind, subject, action.reason, detail))
+    event_detail = {"who": action.actor, "reason": action.reason, **detail}
+    save_event(session, Event(action.at, kind, subject, cycle_id, event_detail))
 
 
 def approve(
     session: Session,
-    act: Act,
+    action: Action,
     adapter: str,
     policy: Policy = "immediate",
     steps: Sequence[float] = (0.05,),
     *,
-    seen: str = "",
+    gate_id: str = "",
 ) -> Done:
-    """Approve an adapter version that passed its gate and put it live, or on trial where the policy is another."""
-    lock_adapter(session, adapter)
-    if seen:
-        promotion.check_seen(session, adapter, seen, Decision.APPROVED, who=act.who)
-    state_before = _decision_state(session, adapter)
-    decision = promotion.approve(session, adapter, **act.signed)
-    ended_trials = {trial.promotion.adapter for trial in trials(session)} - {adapter}
-    started = promotion.begin(session, adapter, policy, steps, **act.signed)
-    live = promotion.live(session)
-    ended_trials -= {trial.promotion.adapter for trial in trials(session)}
-    trial_messages = [f"{trial} is on trial no more" for trial in sorted(ended_trials)]
-    if _decision_state(session, adapter) != state_before:
-        note(session, act, "approve", adapter, live=live, begins=started.state.value)
-    return Done(
-        said="; ".join([f"{adapter} is approved and {_promotion_text(started)}", *trial_messages]),
-        subject=adapter,
-        live=live,
-        detail={"decision": asdict(decision), "promotion": asdict(started)},
-    )
+    """Approve an adapter version that passed its gate and put it live, or on trial if the policy says so."""
+    state = read_adapter_state(session, adapter)
+    changes = _accepted(decide(state, action, Approve(policy, steps), gate_id))
+    verify(Path(state.version.path))
+    live = save_changes(session, changes)
+    entries = {change.adapter: change for change in changes if isinstance(change, Promotion)}
+    promotion = {**state.log.newest, **entries}[adapter]
+    if changes:
+        record(session, action, "approve", adapter, live=live, begins=promotion.state.value)
+    message = f"{adapter} is approved and {_promotion_text(promotion)}"
+    trial = state.log.current(*ON_TRIAL)
+    if trial is not None and trial.adapter in entries and trial.adapter != adapter:
+        message += f"; {trial.adapter} is on trial no more"
+    detail = {"decision": _approval_fields(state, changes), "promotion": asdict(promotion)}
+    return Done(said=message, subject=adapter, live=live, detail=detail)
 
 
-def reject(session: Session, act: Act, adapter: str, seen: str = "") -> Done:
-    """Decide against an adapter version."""
-    lock_adapter(session, adapter)
-    if seen:
-        promotion.check_seen(session, adapter, seen, Decision.REJECTED, who=act.who)
-    state_before = _decision_state(session, adapter)
-    decision = promotion.reject(session, adapter, **act.signed)
-    live = promotion.live(session)
-    if _decision_state(session, adapter) != state_before:
-        note(session, act, "reject", adapter, live=live)
-    return Done(said=f"{adapter} is rejected", subject=adapter, live=live, detail={"decision": asdict(decision)})
+def reject(session: Session, action: Action, adapter: str, *, gate_id: str = "") -> Done:
+    """Reject an adapter version."""
+    state = read_adapter_state(session, adapter)
+    changes = _accepted(decide(state, action, Reject(), gate_id))
+    live = save_changes(session, changes)
+    if changes:
+        record(session, action, "reject", adapter, live=live)
+    detail = {"decision": _approval_fields(state, changes)}
+    return Done(said=f"{adapter} is rejected", subject=adapter, live=live, detail=detail)
 
 
-def more_episodes(session: Session, act: Act, adapter: str, rounds: int, seen: str = "") -> Done:
-    """Have the gate of an adapter version that waits take its next look; ``rounds`` as in ``further.ask``."""
-    lock_adapter(session, adapter)
-    if seen:
-        promotion.check_seen(session, adapter, seen, None, who=act.who)
-    request = further.ask(session, adapter, rounds, who=act.who, at=act.at, reason=act.reason)
-    if request == further.EpisodesRequest(adapter, request.look, act.who, act.at, act.reason):
-        cycle_id = get_adapter(session, adapter).cycle_id
-        note(session, act, "more-episodes", adapter, cycle_id=cycle_id, look=request.look)
+def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *, gate_id: str = "") -> Done:
+    """Run another round of the gate of an adapter version that awaits a decision."""
+    state = read_adapter_state(session, adapter)
+    changes = _accepted(decide(state, action, MoreEpisodes(rounds), gate_id))
+    live = save_changes(session, changes)
+    request = _pending_request(state, changes)
+    assert request is not None
+    if changes:
+        record(session, action, "more-episodes", adapter, cycle_id=state.cycle.id, look=request.look)
         message = f"the gate of {adapter} takes look {request.look} on more episodes; {adapter} waits for it"
     else:
         message = f"{request.who} asked for more episodes for {adapter} before, on {request.at:%Y-%m-%d at %H:%M} UTC"
-    return Done(said=message, subject=adapter, live=promotion.live(session), detail={"asked": asdict(request)})
+    return Done(said=message, subject=adapter, live=live, detail={"asked": asdict(request)})
 
 
-def approve_prompt(session: Session, act: Act, patch: str) -> Done:
-    """Take a prompt patch (the first digits of its id) that is enough for its capability, instead of an adapter."""
-    return _decide_on_prompt(session, act, patch, APPROVE)
-
-
-def reject_prompt(session: Session, act: Act, patch: str) -> Done:
-    """Decide against a prompt patch."""
-    return _decide_on_prompt(session, act, patch, REJECT)
-
-
-def _decide_on_prompt(session: Session, act: Act, digits: str, action: str) -> Done:
-    decision = DECISIONS[action]
-    patch, earlier_decision = to_decide(session, digits, decision)
-    prompt_decision = PromptDecision(patch.id, decision, act.who, act.at, act.reason)
-    if earlier_decision is not None and earlier_decision.decision is decision:
-        prompt_decision = earlier_decision
+def roll_back(session: Session, action: Action, adapter: str | None) -> Done:
+    """Undo the promotion of an adapter version, or (None) the last promotion."""
+    state = read_adapter_state(session, _last_promoted(session) if adapter is None else adapter)
+    changes = _accepted(decide(state, action, RollBack()))
+    live = save_changes(session, changes)
+    name = state.version.name
+    entries = [change for change in changes if isinstance(change, Promotion)]
+    restored = (entries[0] if entries else state.log.newest[name]).previous
+    if changes:
+        record(session, action, "rollback", name, live=live)
+        message = f"{name} is rolled back; {restored or 'the base model'} answers its conversations"
     else:
-        evidence = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text}
-        note(session, act, action, patch.id, cycle_id=patch.cycle_id, **evidence)
-    short_id = patch.id[:SHORT_ID_DIGITS]
-    message = f"the prompt {short_id} for {patch.capability} is {decision.value}"
-    if prompt_decision is earlier_decision:
-        message = f"the prompt {short_id} for {patch.capability} was {earlier_decision} before"
-    detail = {
-        "cycle": patch.cycle_id,
-        "capability": patch.capability,
-        "text": patch.text,
-        "decision": asdict(prompt_decision),
-    }
-    return Done(said=message, subject=patch.id, live=promotion.live(session), detail=detail)
+        message = f"{name} was rolled back before"
+    return Done(said=message, subject=name, live=live, detail={"rolled_back": name, "restored": restored})
 
 
-def roll_back(session: Session, act: Act, adapter: str | None) -> Done:
-    """Undo the promotion of ``adapter``, or the last one. Without a name each call undoes one more."""
-    log = list_promotions(session, adapter) if adapter else []
-    if log and log[-1].state is PromotionState.ROLLED_BACK:
-        undone, restored = log[-1].adapter, log[-1].previous
-        message = f"{undone} was rolled back before"
-    else:
-        undone, restored = promotion.roll_back(session, adapter, **act.signed)
-        message = f"{undone} is rolled back; {restored or 'the base model'} answers its conversations"
-        note(session, act, "rollback", undone, live=promotion.live(session))
-    detail = {"rolled_back": undone, "restored": restored}
-    return Done(said=message, subject=undone, live=promotion.live(session), detail=detail)
+def approve_prompt(session: Session, action: Action, patch: str) -> Done:
+    """Approve a prompt patch (the first digits of its id) that suffices for its capability without an adapter."""
+    return _decide_on_prompt(session, action, patch, APPROVE_PROMPT)
 
 
-def release(session: Session, act: Act, parked_id: str) -> Done:
-    """Let a parked input be tried again; a cycle that failed of it is unfinished then, and is carried on."""
+def reject_prompt(session: Session, action: Action, patch: str) -> Done:
+    """Reject a prompt patch (the first digits of its id)."""
+    return _decide_on_prompt(session, action, patch, REJECT_PROMPT)
+
+
+def release(session: Session, action: Action, parked_id: str) -> Done:
+    """Release a quarantined input; a cycle that failed because of it continues."""
     quarantined = attempts.get_quarantined(session, parked_id)
     subject = quarantined.key.subject
     if quarantined.released_at is not None:
         message = f"{parked_id} ({subject}) was released before, by {quarantined.released_by}"
         return Done(said=message, subject=parked_id, detail={"carries_on": None})
-    attempts.release_quarantined(session, parked_id, actor=act.who, at=act.at)
+    attempts.release_quarantined(session, parked_id, actor=action.actor, at=action.at)
     carries_on = None
-    # A capability's parked input has ended that capability and not the cycle, which went on without it.
+    # A quarantined input of a capability has ended that capability only; its cycle went on.
     if not quarantined.key.capability and get_cycle(session, quarantined.cycle_id).state is CycleState.FAILED:
-        set_cycle_state(session, quarantined.cycle_id, CycleState.INTERRUPTED, at=act.at)
+        set_cycle_state(session, quarantined.cycle_id, CycleState.INTERRUPTED, at=action.at)
         carries_on = quarantined.cycle_id
-    note(session, act, "release", parked_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
+    record(session, action, "release", parked_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
     without_retry = "its cycle went on without it, a later one tries the capability anew"
     consequence = f"{carries_on} is carried on" if carries_on else without_retry
     return Done(
@@ -234,12 +247,241 @@ def release(session: Session, act: Act, parked_id: str) -> Done:
     )
 
 
+def start_approved(
+    session: Session, action: Action, adapters: Sequence[str], policy: Policy, steps: Sequence[float]
+) -> list[str]:
+    """Promote those of ``adapters`` that are approved and never took traffic; returns those that take traffic then.
+
+    A version that a person rolled back stays back. A shadow takes no traffic.
+    """
+    for name in adapters:
+        state = read_adapter_state(session, name)
+        if name in state.log.approved and name not in state.log.newest:
+            verify(Path(state.version.path))
+            save_changes(session, _start(state, action, Approve(policy, steps)))
+    serving = (PromotionState.LIVE, PromotionState.CANARY)
+    promotions = {entry.promotion.adapter: entry.promotion for entry in newest_promotions(session)}
+    return [name for name in adapters if name in promotions and promotions[name].state in serving]
+
+
+def pending_requests(session: Session, cycle_id: str) -> dict[str, EpisodesRequest]:
+    """The unanswered requests for more episodes in a cycle, by adapter version; none once the cycle has ended."""
+    if get_cycle(session, cycle_id).state in ENDED_STATES:
+        return {}
+    decisions = latest_decisions(session)
+    requests = _unanswered(list_stage_events(session, cycle_id))
+    return {name: request for name, request in requests.items() if name not in decisions}
+
+
+def round_limit(cycle: Cycle, rounds: int) -> int:
+    """The number of rounds of a cycle's gates: by the settings that it began with, else ``rounds``."""
+    section: Any = cycle.config.get(GATE)
+    configured = section.get("max_rounds") if isinstance(section, dict) else None
+    return configured if isinstance(configured, int) else rounds
+
+
+def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
+    """The newest decision on each patch, by the patch's id."""
+    entries = newest_audit_entries(session, PROMPT_DECISIONS)
+    return {
+        key: PromptDecision(key, PROMPT_DECISIONS[entry.action], entry.who, entry.at, entry.reason)
+        for key, entry in entries.items()
+    }
+
+
+def decide(state: AdapterState, action: Action, request: Request, gate_id: str = "") -> list[Change] | Refusal:
+    """Return the rows that a decision adds (none if it was made before), or why it is refused.
+
+    ``gate_id`` is the gate result that the decision is based on, "" if the person named none.
+    """
+    outdated = _outdated(state, action, request, gate_id) if gate_id else None
+    if outdated is not None:
+        return outdated
+    match request:
+        case Approve():
+            return _approve(state, action, request)
+        case Reject():
+            return _reject(state, action)
+        case MoreEpisodes():
+            return _more_episodes(state, action, request)
+        case RollBack():
+            return _roll_back(state, action)
+
+
+def _outdated(state: AdapterState, action: Action, request: Request, gate_id: str) -> Refusal | None:
+    """Refuse a decision on an older gate result, or one that comes second."""
+    approval, gate = state.approval, state.gate
+    decision = {Approve: Decision.APPROVED, Reject: Decision.REJECTED}.get(type(request))
+    # The same decision by the same person may be a retry without an answer.
+    if approval is not None and (approval.decision, approval.who) != (decision, action.actor):
+        first = f"somebody was first: {_approval_text(approval)}"
+        return PromotionError(first, hint=f"traced explain {state.version.name}")
+    if gate is not None and gate.id != gate_id:
+        return PromotionError(
+            f"the gate of {state.version.name} has answered again since you looked, on {gate.at:%Y-%m-%d at %H:%M} UTC",
+            hint="look at its new figures first",
+        )
+    return None
+
+
+def _approve(state: AdapterState, action: Action, request: Approve) -> list[Change] | Refusal:
+    name, gate, pending = state.version.name, state.gate, _pending_request(state)
+    if gate is None or gate.result.answer is not GateAnswer.PASS:
+        hint = "traced evaluate" if gate is None else f"traced explain {name}"
+        return PromotionError(f"{name} cannot be approved: its gate {_answer_text(gate)}", hint=hint)
+    if pending is not None:
+        reason_text = f"{pending.who} asked for more episodes on {pending.at:%Y-%m-%d at %H:%M} UTC"
+        return PromotionError(f"{name} cannot be approved yet: {reason_text}", hint="wait for its gate, or reject it")
+    return [*_new_approval(state, action, Decision.APPROVED), *_start(state, action, request)]
+
+
+def _reject(state: AdapterState, action: Action) -> list[Change] | Refusal:
+    name = state.version.name
+    newest = state.log.newest.get(name)
+    if newest is not None and newest.state in (PromotionState.LIVE, *ON_TRIAL):
+        traffic = "live" if newest.state is PromotionState.LIVE else f"on trial ({newest.state})"
+        return PromotionError(f"{name} is {traffic}", hint=f"traced rollback {name}")
+    return [*_new_approval(state, action, Decision.REJECTED)]
+
+
+def _more_episodes(state: AdapterState, action: Action, request: MoreEpisodes) -> list[Change] | Refusal:
+    name, cycle, gate = state.version.name, state.cycle, state.gate
+    if _pending_request(state) is not None:
+        return []
+    if state.approval is not None:
+        return PromotionError(_approval_text(state.approval), hint=f"traced explain {name}")
+    if gate is None or gate.result.answer is not GateAnswer.PASS:
+        return PromotionError(f"{name} waits for nobody: its gate {_answer_text(gate)}", hint=f"traced explain {name}")
+    if cycle.state in ENDED_STATES:
+        return PromotionError(f"cycle {cycle.id} is {cycle.state.value}, so nothing plays more episodes for {name}")
+    max_rounds = round_limit(cycle, request.rounds)
+    if gate.result.rounds >= max_rounds:
+        return PromotionError(
+            f"the gate of {name} has taken all of its {max_rounds} looks; its intervals hold for no more",
+            hint="gate.max_rounds gives later cycles more",
+        )
+    detail = {"adapter": name, "look": gate.result.rounds + 1, "who": action.actor, "reason": action.reason}
+    return [StageEvent(cycle.id, GATE, StageState.STARTED, action.at, state.version.capability, detail)]
+
+
+def _roll_back(state: AdapterState, action: Action) -> list[Change] | Refusal:
+    name = state.version.name
+    newest = state.log.newest.get(name)
+    if newest is not None and newest.state is PromotionState.ROLLED_BACK:
+        return []
+    entries = undo(state.log, Promotion(name, PromotionState.ROLLED_BACK, action.actor, action.at, action.reason))
+    return [*entries] if entries else not_live_error(name, state.live)
+
+
+def _start(state: AdapterState, action: Action, request: Approve) -> list[Promotion]:
+    """The log entries by which a version takes traffic; a canary that is under way keeps its share."""
+    name = state.version.name
+    target = PromotionState.LIVE if request.policy == "immediate" else PromotionState(request.policy)
+    newest = state.log.newest.get(name)
+    if newest is not None and newest.state is target:
+        return []
+    share = request.steps[0] if target is PromotionState.CANARY else None
+    entry = Promotion(name, target, action.actor, action.at, action.reason, share=share)
+    return go_live(state.log, entry) if target is PromotionState.LIVE else start_trial(state.log, entry)
+
+
+def _new_approval(state: AdapterState, action: Action, decision: Decision) -> list[Approval]:
+    if state.approval is not None and state.approval.decision is decision:
+        return []
+    gate_id = None if state.gate is None else state.gate.id
+    return [Approval(state.version.name, decision, action.actor, action.at, action.reason, gate_id)]
+
+
+def _accepted(changes: list[Change] | Refusal) -> list[Change]:
+    if isinstance(changes, PromotionError | NotLive):
+        raise changes
+    return changes
+
+
+def _pending_request(state: AdapterState, changes: Iterable[Change] = ()) -> EpisodesRequest | None:
+    """The unanswered request for more episodes of a version, with ``changes`` applied."""
+    if state.approval is not None or state.cycle.state in ENDED_STATES:
+        return None
+    events = [*state.gate_events, *(change for change in changes if isinstance(change, StageEvent))]
+    return _unanswered(events).get(state.version.name)
+
+
+def _unanswered(events: Iterable[StageEvent]) -> dict[str, EpisodesRequest]:
+    """The requests that no later end of the gate has answered, by adapter version."""
+    requests: dict[str, EpisodesRequest] = {}
+    for event in events:
+        detail = event.detail
+        if event.stage == GATE and "look" in detail:
+            name = detail["adapter"]
+            requests[name] = EpisodesRequest(name, detail["look"], detail["who"], event.at, detail["reason"])
+        elif event.stage == GATE and event.state is not StageState.STARTED:
+            requests = {name: request for name, request in requests.items() if not _is_answer(event, name)}
+    return requests
+
+
+def _is_answer(event: StageEvent, adapter: str) -> bool:
+    # A stage that failed names its capability alone.
+    return event.detail.get("adapter", adapter) == adapter and event.capability == adapter.partition("@")[0]
+
+
+def _last_promoted(session: Session) -> str:
+    serving = [*live_adapters(session), *(trial.promotion for trial in trials(session))]
+    if not serving:
+        raise PromotionError("nothing is live, so there is nothing to undo", hint="traced status")
+    return max(serving, key=lambda promotion: promotion.at).adapter
+
+
+def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str) -> Done:
+    decision, patch = PROMPT_DECISIONS[kind], find_patch(session, digits)
+    lock_patch(session, patch.id)
+    text = f"the prompt {patch.id[:SHORT_ID_DIGITS]} for {patch.capability}"
+    evidence = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text}
+    existing = prompt_decisions(session).get(patch.id)
+    if existing is not None and existing.decision is decision:
+        prompt_decision, message = existing, f"{text} was {existing} before"
+    else:
+        if decision is Decision.APPROVED:
+            _check_sufficient(session, patch)
+        prompt_decision = PromptDecision(patch.id, decision, action.actor, action.at, action.reason)
+        message = f"{text} is {decision.value}"
+        record(session, action, kind, patch.id, cycle_id=patch.cycle_id, **evidence)
+    live = [promotion.adapter for promotion in live_adapters(session)]
+    detail = {**evidence, "decision": asdict(prompt_decision)}
+    return Done(said=message, subject=patch.id, live=live, detail=detail)
+
+
+def _check_sufficient(session: Session, patch: PromptPatch) -> None:
+    """Raise PromotionError unless the patch is the newest that suffices for its capability."""
+    candidates = sufficient_patches(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
+    if patch.id in [candidate.id for candidate in candidates]:
+        return
+    newer = f", and {candidates[0].id[:SHORT_ID_DIGITS]} is newer" if candidates else ""
+    raise PromotionError(
+        f"patch {patch.id[:SHORT_ID_DIGITS]} of {patch.capability} cannot be approved: {remedy_text(patch)}{newer}",
+        hint=f"traced show patch {(candidates[0] if candidates else patch).id[:SHORT_ID_DIGITS]}",
+    )
+
+
+def _approval_fields(state: AdapterState, changes: Iterable[Change]) -> dict[str, Any]:
+    """The decision that counts after ``changes``."""
+    approval = next((change for change in changes if isinstance(change, Approval)), state.approval)
+    assert approval is not None
+    return asdict(approval)
+
+
+def _approval_text(approval: Approval) -> str:
+    reason_text = f": {approval.reason}" if approval.reason else ""
+    return (
+        f"{approval.who} {approval.decision.value} {approval.adapter} on {approval.at:%Y-%m-%d at %H:%M} "
+        f"UTC{reason_text}"
+    )
+
+
+def _answer_text(gate: GateRecord | None) -> str:
+    return "has not been run" if gate is None else f"answered {gate.result.answer.value}"
+
+
 def _promotion_text(promotion: Promotion) -> str:
     if promotion.state is PromotionState.CANARY and promotion.share is not None:
         return f"has {100 * promotion.share:g} % of its conversations as a canary"
     return "answers in the shadow" if promotion.state is PromotionState.SHADOW else "live"
-
-
-def _decision_state(session: Session, adapter: str) -> tuple[Approval | None, int]:
-    """The newest decision on an adapter version and the length of its promotion log: what a decision changes."""
-    return latest_approval(session, adapter), len(list_promotions(session, adapter))

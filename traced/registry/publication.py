@@ -7,7 +7,7 @@ repeat it.
 
 How it fails: PromotionError when the source is no adapter, the disk refuses (its text says why), or ``verify`` finds a
 file that differs from the manifest. What a killed process left behind is named ``.staging-*`` and is removed by the
-next publication. Not covered: who may use the version (``traced.registry.promotion``).
+next publication. Not covered: who may use the version (``traced.registry.decisions``).
 """
 
 import errno

@@ -15,9 +15,9 @@ from tests.unit.store.chain import T0
 from traced.gateway import model_choice
 from traced.gateway.access import create_key, withdraw_key
 from traced.inference.errors import ServingError
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
-ADA = Act("Ada", "local", T0, "for the agent")
+ADA = Action("Ada", "local", T0, "for the agent")
 
 
 def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:

@@ -27,7 +27,7 @@ from traced.api.errors import Busy
 from traced.client.models import Reason
 from traced.jobs.retry import Backoff
 from traced.registry import decisions
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
 ADA = Caller("ada", "local")
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
@@ -247,7 +247,7 @@ def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act
     def late() -> Cycle | None:
         cycle = due()
         if cycle is not None and not place.scripted.ran:
-            who = Act("ada", "local", place.now(), "", by="")
+            who = Action("ada", "local", place.now(), "", submitted_by="")
             place.control._cancel(who, cycle.id) if act == "cancel" else place.control._pause(who)
         return cycle
 

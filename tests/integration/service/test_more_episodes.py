@@ -17,7 +17,7 @@ from tests.unit.store.chain import T0
 from traced.client.models import Reason
 from traced.core.errors import PromotionError
 from traced.registry import decisions
-from traced.registry.promotion import outstanding
+from traced.registry.decisions import pending_requests
 
 
 def more(place: Place, adapter: str) -> str:
@@ -32,7 +32,7 @@ async def answered(place: Place) -> None:
     def look() -> None:
         cycle = place.cycle()
         with read_session(place.store) as opened:
-            if cycle.state is CycleState.WAITING and not outstanding(opened, cycle.id):
+            if cycle.state is CycleState.WAITING and not pending_requests(opened, cycle.id):
                 draining.set()
 
     place.loop.beat = look

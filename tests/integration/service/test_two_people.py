@@ -14,7 +14,7 @@ from store.repositories.promotions import list_approvals
 from tests.integration.conftest import SEEDED_AT
 from traced.core.errors import TracedError
 from traced.registry import decisions
-from traced.registry.decisions import Act
+from traced.registry.decisions import Action
 
 WHEN = SEEDED_AT + timedelta(hours=1)
 
@@ -27,12 +27,12 @@ def test_of_an_approval_and_a_rejection_at_once_one_counts(tmp_path: Path, url: 
     def reject() -> None:
         try:
             with write_session(store) as opened:
-                decisions.reject(opened, Act("bob", "local", WHEN), adapter)
+                decisions.reject(opened, Action("bob", "local", WHEN), adapter)
         except (TracedError, StoreError) as error:
             refused.append(error)
 
     def approve_slowly(opened: Session) -> threading.Thread:
-        decisions.approve(opened, Act("ann", "local", WHEN), adapter)
+        decisions.approve(opened, Action("ann", "local", WHEN), adapter)
         second = threading.Thread(target=reject)
         second.start()
         second.join(1.0)

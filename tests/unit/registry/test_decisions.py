@@ -22,20 +22,20 @@ from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.store.chain import FIXING
 from traced.core.errors import PromotionError, TracedError
 from traced.registry.decisions import (
-    Act,
+    Action,
     approve,
     approve_prompt,
     more_episodes,
+    pending_requests,
     prompt_decisions,
     reject,
     reject_prompt,
     release,
     roll_back,
 )
-from traced.registry.promotion import outstanding
 
 ADAPTER, SECOND = "error-recovery@v1", "error-recovery@v2"
-ANN = Act("ann", "local", hour(30), "looked at it")
+ANN = Action("ann", "local", hour(30), "looked at it")
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def test_a_prompt_that_is_enough_is_approved_for_the_record_once_and_may_be_reje
     done = approve_prompt(opened, ANN, key[:8])
     assert (done.subject, done.said) == (key, f"the prompt {key[:12]} for error-recovery is approved")
     assert (done.detail["text"], done.detail["decision"]["who"]) == (patch.text, "ann")
-    again = approve_prompt(opened, Act("bob", "operator", hour(31)), key)
+    again = approve_prompt(opened, Action("bob", "operator", hour(31)), key)
     assert again.detail["decision"] == done.detail["decision"]
     assert "was approved by ann on 2026" in again.said
-    reject_prompt(opened, Act("bob", "operator", hour(32), "it is rude"), key)
+    reject_prompt(opened, Action("bob", "operator", hour(32), "it is rude"), key)
     assert str(prompt_decisions(opened)[key]).startswith("rejected by bob on ")
     assert audited(opened) == [
         ("approve-prompt", key, "ann", "looked at it"),
@@ -101,14 +101,14 @@ def test_an_approval_is_repeated_when_a_newer_prompt_has_come(opened: Session) -
     save_patch(opened, older)
     approve_prompt(opened, ANN, older.id)
     save_patch(opened, replace(older, text="Newer.", at=older.at + timedelta(hours=1)))
-    assert "was approved by ann" in approve_prompt(opened, Act("bob", "operator", hour(31)), older.id).said
+    assert "was approved by ann" in approve_prompt(opened, Action("bob", "operator", hour(31)), older.id).said
     assert len(audited(opened)) == 1
 
 
 def test_a_decision_is_stored_with_its_audit_entry_and_its_event(opened: Session) -> None:
     done = approve(opened, ANN, ADAPTER)
     assert (done.live, done.detail["decision"]["who"], done.detail["promotion"]["at"]) == ([ADAPTER], "ann", hour(30))
-    undone = roll_back(opened, Act("bob", "operator", hour(31), "complaints"), None)
+    undone = roll_back(opened, Action("bob", "operator", hour(31), "complaints"), None)
     assert (undone.subject, undone.live) == (ADAPTER, [])
     assert undone.detail == {"rolled_back": ADAPTER, "restored": None}
     assert reject(opened, ANN, ADAPTER).detail["decision"]["decision"] == "rejected"
@@ -120,7 +120,7 @@ def test_a_decision_is_stored_with_its_audit_entry_and_its_event(opened: Session
 
 
 def test_repeating_a_decision_adds_nothing_and_keeps_the_first_name(opened: Session) -> None:
-    again = Act("bob", "operator", hour(31))
+    again = Action("bob", "operator", hour(31))
     for decide in (approve, roll_back, reject):
         first, second = decide(opened, ANN, ADAPTER), decide(opened, again, ADAPTER)
         assert (first.subject, first.live, first.detail) == (second.subject, second.live, second.detail)
@@ -140,7 +140,7 @@ def test_an_adapter_that_was_rolled_back_can_be_approved_again(opened: Session) 
 
 
 def test_a_name_that_somebody_else_gave_is_audited_with_who_gave_it(opened: Session) -> None:
-    approve(opened, Act("ann", "operator", hour(30), by="operator token"), ADAPTER)
+    approve(opened, Action("ann", "operator", hour(30), submitted_by="operator token"), ADAPTER)
     [entry] = list_audit(opened)
     assert (entry.who, entry.role, entry.detail["by"]) == ("ann", "operator", "operator token")
 
@@ -161,19 +161,19 @@ def gate_of(opened: Session, adapter: str = ADAPTER) -> str:
 
 
 def test_who_comes_second_is_told_who_was_first(opened: Session) -> None:
-    seen, bob = gate_of(opened), Act("bob", "operator", hour(31), "too slow")
-    approve(opened, ANN, ADAPTER, seen=seen)
+    seen, bob = gate_of(opened), Action("bob", "operator", hour(31), "too slow")
+    approve(opened, ANN, ADAPTER, gate_id=seen)
     before = audited(opened)
     for decide in (approve, reject):
         with pytest.raises(PromotionError) as refused:
-            decide(opened, bob, ADAPTER, seen=seen)
+            decide(opened, bob, ADAPTER, gate_id=seen)
         assert refused.value.message == (
             f"somebody was first: ann approved {ADAPTER} on 2026-01-02 at 06:00 UTC: looked at it"
         )
     with pytest.raises(PromotionError, match="somebody was first: ann approved"):
-        more_episodes(opened, bob, ADAPTER, 3, seen=seen)
+        more_episodes(opened, bob, ADAPTER, 3, gate_id=seen)
     assert audited(opened) == before
-    assert approve(opened, ANN, ADAPTER, seen=seen).live == [ADAPTER]  # who did not get the answer asks again
+    assert approve(opened, ANN, ADAPTER, gate_id=seen).live == [ADAPTER]  # who did not get the answer asks again
 
 
 def test_a_decision_on_figures_that_are_not_the_newest_is_refused(opened: Session) -> None:
@@ -182,9 +182,9 @@ def test_a_decision_on_figures_that_are_not_the_newest_is_refused(opened: Sessio
     save_gate(opened, newer, cycle_id="c1", at=hour(29))
     for decide in (approve, reject):
         with pytest.raises(PromotionError, match="has answered again since you looked, on 2026-01-02 at 05:00 UTC"):
-            decide(opened, ANN, ADAPTER, seen=seen)
+            decide(opened, ANN, ADAPTER, gate_id=seen)
     assert audited(opened) == []
-    assert reject(opened, ANN, ADAPTER, seen=gate_of(opened)).said == f"{ADAPTER} is rejected"
+    assert reject(opened, ANN, ADAPTER, gate_id=gate_of(opened)).said == f"{ADAPTER} is rejected"
 
 
 def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(opened: Session) -> None:
@@ -193,7 +193,7 @@ def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(opened:
         2,
         f"the gate of {ADAPTER} takes look 2 on more episodes; {ADAPTER} waits for it",
     )
-    bob = Act("bob", "operator", hour(31))
+    bob = Action("bob", "operator", hour(31))
     assert more_episodes(opened, bob, ADAPTER, 3).said.startswith(f"ann asked for more episodes for {ADAPTER} before")
     with pytest.raises(PromotionError, match="cannot be approved yet: ann asked for more episodes"):
         approve(opened, bob, ADAPTER)
@@ -202,9 +202,9 @@ def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(opened:
         ("more-episodes", ADAPTER, "ann", "looked at it"),
         ("approve", SECOND, "bob", ""),
     ]
-    assert list(outstanding(opened, "c1")) == [ADAPTER]
+    assert list(pending_requests(opened, "c1")) == [ADAPTER]
     reject(opened, bob, ADAPTER)
-    assert outstanding(opened, "c1") == {}
+    assert pending_requests(opened, "c1") == {}
 
 
 @pytest.mark.parametrize("end", [StageState.FINISHED, StageState.FAILED])
@@ -212,9 +212,9 @@ def test_the_gates_next_end_answers_what_was_asked_for(opened: Session, end: Sta
     more_episodes(opened, ANN, ADAPTER, 3)
     detail = {"adapter": ADAPTER, "answer": "pass"} if end is StageState.FINISHED else {"reason": "parked"}
     for state, found in ((StageState.STARTED, {}), (end, detail)):
-        assert list(outstanding(opened, "c1")) == [ADAPTER]
+        assert list(pending_requests(opened, "c1")) == [ADAPTER]
         save_stage_event(opened, StageEvent("c1", "gate", state, hour(32), "error-recovery", found))
-    assert outstanding(opened, "c1") == {}
+    assert pending_requests(opened, "c1") == {}
     assert more_episodes(opened, ANN, ADAPTER, 3).detail["asked"]["look"] == 2
 
 
@@ -246,7 +246,7 @@ def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(ope
     done = release(opened, ANN, name)
     gone_on = "its cycle went on without it, a later one tries the capability anew"
     assert done.said == f"p1 (train of error-recovery) is released; {gone_on}"
-    again = release(opened, Act("bob", "local", hour(40)), name)
+    again = release(opened, Action("bob", "local", hour(40)), name)
     assert again.said == "p1 (train of error-recovery) was released before, by ann"
     assert list_quarantined(opened) == []
     assert audited(opened) == [("release", "p1", "ann", "looked at it")]

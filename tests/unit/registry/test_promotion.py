@@ -5,13 +5,13 @@ import pytest
 from sqlmodel import Session
 
 from store.database import open_store, write_session
-from store.errors import NotApproved, NotFound
-from store.records import Decision
-from store.repositories.promotions import list_approvals
+from store.errors import NotFound
+from store.records import Approval, Decision
+from store.repositories.promotions import awaiting_decision, list_approvals, live_adapters, save_approval
 from store.types import GateAnswer
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from traced.core.errors import PromotionError
-from traced.registry.promotion import approve, begin_new, live, promote, reject, roll_back, undecided
+from traced.registry.decisions import Action, approve, reject, roll_back, start_approved
 
 
 @pytest.fixture
@@ -23,79 +23,87 @@ def opened() -> Iterator[Session]:
     engine.dispose()
 
 
+def by(actor: str, at: int, reason: str = "") -> Action:
+    return Action(actor, "local", hour(at), reason)
+
+
+def live(opened: Session) -> list[str]:
+    return [promotion.adapter for promotion in live_adapters(opened)]
+
+
 @pytest.mark.parametrize("answer", [GateAnswer.INCONCLUSIVE, GateAnswer.FAIL, None])
 def test_only_a_passed_gate_can_be_approved(opened: Session, tmp_path: Path, answer: GateAnswer | None) -> None:
     name = seed_adapter(opened, tmp_path, 1, answer)
     with pytest.raises(PromotionError, match=r"error-recovery@v1 cannot be approved: its gate"):
-        approve(opened, name, who="ann", at=hour(2))
-    assert undecided(opened, [name]) == []
+        approve(opened, by("ann", 2), name)
+    assert awaiting_decision(opened, [name]) == []
     assert list_approvals(opened, name) == []
 
 
 def test_what_was_not_approved_or_is_not_there_stays_out(opened: Session, tmp_path: Path) -> None:
     name = seed_adapter(opened, tmp_path, 1)
-    with pytest.raises(NotApproved):
-        promote(opened, name, who="ann", at=hour(2))
+    cycle = by("cycle", 3)
+    assert start_approved(opened, cycle, [name], "immediate", (0.1,)) == []
     with pytest.raises(NotFound):
-        approve(opened, "nothing@v1", who="ann", at=hour(2))
-    reject(opened, name, who="ann", at=hour(2), reason="too slow")
-    with pytest.raises(NotApproved):
-        promote(opened, name, who="ann", at=hour(3))
+        approve(opened, by("ann", 2), "nothing@v1")
+    reject(opened, by("ann", 2, "too slow"), name)
+    assert start_approved(opened, cycle, [name], "immediate", (0.1,)) == []
     assert live(opened) == []
 
 
 def test_approval_waits_for_a_person_and_repeating_it_changes_nothing(opened: Session, tmp_path: Path) -> None:
     name = seed_adapter(opened, tmp_path, 1)
-    assert undecided(opened, [name]) == [name]
-    first = approve(opened, name, who="ann", at=hour(2), reason="good")
-    assert (first.decision, first.gate_id is not None) == (Decision.APPROVED, True)
-    assert approve(opened, name, who="bob", at=hour(3)) == first
-    assert undecided(opened, [name]) == []
-    assert promote(opened, name, who="ann", at=hour(2)) == promote(opened, name, who="bob", at=hour(4))
+    assert awaiting_decision(opened, [name]) == [name]
+    first = approve(opened, by("ann", 2, "good"), name)
+    [stored] = list_approvals(opened, name)
+    assert (stored.decision, stored.who, stored.gate_id is not None) == (Decision.APPROVED, "ann", True)
+    assert approve(opened, by("bob", 3), name) == first
+    assert list_approvals(opened, name) == [stored]
+    assert awaiting_decision(opened, [name]) == []
     assert live(opened) == [name]
 
 
 def test_rollback_undoes_the_last_promotion_step_by_step(opened: Session, tmp_path: Path) -> None:
     names = [seed_adapter(opened, tmp_path, number) for number in (1, 2)]
     for number, name in enumerate(names):
-        approve(opened, name, who="ann", at=hour(5 + number))
-        promote(opened, name, who="ann", at=hour(5 + number))
+        approve(opened, by("ann", 5 + number), name)
     assert live(opened) == [names[1]]
-    assert roll_back(opened, None, who="ann", at=hour(8)) == (names[1], names[0])
+    assert roll_back(opened, by("ann", 8), None).detail == {"rolled_back": names[1], "restored": names[0]}
     assert live(opened) == [names[0]]
-    assert roll_back(opened, names[0], who="ann", at=hour(9)) == (names[0], None)
+    assert roll_back(opened, by("ann", 9), names[0]).detail == {"rolled_back": names[0], "restored": None}
     assert live(opened) == []
     with pytest.raises(PromotionError, match="nothing is live"):
-        roll_back(opened, None, who="ann", at=hour(10))
+        roll_back(opened, by("ann", 10), None)
 
 
 def test_a_live_adapter_is_rolled_back_before_it_is_rejected(opened: Session, tmp_path: Path) -> None:
     name = seed_adapter(opened, tmp_path, 1)
-    approve(opened, name, who="ann", at=hour(2))
-    promote(opened, name, who="ann", at=hour(2))
+    approve(opened, by("ann", 2), name)
     with pytest.raises(PromotionError) as caught:
-        reject(opened, name, who="bob", at=hour(3))
+        reject(opened, by("bob", 3), name)
     assert caught.value.hint == f"traced rollback {name}"
 
 
 def test_files_that_changed_since_publication_never_go_live(opened: Session, tmp_path: Path) -> None:
     name = seed_adapter(opened, tmp_path, 1)
-    approve(opened, name, who="ann", at=hour(2))
     weights = tmp_path / "adapters" / name / "adapter_model.safetensors"
     weights.chmod(0o644)
     weights.write_bytes(b"other")
     with pytest.raises(PromotionError, match="is not what was published"):
-        promote(opened, name, who="ann", at=hour(3))
+        approve(opened, by("ann", 3), name)
+    save_approval(opened, Approval(name, Decision.APPROVED, "ann", hour(4)))
+    with pytest.raises(PromotionError, match="is not what was published"):
+        start_approved(opened, by("cycle", 5), [name], "immediate", (0.1,))
     assert live(opened) == []
 
 
 def test_a_cycle_that_carries_on_does_not_undo_a_rollback(opened: Session, tmp_path: Path) -> None:
     name = seed_adapter(opened, tmp_path, 1)
-    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(2)) == []
-    approve(opened, name, who="ann", at=hour(3))
-    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(4)) == [name]
-    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(5)) == [name]
-    roll_back(opened, name, who="ann", at=hour(6))
-    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(7)) == []
-    promote(opened, name, who="ann", at=hour(8))
+    assert start_approved(opened, by("cycle", 2), [name], "immediate", (0.1,)) == []
+    save_approval(opened, Approval(name, Decision.APPROVED, "ann", hour(3)))
+    assert start_approved(opened, by("cycle", 4), [name], "immediate", (0.1,)) == [name]
+    assert start_approved(opened, by("cycle", 5), [name], "immediate", (0.1,)) == [name]
+    roll_back(opened, by("ann", 6), name)
+    assert start_approved(opened, by("cycle", 7), [name], "immediate", (0.1,)) == []
+    approve(opened, by("ann", 8), name)
     assert live(opened) == [name]

@@ -49,7 +49,7 @@ from traced.client.approvals import (
     TrainingLineage,
 )
 from traced.config.settings import Settings
-from traced.registry.promotion import outstanding, round_limit
+from traced.registry.decisions import pending_requests, round_limit
 
 BASE = "base"  # what episodes call the base model
 MOST = 8  # the most pairs of each kind, and named tasks
@@ -78,7 +78,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
     if not gated:
         raise NoSuchThing(f"the gate of {adapter} has not answered", hint=f"traced explain {adapter}")
     cycle = get_cycle(session, version.cycle_id)
-    request = outstanding(session, cycle.id).get(adapter)
+    request = pending_requests(session, cycle.id).get(adapter)
     pairs = _pairs(session, version, cycle)
     pair_views = [_pair(split, pair) for split, group in pairs.items() for pair in group if _is_judged(pair)]
     return Case(

@@ -29,7 +29,7 @@ from store.repositories.capabilities import (
 from store.repositories.promotions import list_promotions
 from store.repositories.trajectories import get_trajectories
 from store.text import replace_surrogates
-from store.types import Label, Message, Outcome, Verdict
+from store.types import Label, Message, Outcome, Verdict, awaits_decision
 from traced.api import queries
 from traced.api.control import Control
 from traced.api.queries import Limit
@@ -70,7 +70,8 @@ def _adapter_standing(adapter: AdapterView, undone: CapabilityStatus | None) -> 
         return "rejected"
     if adapter.decision == "approved":
         return undone or "approved"
-    return GATES.get(adapter.gate, "waiting")
+    waits = awaits_decision(adapter.gate, decided=adapter.decision != "none")
+    return "waiting" if waits else GATES[adapter.gate]
 
 
 def standing(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> CapabilityStatus:

@@ -1,0 +1,168 @@
+"""The pure decision: what each state of an adapter version answers to each request, without a store."""
+
+from dataclasses import replace
+
+import pytest
+
+from store.errors import NotLive
+from store.records import (
+    AdapterVersion,
+    Approval,
+    Cycle,
+    CycleState,
+    Decision,
+    GateRecord,
+    Promotion,
+    PromotionState,
+    StageEvent,
+    StageState,
+)
+from store.repositories.promotions import AdapterState, PromotionLog
+from store.types import GateAnswer, GateResult
+from tests.unit.registry.chain import CAPABILITY, ENVIRONMENT, START, hour
+from traced.core.errors import PromotionError
+from traced.registry.decisions import Action, Approve, MoreEpisodes, Reject, Request, RollBack, decide
+
+V1, V2, OTHER = f"{CAPABILITY}@v1", f"{CAPABILITY}@v2", "tools@v1"
+ANN = Action("ann", "local", hour(30), "looked at it")
+APPROVED = Approval(V1, Decision.APPROVED, "bob", hour(20), "fine", "g1")
+REJECTED = replace(APPROVED, decision=Decision.REJECTED)
+ASKED = StageEvent(
+    "c1", "gate", StageState.STARTED, hour(21), CAPABILITY, {"adapter": V1, "look": 2, "who": "bob", "reason": ""}
+)
+ANSWERED = StageEvent("c1", "gate", StageState.FINISHED, hour(22), CAPABILITY, {"adapter": V1, "answer": "pass"})
+APPROVE, CANARY, SHADOW = Approve(), Approve("canary", (0.1, 0.5)), Approve("shadow")
+REJECT, MORE, ROLL_BACK = Reject(), MoreEpisodes(3), RollBack()
+
+
+def gate(answer: GateAnswer = GateAnswer.PASS, rounds: int = 1) -> GateRecord:
+    return GateRecord("g1", "c1", hour(10), GateResult(V1, answer, [], rounds))
+
+
+def entry(adapter: str, state: str, previous: str | None = None, share: float | None = None) -> Promotion:
+    return Promotion(adapter, PromotionState(state), "bob", hour(12), "", previous, share)
+
+
+def log(*entries: Promotion) -> PromotionLog:
+    return PromotionLog(entries, {V1, V2})
+
+
+VERSION = AdapterVersion(V1, CAPABILITY, 1, "/adapters", {}, "c1", "run-1", ENVIRONMENT, START)
+CYCLE = Cycle("c1", "desk", "bundled", 0, {}, CycleState.WAITING, START)
+WAITING = AdapterState(VERSION, CYCLE, gate())
+UNGATED = replace(WAITING, gate=None)
+FAILED = replace(WAITING, gate=gate(GateAnswer.FAIL))
+ENDED = replace(WAITING, cycle=replace(CYCLE, state=CycleState.CANCELLED))
+PENDING = replace(WAITING, gate_events=[ASKED])
+LIVE = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live")), live=[V1])
+ON_CANARY = replace(WAITING, approval=APPROVED, log=log(entry(V1, "canary", share=0.3)))
+UNDONE = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live"), entry(V1, "rolled_back")))
+BESIDE_LIVE = replace(WAITING, log=log(entry(V2, "live")), live=[V2])
+BESIDE_CANARY = replace(WAITING, log=log(entry(V2, "canary", share=0.3)))
+AFTER_V2 = replace(LIVE, log=log(entry(V2, "live"), entry(V2, "superseded"), entry(V1, "live", V2)), live=[V1])
+
+
+def made(state: AdapterState, request: Request, gate_id: str = "") -> list[str]:
+    """The changes of an accepted decision, in short; every one is by the actor, at the time."""
+    changes = decide(state, ANN, request, gate_id)
+    assert isinstance(changes, list), changes
+    short = []
+    for change in changes:
+        assert change.at == ANN.at
+        if isinstance(change, Approval):
+            assert (change.adapter, change.who, change.reason) == (V1, "ann", "looked at it")
+            short.append(f"{change.decision} on {change.gate_id}")
+        elif isinstance(change, Promotion):
+            assert change.who == "ann"
+            share = f" {change.share}" if change.share else ""
+            short.append(f"{change.adapter[-2:]} {change.state}{share} after {(change.previous or 'base')[-4:]}")
+        else:
+            assert (change.cycle_id, change.stage, change.detail["who"]) == ("c1", "gate", "ann")
+            short.append(f"look {change.detail['look']}")
+    return short
+
+
+@pytest.mark.parametrize(
+    ("state", "request_", "changes"),
+    [
+        (WAITING, APPROVE, ["approved on g1", "v1 live after base"]),
+        (WAITING, CANARY, ["approved on g1", "v1 canary 0.1 after base"]),
+        (WAITING, SHADOW, ["approved on g1", "v1 shadow after base"]),
+        (WAITING, REJECT, ["rejected on g1"]),
+        (WAITING, MORE, ["look 2"]),
+        (UNGATED, REJECT, ["rejected on None"]),
+        (FAILED, REJECT, ["rejected on g1"]),
+        (PENDING, REJECT, ["rejected on g1"]),
+        (PENDING, MORE, []),
+        (replace(PENDING, gate_events=[ASKED, ANSWERED]), APPROVE, ["approved on g1", "v1 live after base"]),
+        (replace(PENDING, gate_events=[ASKED, ANSWERED]), MORE, ["look 2"]),
+        (ENDED, APPROVE, ["approved on g1", "v1 live after base"]),
+        (LIVE, APPROVE, []),
+        (LIVE, CANARY, []),
+        (LIVE, ROLL_BACK, ["v1 rolled_back after base"]),
+        (AFTER_V2, ROLL_BACK, ["v1 rolled_back after y@v2", "v2 live after base"]),
+        (ON_CANARY, CANARY, []),
+        (ON_CANARY, SHADOW, ["v1 shadow after base"]),
+        (ON_CANARY, APPROVE, ["v1 live after base"]),
+        (ON_CANARY, ROLL_BACK, ["v1 rolled_back after base"]),
+        (UNDONE, ROLL_BACK, []),
+        (UNDONE, APPROVE, ["v1 live after base"]),
+        (UNDONE, REJECT, ["rejected on g1"]),
+        (replace(WAITING, approval=REJECTED), REJECT, []),
+        (replace(WAITING, approval=REJECTED), APPROVE, ["approved on g1", "v1 live after base"]),
+        (BESIDE_LIVE, APPROVE, ["approved on g1", "v2 superseded after base", "v1 live after y@v2"]),
+        (BESIDE_LIVE, CANARY, ["approved on g1", "v1 canary 0.1 after y@v2"]),
+        (BESIDE_CANARY, APPROVE, ["approved on g1", "v2 superseded after base", "v1 live after base"]),
+        (BESIDE_CANARY, SHADOW, ["approved on g1", "v2 superseded after base", "v1 shadow after base"]),
+    ],
+)
+def test_what_is_accepted_says_which_rows_it_adds(state: AdapterState, request_: Request, changes: list[str]) -> None:
+    assert made(state, request_) == changes
+
+
+@pytest.mark.parametrize(
+    ("state", "request_", "message"),
+    [
+        (UNGATED, APPROVE, "cannot be approved: its gate has not been run"),
+        (FAILED, APPROVE, "cannot be approved: its gate answered fail"),
+        (replace(WAITING, gate=gate(GateAnswer.INCONCLUSIVE)), APPROVE, "its gate answered inconclusive"),
+        (replace(LIVE, gate=gate(GateAnswer.FAIL)), APPROVE, "its gate answered fail"),
+        (PENDING, APPROVE, "cannot be approved yet: bob asked for more episodes on 2026-01-01 at 21:00 UTC"),
+        (LIVE, REJECT, f"{V1} is live"),
+        (ON_CANARY, REJECT, f"{V1} is on trial (canary)"),
+        (UNGATED, MORE, "waits for nobody: its gate has not been run"),
+        (FAILED, MORE, "waits for nobody: its gate answered fail"),
+        (ENDED, MORE, "cycle c1 is cancelled, so nothing plays more episodes"),
+        (replace(WAITING, gate=gate(rounds=3)), MORE, "has taken all of its 3 looks"),
+        (replace(WAITING, cycle=replace(CYCLE, config={"gate": {"max_rounds": 1}})), MORE, "all of its 1 looks"),
+        (LIVE, MORE, f"bob approved {V1} on 2026-01-01 at 20:00 UTC: fine"),
+        (replace(WAITING, live=[OTHER]), ROLL_BACK, f"is not live (live: {OTHER})"),
+        (BESIDE_LIVE, ROLL_BACK, f"is not live (live: {V2})"),
+    ],
+)
+def test_what_is_refused_says_why(state: AdapterState, request_: Request, message: str) -> None:
+    refusal = decide(state, ANN, request_)
+    assert isinstance(refusal, PromotionError | NotLive)
+    assert message in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("state", "request_", "gate_id", "message"),
+    [
+        (WAITING, APPROVE, "g0", "has answered again since you looked"),
+        (WAITING, REJECT, "g0", "has answered again since you looked"),
+        (WAITING, MORE, "g0", "has answered again since you looked"),
+        (WAITING, APPROVE, "g1", ""),
+        (UNGATED, REJECT, "g1", ""),
+        (LIVE, APPROVE, "g1", "somebody was first: bob approved"),
+        (LIVE, REJECT, "g0", "somebody was first: bob approved"),
+        (LIVE, MORE, "g1", "somebody was first: bob approved"),
+        (replace(LIVE, approval=replace(APPROVED, who="ann")), APPROVE, "g1", ""),
+        (replace(LIVE, approval=replace(APPROVED, who="ann")), REJECT, "g1", "somebody was first: ann approved"),
+    ],
+)
+def test_a_decision_that_names_its_gate_result_is_the_first_and_on_the_newest(
+    state: AdapterState, request_: Request, gate_id: str, message: str
+) -> None:
+    outcome = decide(state, ANN, request_, gate_id)
+    assert isinstance(outcome, list) if not message else message in str(outcome)
