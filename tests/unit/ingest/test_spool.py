@@ -129,7 +129,7 @@ def test_the_recorder_stores_the_rest_and_ends_with_its_gateway(tmp_path: Path, 
 
 
 def _wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
