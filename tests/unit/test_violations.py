@@ -232,8 +232,11 @@ def test_an_adapter_that_no_row_knows_and_its_training_without_adapter(place: Pl
 
 def test_a_process_that_is_left(place: Place) -> None:
     environment = {**os.environ, "TRACED_DATA_DIR": str(place.data_dir)}
-    left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    program = [sys.executable, "-uc", "print('ready'); input()"]
+    left = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
+        assert left.stdout is not None
+        left.stdout.readline()  # /proc shows an empty environment for a moment after exec
         (found,) = place.found()
         assert (found.kind, str(left.pid) in found.what) == ("orphan", True)
     finally:

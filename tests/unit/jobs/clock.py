@@ -1,6 +1,7 @@
 """A clock that a test moves by hand; wall and monotonic time can part."""
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from traced.jobs.leases import Clocks
@@ -45,6 +46,19 @@ class ManualClock:
         for event in woken:
             event.set()
         return len(woken)
+
+    async def settle(self, sleeps: int, at_most_s: float = 2) -> None:
+        """Wait until so many sleeps have begun and somebody sleeps, for at most ``at_most_s`` real seconds: tasks end.
+
+        A clock that moves on while a thread is in the store would run past the moments that a test looks for.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wait_for_sleepers(sleeps), at_most_s)
+
+    async def _wait_for_sleepers(self, sleeps: int) -> None:
+        await self.wait_for_sleeps(sleeps)
+        while all(event.is_set() for _, event in self._sleepers):
+            await self.wait_for_sleeps(self.sleeps + 1)
 
     async def advance(self, seconds: float) -> None:
         """Let time pass until as many sleep again as were woken by it."""

@@ -90,9 +90,9 @@ class Training:
         start_s = self.clock.seconds
         while not condition():
             assert self.clock.seconds - start_s < at_most, self.reports
-            self.clock.tick(1)
-            await asyncio.to_thread(lambda: None)
-            await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(lambda: None))}, timeout=0.01)
+            sleeps = self.clock.sleeps
+            await self.clock.settle(sleeps + self.clock.tick(1))
+            await asyncio.sleep(0.001)
 
     def holders(self) -> list[str]:
         with write_session(self.store) as session:
