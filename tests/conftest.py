@@ -44,6 +44,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a shell's `&`:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop of every async test."""
+    return "asyncio", {"use_uvloop": False}
+
+
 @functools.cache
 def docker_refusal() -> str:
     """Why Docker cannot be used, or ""."""

@@ -64,11 +64,11 @@ async def play(directory: Path, name: str) -> None:
         await client.environments.play(name, 7)
 
 
-def test_the_container_goes_with_the_daemon(tmp_path: Path, engine: Any) -> None:
+async def test_the_container_goes_with_the_daemon(tmp_path: Path, engine: Any) -> None:
     directory = tmp_path / "traced-data"
     name = admitted(directory, f"{LAMP_SHOP}\nNUMBER = {id(tmp_path)}\n")
     with daemon(directory):
-        asyncio.run(play(directory, name))
+        await play(directory, name)
         assert len(containers(engine, name)) == 1
     assert containers(engine, name) == []
 

@@ -1,6 +1,5 @@
 """The graph's steps on a real PostgreSQL, beside the store's tables."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -23,31 +22,30 @@ from traced.pipeline.graph import CHECKPOINTS, CycleStatus, advance, build_graph
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
-def run(script: Script, data_dir: Path, url: str) -> CycleStatus:
-    async def live() -> CycleStatus:
-        async with checkpoints(data_dir, url) as saver:
-            return await advance(build_graph(script.stages(), saver), CYCLE)
-
-    return asyncio.run(live())
+async def run(script: Script, data_dir: Path, url: str) -> CycleStatus:
+    async with checkpoints(data_dir, url) as saver:
+        return await advance(build_graph(script.stages(), saver), CYCLE)
 
 
-def test_a_killed_cycle_goes_on_and_no_file_is_made(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_killed_cycle_goes_on_and_no_file_is_made(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_store(url).dispose()
     script = Script(decisions=approved("alpha", "beta"), cut_at="gate beta")
     with pytest.raises(PowerCut):
-        run(script, tmp_path, url)
+        await run(script, tmp_path, url)
     monkeypatch.setattr(graph, "GRAPH_VERSION", 2)
     with pytest.raises(CycleChanged, match="version 1"):
-        run(script, tmp_path, url)
+        await run(script, tmp_path, url)
     monkeypatch.setattr(graph, "GRAPH_VERSION", 1)
-    ended = run(script, tmp_path, url)
+    ended = await run(script, tmp_path, url)
     assert ended.finished
     assert ended.state["promoted"] == ["alpha@v1", "beta@v1"]
     assert script.calls.count("train alpha") == 1
     assert not (tmp_path / CHECKPOINTS).exists()
 
 
-def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str, tmp_path: Path) -> None:
+async def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str, tmp_path: Path) -> None:
     script = Script(decisions=approved("alpha", "beta"))
     others = connect(url)
 
@@ -64,12 +62,12 @@ def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str,
             await advance(build_graph(stages, saver), CYCLE)
 
     with pytest.raises(StoreUnavailable, match=r"the database postgresql://traced@/.* failed"):
-        asyncio.run(live())
-    assert run(script, tmp_path, url).finished
+        await live()
+    assert (await run(script, tmp_path, url)).finished
     others.dispose()
 
 
-def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, tmp_path: Path) -> None:
+async def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, tmp_path: Path) -> None:
     store = open_store(url)
     with write_session(store) as opened:
         save_chain(opened)
@@ -77,7 +75,7 @@ def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, t
     place.mkdir()
     script = Script(decisions=approved("alpha", "beta"), cut_at="gate beta")
     with pytest.raises(PowerCut):
-        run(script, place, url)
+        await run(script, place, url)
     made = back_up(load_settings(place, {"store.url": url}), now=NOW)
     admin = connect(postgres.url("postgres")).execution_options(isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -86,14 +84,14 @@ def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, t
     try:
         restore(made.path, tmp_path / "new", lambda folder: load_settings(folder, {"store.url": fresh}), now=NOW)
         calls = len(script.calls)
-        assert run(script, tmp_path / "new", fresh).finished
+        assert (await run(script, tmp_path / "new", fresh)).finished
         assert "collect" not in script.calls[calls:]
         assert script.calls.count("train alpha") == 1
-        assert run(Script(), tmp_path / "new", fresh).finished
+        assert (await run(Script(), tmp_path / "new", fresh)).finished
         settings, there = load_settings(tmp_path / "new", {"store.url": fresh}), connect(fresh)
         assert forget_steps(settings, there, [CYCLE]).rows > 5
         there.dispose()
-        assert run(Script(), tmp_path / "new", fresh).finished
+        assert (await run(Script(), tmp_path / "new", fresh)).finished
     finally:
         store.dispose()
         with admin.connect() as connection:
@@ -101,7 +99,7 @@ def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, t
         admin.dispose()
 
 
-def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="the database postgresql://") as caught:
-        run(Script(), tmp_path, f"postgresql://traced:secret@/none?host={tmp_path}")
+        await run(Script(), tmp_path, f"postgresql://traced:secret@/none?host={tmp_path}")
     assert "secret" not in str(caught.value)

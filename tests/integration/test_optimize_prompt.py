@@ -96,11 +96,13 @@ def stored_episodes(data_dir: Path, **filters: Any) -> list[Any]:
     return rows
 
 
-def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir: Path, engine: EngineProcess) -> None:
+async def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(
+    data_dir: Path, engine: EngineProcess
+) -> None:
     with scripted_server(advice, canaries=[CANARY]) as server:
-        patch = asyncio.run(optimized(data_dir, engine, server))
+        patch = await optimized(data_dir, engine, server)
         question_count, episodes = len(server.requests), stored_episodes(data_dir)
-        repeated = asyncio.run(optimized(data_dir, engine, server))
+        repeated = await optimized(data_dir, engine, server)
         assert len(server.requests) == question_count
     assert [item.id for item in stored_episodes(data_dir)] == [item.id for item in episodes]
     assert (repeated.id, repeated.figures) == (patch.id, patch.figures)
@@ -112,10 +114,12 @@ def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir:
     store.dispose()
 
 
-def test_a_question_that_is_filtered_costs_its_step_and_ends_nothing(data_dir: Path, engine: EngineProcess) -> None:
+async def test_a_question_that_is_filtered_costs_its_step_and_ends_nothing(
+    data_dir: Path, engine: EngineProcess
+) -> None:
     filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
     with scripted_server(lambda body, nth: filtered if nth % 2 else advice(body, nth)) as server:
-        patch = asyncio.run(optimized(data_dir, engine, server))
+        patch = await optimized(data_dir, engine, server)
         assert server.requests
     assert patch.figures["evolution"]["proposed"] >= 1
 
@@ -156,7 +160,7 @@ def check_seeds(data_dir: Path) -> None:
     assert len(played_on_gate) == 1  # the best text alone
 
 
-def test_stopped_while_it_waits_for_an_answer_it_goes_on_and_asks_for_nothing_twice(
+async def test_stopped_while_it_waits_for_an_answer_it_goes_on_and_asks_for_nothing_twice(
     data_dir: Path, engine: EngineProcess
 ) -> None:
     async def stopped(server: Scripted, second_question: asyncio.Event) -> None:
@@ -179,11 +183,11 @@ def test_stopped_while_it_waits_for_an_answer_it_goes_on_and_asks_for_nothing_tw
             await stopped(server, second_question)
             return server.requests
 
-    first = asyncio.run(until_the_second_question())
+    first = await until_the_second_question()
     earlier_ids = {item.id for item in stored_episodes(data_dir)}
     assert len(first) == 2
     with scripted_server(advice) as server:
-        asyncio.run(optimized(data_dir, engine, server))
+        await optimized(data_dir, engine, server)
         assert server.requests[0] == first[1]  # what was not answered, and not what was
         assert first[0] not in server.requests
     assert earlier_ids < {item.id for item in stored_episodes(data_dir)}

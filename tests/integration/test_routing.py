@@ -61,33 +61,26 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield process
 
 
-def test_the_hidden_state_separates_compound_from_single_tasks(engine: EngineProcess) -> None:
-    async def check() -> None:
-        async with EngineClient(engine.url) as client:
-            training_seeds, details = SPLITS["train"][:200], SPLITS["gate"][:120]
-            embeddings = await client.embeddings([routed_text(task(seed).messages) for seed in training_seeds])
-            classifier = fit_classifier(embeddings, [right(seed) for seed in training_seeds], base_digest="")
-            router = HiddenStateRouter(client, classifier)
-            decisions = [await router.choose(task(seed)) for seed in details]
-            accuracy = sum(d.model == right(seed) for d, seed in zip(decisions, details, strict=True)) / len(details)
-            majority = max(collections.Counter(map(right, details)).values()) / len(details)
-            assert accuracy >= majority + 0.1, (accuracy, majority)
-            together = await asyncio.gather(*(router.choose(task(seed)) for seed in details))
-            assert [d.model for d in together] == [d.model for d in decisions]
-
-    asyncio.run(check())
+async def test_the_hidden_state_separates_compound_from_single_tasks(engine: EngineProcess) -> None:
+    async with EngineClient(engine.url) as client:
+        training_seeds, details = SPLITS["train"][:200], SPLITS["gate"][:120]
+        embeddings = await client.embeddings([routed_text(task(seed).messages) for seed in training_seeds])
+        classifier = fit_classifier(embeddings, [right(seed) for seed in training_seeds], base_digest="")
+        router = HiddenStateRouter(client, classifier)
+        decisions = [await router.choose(task(seed)) for seed in details]
+        accuracy = sum(d.model == right(seed) for d, seed in zip(decisions, details, strict=True)) / len(details)
+        majority = max(collections.Counter(map(right, details)).values()) / len(details)
+        assert accuracy >= majority + 0.1, (accuracy, majority)
+        together = await asyncio.gather(*(router.choose(task(seed)) for seed in details))
+        assert [d.model for d in together] == [d.model for d in decisions]
 
 
-def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None:
+async def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None:
     classifier = fit_classifier([[float(n // 10)] for n in range(20)], ["a@v1"] * 10 + ["base"] * 10, base_digest="")
-
-    async def check() -> None:
-        async with EngineClient("http://127.0.0.1:9") as client:
-            decision = await HiddenStateRouter(client, classifier).choose(task(0))
-        assert decision.model == "base"
-        assert decision.reason.startswith("routing failed: no answer from the engine")
-
-    asyncio.run(check())
+    async with EngineClient("http://127.0.0.1:9") as client:
+        decision = await HiddenStateRouter(client, classifier).choose(task(0))
+    assert decision.model == "base"
+    assert decision.reason.startswith("routing failed: no answer from the engine")
 
 
 def recorded_trajectory(seed: int, cycle: str) -> Trajectory:
@@ -169,71 +162,61 @@ def check_both(overrides: dict[str, object]) -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-def test_an_evaluation_asks_both_routers_and_a_second_process_routes_alike(tmp_path: Path) -> None:
+async def test_an_evaluation_asks_both_routers_and_a_second_process_routes_alike(tmp_path: Path) -> None:
     save_cycle(tmp_path)
-    overrides, events, first = asyncio.run(evaluated(tmp_path, "hidden-state"))
+    overrides, events, first = await evaluated(tmp_path, "hidden-state")
     assert first == "hidden-state"
     check_both(overrides)
     assert events.count("fit router") == 2  # started and finished, once
     assert events.index("fit router") < events.index(f"evaluate {ROUTED}") < events.index(ROUTE)
-    repeated, repeated_events, _ = asyncio.run(evaluated(tmp_path, "hidden-state"))
+    repeated, repeated_events, _ = await evaluated(tmp_path, "hidden-state")
     assert repeated["routing"] == overrides["routing"]
     assert repeated_events.count("fit router") == 2
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
+async def test_a_second_cycles_router_includes_the_live_adapters_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router_stage, "ROUTING_SEEDS", router_stage.ROUTING_SEEDS[:40])
     save_cycle(tmp_path)
     save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
-
-    async def check() -> None:
-        settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
-        async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
-            context.event(PROMOTE, StageState.FINISHED, promoted=[DATES], live=[DATES, ADAPTER])
-            await evaluate(context, [DATES])
-            figures = gather(context)
-        assert {BASE, DATES, ADAPTER, ROUTED} <= set(figures.rates)
-        assert figures.routers["hidden-state"].tasks == 6
-        classifier = read_classifier(classifier_file(tmp_path, SECOND))
-        assert min(classifier.examples[name] for name in (DATES, ADAPTER)) >= len(router_stage.ROUTING_SEEDS)
-        assert classifier.classes == [BASE, DATES, ADAPTER]
-        assert find_router_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
-
-    asyncio.run(check())
+    settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
+    async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
+        context.event(PROMOTE, StageState.FINISHED, promoted=[DATES], live=[DATES, ADAPTER])
+        await evaluate(context, [DATES])
+        figures = gather(context)
+    assert {BASE, DATES, ADAPTER, ROUTED} <= set(figures.rates)
+    assert figures.routers["hidden-state"].tasks == 6
+    classifier = read_classifier(classifier_file(tmp_path, SECOND))
+    assert min(classifier.examples[name] for name in (DATES, ADAPTER)) >= len(router_stage.ROUTING_SEEDS)
+    assert classifier.classes == [BASE, DATES, ADAPTER]
+    assert find_router_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-def test_the_labels_serve_when_the_settings_say_so(tmp_path: Path) -> None:
+async def test_the_labels_serve_when_the_settings_say_so(tmp_path: Path) -> None:
     save_cycle(tmp_path)
-    overrides, _, first = asyncio.run(evaluated(tmp_path, "labels"))
+    overrides, _, first = await evaluated(tmp_path, "labels")
     assert first == "labels"
     check_both(overrides)
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-def test_with_too_few_examples_the_base_model_serves_and_the_event_states_the_reason(tmp_path: Path) -> None:
+async def test_with_too_few_examples_the_base_model_serves_and_the_event_states_the_reason(tmp_path: Path) -> None:
     save_cycle(tmp_path, LAMP_SHOP.replace("rng = random.Random(seed)", "raise ValueError('none')", 1))
-
-    async def check() -> None:
-        settings = load_settings(tmp_path, {"engine.threads": 1, "engine.start_timeout_s": 300})
-        async with open_context(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
-            with context.write_session() as session:
-                cycles.save_cycle(session, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
-            router = await router_stage.hidden_state_router(context, [ADAPTER])
-            decision = await router.choose(task(0))
-            assert decision.model == BASE
-            assert f"there are: {ADAPTER} " in decision.reason  # of the cycle that labelled it; of this one nothing
-            with context.read_session() as session:
-                (event,) = [
-                    event_row for event_row in cycles.list_stage_events(session, "desk-other") if event_row.detail
-                ]
-            assert event.detail["why"] == decision.reason
-            assert not (classifier_file(context.data_dir, context.cycle_id)).exists()
-
-    asyncio.run(check())
+    settings = load_settings(tmp_path, {"engine.threads": 1, "engine.start_timeout_s": 300})
+    async with open_context(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
+        with context.write_session() as session:
+            cycles.save_cycle(session, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+        router = await router_stage.hidden_state_router(context, [ADAPTER])
+        decision = await router.choose(task(0))
+        assert decision.model == BASE
+        assert f"there are: {ADAPTER} " in decision.reason  # of the cycle that labelled it; of this one nothing
+        with context.read_session() as session:
+            (event,) = [event_row for event_row in cycles.list_stage_events(session, "desk-other") if event_row.detail]
+        assert event.detail["why"] == decision.reason
+        assert not (classifier_file(context.data_dir, context.cycle_id)).exists()

@@ -1,6 +1,5 @@
 """Synthesized environments pass admission in a real container, reward spread under a half-hearted agent included."""
 
-import asyncio
 import random
 
 import pytest
@@ -36,30 +35,28 @@ async def _attempt(source: SandboxSource, seed: int, rng: random.Random) -> floa
     return reward
 
 
-def admitted(source: str) -> AdmissionReport:
-    return asyncio.run(
-        admit(
-            source,
-            target_tools=TOOLS,
-            target_error_examples=['{"error":"W1234 not found"}'],
-            base_rewards=half_hearted,
-        )
+async def admitted(source: str) -> AdmissionReport:
+    return await admit(
+        source,
+        target_tools=TOOLS,
+        target_error_examples=['{"error":"W1234 not found"}'],
+        base_rewards=half_hearted,
     )
 
 
 @pytest.mark.parametrize("name", ["multi-step-completion", "precondition-verification", "error-recovery"])
-def test_the_environment_of_a_planted_deficit_is_admitted(name: str) -> None:
+async def test_the_environment_of_a_planted_deficit_is_admitted(name: str) -> None:
     trajectories, labels = demonstrations()
-    report = admitted(synthesize(capability(name), trajectories, labels, seed=0))
+    report = await admitted(synthesize(capability(name), trajectories, labels, seed=0))
     assert report.admitted, [(check.name, check.evidence) for check in report.checks if not check.passed]
     assert {check.name for check in report.checks} >= {"determinism", "oracle", "diversity", "floor", "spread"}
 
 
-def test_an_environment_whose_oracle_is_spoilt_is_refused() -> None:
+async def test_an_environment_whose_oracle_is_spoilt_is_refused() -> None:
     trajectories, labels = demonstrations()
     source = synthesize(capability("error-recovery"), trajectories, labels, seed=0)
     spoilt = source.replace("if told == 1.0 and self.finished:", "if told > 1.0 and self.finished:")
     assert spoilt != source
-    report = admitted(spoilt)
+    report = await admitted(spoilt)
     assert not report.admitted
     assert "oracle" in {check.name for check in report.checks if not check.passed}

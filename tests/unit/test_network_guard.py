@@ -14,7 +14,7 @@ def test_the_network_is_out_of_reach() -> None:
         socket.getaddrinfo("model.example", 443)
 
 
-def test_loopback_is_within_reach() -> None:
+async def test_loopback_is_within_reach() -> None:
     async def exchange() -> bytes:
         server = await asyncio.start_server(
             lambda reader, writer: writer.write(b"hello") or writer.close(), "127.0.0.1", 0
@@ -26,7 +26,7 @@ def test_loopback_is_within_reach() -> None:
             await writer.wait_closed()
             return answer
 
-    assert asyncio.run(exchange()) == b"hello"
+    assert await exchange() == b"hello"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The analyze station with a language model: what is stored of it, once, beside production, and what the gate asks."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -76,12 +75,12 @@ def by_name(context: Context) -> dict[str, Finding]:
     return {item.capability: item for item in stored_findings(context)}
 
 
-def test_an_analysis_is_stored_once_with_its_evidence(context: Context) -> None:
+async def test_an_analysis_is_stored_once_with_its_evidence(context: Context) -> None:
     thinking = Thinking()
     with scripted_server(thinking, canaries=CANARIES) as server:
-        retained = asyncio.run(analyze(with_analyst(server, context)))
+        retained = await analyze(with_analyst(server, context))
         question, output = len(server.requests), stage_detail(context)
-        assert asyncio.run(analyze(with_analyst(server, context))) == retained
+        assert await analyze(with_analyst(server, context)) == retained
         assert len(server.requests) == question
     findings = by_name(context)
     assert set(findings) == {VERIFICATION["name"], ANSWERING["name"]}
@@ -99,7 +98,7 @@ def test_an_analysis_is_stored_once_with_its_evidence(context: Context) -> None:
     assert (output["analyst"], output["mined"], output["faults"]) == ("llm", EPISODES, {"agent": len(faults)})
 
 
-def test_an_unavailable_model_costs_only_the_requests_in_flight(context: Context) -> None:
+async def test_an_unavailable_model_costs_only_the_requests_in_flight(context: Context) -> None:
     """Half of the answers, then nobody is let in; the same command pays for the rest only."""
     thinking, limit = Thinking(), 30
 
@@ -110,14 +109,14 @@ def test_an_unavailable_model_costs_only_the_requests_in_flight(context: Context
         scripted_server(closing, canaries=CANARIES) as server,
         pytest.raises(ModelDenied, match="the llm analyst") as raised,
     ):
-        asyncio.run(analyze(with_analyst(server, context)))
+        await analyze(with_analyst(server, context))
     assert (
         attribute_fault(JobOutcome.FAILED, describe(raised.value), None) is FaultAttribution.INFRASTRUCTURE
     )  # a service waits for the key
     assert stored_findings(context) == []
     second = Thinking()
     with scripted_server(second, canaries=CANARIES) as server:
-        asyncio.run(analyze(with_analyst(server, context)))
+        await analyze(with_analyst(server, context))
     with read_session(context.store) as session:
         billed = len(list_replies(session, CYCLE))
     assert billed == limit + sum(second.kinds.values())
@@ -125,7 +124,7 @@ def test_an_unavailable_model_costs_only_the_requests_in_flight(context: Context
     assert billed == failures + 3 + EPISODES * RUNS  # as many as an analysis takes that nothing disturbs
 
 
-def test_production_is_analysed_too_without_trajectories_rejudged_meanwhile(context: Context) -> None:
+async def test_production_is_analysed_too_without_trajectories_rejudged_meanwhile(context: Context) -> None:
     reports_seen = [
         replace(episode(900 + n), id=f"canary-id-router-{n}", split="", cycle_id=None, end_cause=EndCause.SILENCE)
         for n in range(10)
@@ -142,7 +141,7 @@ def test_production_is_analysed_too_without_trajectories_rejudged_meanwhile(cont
         return None
 
     with scripted_server(Thinking(interleave), canaries=CANARIES) as server:
-        asyncio.run(analyze(with_analyst(server, context)))
+        await analyze(with_analyst(server, context))
     assert (stage_detail(context)["production"], stage_detail(context)["left_out"]) == (9, {JUDGED_ANEW: 1})
     with read_session(context.store) as session:
         ids = {label.trajectory_id for label in list_labels(session, CYCLE)}
@@ -151,7 +150,7 @@ def test_production_is_analysed_too_without_trajectories_rejudged_meanwhile(cont
     assert reports_seen[4].id in ids
 
 
-def test_a_capability_of_an_earlier_cycle_keeps_its_name_and_texts(context: Context) -> None:
+async def test_a_capability_of_an_earlier_cycle_keeps_its_name_and_texts(context: Context) -> None:
     first = Capability("looks-before-changes", "Old title", "Old.", "old", "old", "old")
     elsewhere = replace(first, name="plain-answer", title="Another target's")
     with write_session(context.store) as session:
@@ -159,9 +158,9 @@ def test_a_capability_of_an_earlier_cycle_keeps_its_name_and_texts(context: Cont
             save_cycle(session, Cycle(cycle, source, "bundled", 0, {}, CycleState.FINISHED, T0))
             save_capabilities(session, cycle, [known_items])
     with scripted_server(Thinking(), canaries=CANARIES) as server:
-        asyncio.run(analyze(with_analyst(server, context)))
+        await analyze(with_analyst(server, context))
         question, at = len(server.requests), with_analyst(server, context)
-        second_result = asyncio.run(compare(analysis_context(at), to_analyze(at), ["llm"], lambda *_: None))
+        second_result = await compare(analysis_context(at), to_analyze(at), ["llm"], lambda *_: None)
         assert len(server.requests) == question
     with read_session(context.store) as session:
         retained = {item.name: item for item in list_capabilities(session, CYCLE)}
@@ -172,22 +171,22 @@ def test_a_capability_of_an_earlier_cycle_keeps_its_name_and_texts(context: Cont
     )  # found once more, it is known still
 
 
-def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context: Context) -> None:
+async def test_a_gate_uses_the_model_for_a_capability_without_a_detector(context: Context) -> None:
     thinking = Thinking()
     base = [episode(number) for number in range(10, 20)]  # three of them change nothing
     with write_session(context.store) as session:
         save_capabilities(session, CYCLE, [Capability(**VERIFICATION)])
 
-    def untouched(at: Context) -> set[str]:
+    async def untouched(at: Context) -> set[str]:
         displayed = RunningStage(NOTHING, "gate")
         NOTHING.start(displayed.key, "Gate")
         sides = gate.Sides(VERIFICATION["name"], "", Player(BASE), Player("x@v1"))
         rounds = gate._Rounds(at, sides, at.target, at.target, displayed)  # type: ignore[arg-type]
-        return asyncio.run(rounds._untouched(base))
+        return await rounds._untouched(base)
 
     with scripted_server(thinking, canaries=CANARIES) as server:
-        tasks = untouched(with_analyst(server, context))
-        assert untouched(with_analyst(server, context)) == tasks
+        tasks = await untouched(with_analyst(server, context))
+        assert await untouched(with_analyst(server, context)) == tasks
     assert thinking.kinds == {"label": len(base)}
     instance = {item.task_id: {call.name for call in transcript(item).calls} for item in base}
     assert tasks == {task for task, calls in instance.items() if not calls & CHANGES}

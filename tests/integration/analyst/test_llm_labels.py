@@ -1,6 +1,5 @@
 """Labels of the llm analyst: a row from one answer, complete runs, and models that answer wrongly or never."""
 
-import asyncio
 import json
 import re
 import threading
@@ -276,7 +275,7 @@ def test_a_run_does_not_begin_with_the_conversations_that_came_first() -> None:
     assert max(cases[:CONCURRENCY]) >= 2 * CONCURRENCY  # as many may be under way or wait for it
 
 
-def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
+async def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
     missing = replace(TRAJECTORIES[1], id="lost", outcome=Outcome.INFRASTRUCTURE)
 
     async def work(url: str) -> Any:
@@ -286,5 +285,5 @@ def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
             return await label(model, [*SOME, missing], target, **output)
 
     with scripted_server(Thinking(), canaries=CANARIES) as server:
-        labels = asyncio.run(work(server.url))
+        labels = await work(server.url)
     assert [label.trajectory_id for label in labels] == [label.id for label in SOME]

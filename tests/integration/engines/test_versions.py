@@ -1,6 +1,5 @@
 """Adapters at every engine: the same weights give the same answers, versions come and go, labels weigh the same."""
 
-import asyncio
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -53,7 +52,9 @@ async def loaded(client: EngineClient, name: str, path: Path, conversations: Any
         await client.unload_adapter(name)
 
 
-def test_adapters_answer_the_same_at_every_engine(deployment: Deployment, reference: Engine, tmp_path: Path) -> None:
+async def test_adapters_answer_the_same_at_every_engine(
+    deployment: Deployment, reference: Engine, tmp_path: Path
+) -> None:
     path, conversations = mild(tmp_path), questions(6, seed=21)
     reference.load_adapter("mild", path)
     prompts = [render(reference.tokenizer, messages, []) for messages in conversations]
@@ -66,12 +67,12 @@ def test_adapters_answer_the_same_at_every_engine(deployment: Deployment, refere
         async with EngineClient(deployment.engine, base=deployment.base) as client:
             return await loaded(client, "mild", path, conversations)
 
-    for completion, right in zip(asyncio.run(ask()), generations, strict=True):
+    for completion, right in zip(await ask(), generations, strict=True):
         assert completion.completion_ids == right.ids
         assert completion.logprobs == pytest.approx(right.logprobs, abs=2e-3)
 
 
-def test_parallel_calls_come_as_they_were_made(deployment: Deployment, tmp_path: Path) -> None:
+async def test_parallel_calls_come_as_they_were_made(deployment: Deployment, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
     path = speaker(tmp_path, f"{TWO_CALLS}<|im_end|>", [tool])
 
@@ -83,38 +84,32 @@ def test_parallel_calls_come_as_they_were_made(deployment: Deployment, tmp_path:
             finally:
                 await client.unload_adapter("caller")
 
-    completions = asyncio.run(ask())
+    completions = await ask()
     calls = completions.message["tool_calls"]
     assert [json.loads(call["function"]["arguments"]) for call in calls] == CALLS
     assert len({call["id"] for call in calls}) == 2
     assert completions.finish_reason == "tool_calls"
 
 
-def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(deployment: Deployment, tmp_path: Path) -> None:
+async def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     path = deployment.installation.versions[LIVE[0]]
-
-    async def check() -> None:
-        async with EngineClient(deployment.engine, base=deployment.base) as client:
+    async with EngineClient(deployment.engine, base=deployment.base) as client:
+        await client.load_adapter("twice", path.path)
+        expectation = pytest.raises(RequestError, match="already") if deployment.kind != "embedded" else nullcontext()
+        with expectation:  # the embedded engine does nothing
             await client.load_adapter("twice", path.path)
-            expectation = (
-                pytest.raises(RequestError, match="already") if deployment.kind != "embedded" else nullcontext()
-            )
-            with expectation:  # the embedded engine does nothing
-                await client.load_adapter("twice", path.path)
-            completion = await client.chat("twice", questions(1)[0], [], temperature=0.0, max_tokens=4)
-            assert path.signs(str(completion.message["content"]))
-            assert sorted(await client.models()) == sorted([deployment.base, *LIVE, "twice"])
+        completion = await client.chat("twice", questions(1)[0], [], temperature=0.0, max_tokens=4)
+        assert path.signs(str(completion.message["content"]))
+        assert sorted(await client.models()) == sorted([deployment.base, *LIVE, "twice"])
+        await client.unload_adapter("twice")
+        with pytest.raises(RequestError):
             await client.unload_adapter("twice")
-            with pytest.raises(RequestError):
-                await client.unload_adapter("twice")
-            with pytest.raises(RequestError):
-                await client.load_adapter("gone", tmp_path / "nowhere")
-            assert sorted(await client.models()) == sorted([deployment.base, *LIVE])
-
-    asyncio.run(check())
+        with pytest.raises(RequestError):
+            await client.load_adapter("gone", tmp_path / "nowhere")
+        assert sorted(await client.models()) == sorted([deployment.base, *LIVE])
 
 
-def test_labels_weigh_the_same_at_every_engine(deployment: Deployment, reference: Engine) -> None:
+async def test_labels_weigh_the_same_at_every_engine(deployment: Deployment, reference: Engine) -> None:
     options = route_options(SKILLS)
     labels = [option.label for option in options]
     prompt = routing_prompt("Please pay order W1 by card in 3 days.", options)
@@ -129,7 +124,7 @@ def test_labels_weigh_the_same_at_every_engine(deployment: Deployment, reference
                 await client.check_labels([*labels, "quagga"])
             return await client.label_logprobs(prompt, labels)
 
-    assert asyncio.run(ask()) == pytest.approx({label: top[label] for label in labels}, abs=1e-3)
+    assert await ask() == pytest.approx({label: top[label] for label in labels}, abs=1e-3)
 
 
 def test_a_conversation_is_decided_once_and_recorded(deployment: Deployment) -> None:
@@ -159,11 +154,9 @@ def test_a_promotion_loads_and_a_rollback_takes_back(deployment: Deployment) -> 
     )
 
 
-def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(deployment: Deployment) -> None:
+async def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(deployment: Deployment) -> None:
     """``benchmarks.versions``, for a few seconds; four versions in three places."""
-    run = asyncio.run(
-        race(deployment.installation, deployment.process.url, RACE[deployment.kind], clients=16, pause_s=0.2)
-    )
+    run = await race(deployment.installation, deployment.process.url, RACE[deployment.kind], clients=16, pause_s=0.2)
     failed = [entry for entry in run.seen if entry.startswith("failed")]
     assert not failed, run.seen
     assert len(run.by) == 5, run.by  # the base model and all versions have answered

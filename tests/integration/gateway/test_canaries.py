@@ -28,12 +28,9 @@ STEPS = {"promotion.steps": [0.3, 0.6], "promotion.min_samples": 5, "promotion.m
 HOOK = {"notify.commands": [{"name": "tell", "argv": ["true"]}]}
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, **kind) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
+    async with running_gateway(tmp_path, **kind) as gateway:
+        await check(gateway)
 
 
 def text_of(answer: httpx.Response) -> str:
@@ -66,7 +63,7 @@ def names(first: int, last: int) -> list[str]:
     return [f"c-{number}" for number in range(first, last)]
 
 
-def test_a_canary_gets_its_share_and_keeps_its_conversations(tmp_path: Path) -> None:
+async def test_a_canary_gets_its_share_and_keeps_its_conversations(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "canary", 0.3)
         await until_offered(gateway, V2)
@@ -88,10 +85,10 @@ def test_a_canary_gets_its_share_and_keeps_its_conversations(tmp_path: Path) -> 
             assert time.perf_counter() - began < 20.0  # within one second: benchmarks.versions
         assert set((await talk(gateway, [*models, *names(200, 260)])).values()) == {V1}
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_shares_are_equal_after_a_restart_and_at_a_second_gateway(tmp_path: Path) -> None:
+async def test_shares_are_equal_after_a_restart_and_at_a_second_gateway(tmp_path: Path) -> None:
     async def run_once(with_promotion: bool) -> dict[str, str]:
         async with running_gateway(tmp_path) as gateway:
             if with_promotion:
@@ -103,10 +100,10 @@ def test_shares_are_equal_after_a_restart_and_at_a_second_gateway(tmp_path: Path
                 session.connection().exec_driver_sql("DELETE FROM conversations")
             return first
 
-    assert asyncio.run(run_once(True)) == asyncio.run(run_once(False))
+    assert await run_once(True) == await run_once(False)
 
 
-def test_without_a_live_version_the_base_model_is_the_control(tmp_path: Path) -> None:
+async def test_without_a_live_version_the_base_model_is_the_control(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V1, "canary", 0.5)
         await until_offered(gateway, V1)
@@ -116,10 +113,10 @@ def test_without_a_live_version_the_base_model_is_the_control(tmp_path: Path) ->
         with read_session(gateway.store) as session:
             assert {route.trial for route in find_routes(session, names(40, 60)).values()} == {None}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
+async def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "canary", 0.3)
         await until_offered(gateway, V2)
@@ -146,10 +143,10 @@ def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
         await until_offered(gateway, V1, is_offered=False)
         assert trial.seq > 0
 
-    run(tmp_path, check, live=V1, settings=STEPS)
+    await run(tmp_path, check, live=V1, settings=STEPS)
 
 
-def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> None:
+async def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "canary", 0.3)
         await until_offered(gateway, V2)
@@ -165,10 +162,10 @@ def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> None:
         assert notice.body["kind"] == "canary-ended"
         assert reason.startswith("it is worse: 0 of ")
 
-    run(tmp_path, check, live=V1, settings={**STEPS, **HOOK})
+    await run(tmp_path, check, live=V1, settings={**STEPS, **HOOK})
 
 
-def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_path: Path) -> None:
+async def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "canary", 1.0)
         await until_offered(gateway, V2)
@@ -184,10 +181,10 @@ def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_path: 
             trial_strata = strata(session, V2, Labels((), ()))
         assert trial_strata == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
 
-    run(tmp_path, check, live=V1, settings={"serving.silence_s": 0.5})
+    await run(tmp_path, check, live=V1, settings={"serving.silence_s": 0.5})
 
 
-def test_a_rollback_by_a_person_is_permanent(tmp_path: Path) -> None:
+async def test_a_rollback_by_a_person_is_permanent(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "canary", 0.3)
         await until_offered(gateway, V2)
@@ -201,11 +198,11 @@ def test_a_rollback_by_a_person_is_permanent(tmp_path: Path) -> None:
         Canaries(gateway.settings, gateway.store, None).review(chain.later(20))  # type: ignore[arg-type]
         assert promotion_state(gateway, V2)[0] is PromotionState.ROLLED_BACK
 
-    run(tmp_path, check, live=V1, settings=STEPS)
+    await run(tmp_path, check, live=V1, settings=STEPS)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_shadow_is_recorded_and_never_shown(tmp_path: Path, streamed: bool) -> None:
+async def test_a_shadow_is_recorded_and_never_shown(tmp_path: Path, streamed: bool) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "shadow")
         await until_offered(gateway, V2)
@@ -232,10 +229,10 @@ def test_a_shadow_is_recorded_and_never_shown(tmp_path: Path, streamed: bool) ->
         await gateway.ask(headers={"X-Traced-Conversation": "c"})
         assert gateway.engine.answers[V2] == 1
 
-    run(tmp_path, check, live=V1, settings={"serving.silence_s": 1.0})
+    await run(tmp_path, check, live=V1, settings={"serving.silence_s": 1.0})
 
 
-def test_shadows_never_delay_clients_and_are_skipped_under_load(tmp_path: Path) -> None:
+async def test_shadows_never_delay_clients_and_are_skipped_under_load(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "shadow")
         await until_offered(gateway, V2)
@@ -246,10 +243,10 @@ def test_shadows_never_delay_clients_and_are_skipped_under_load(tmp_path: Path) 
         assert time.perf_counter() - began < 5
         await wait_until(lambda: gateway.engine.started[V2] == 1)
 
-    run(tmp_path, check, live=V1, settings={"promotion.shadow_requests": 1})
+    await run(tmp_path, check, live=V1, settings={"promotion.shadow_requests": 1})
 
 
-def test_opted_out_conversations_have_no_shadow(tmp_path: Path) -> None:
+async def test_opted_out_conversations_have_no_shadow(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.begin(V2, "shadow")
         await until_offered(gateway, V2)
@@ -259,4 +256,4 @@ def test_opted_out_conversations_have_no_shadow(tmp_path: Path) -> None:
         assert gateway.engine.answers[V2] == 1
         assert gateway.exchanges("private") == []
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)

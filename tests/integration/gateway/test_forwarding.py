@@ -14,25 +14,22 @@ from tests.integration.gateway.upstream import BASE
 from traced.gateway import app, forwarding
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, **kind) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
+    async with running_gateway(tmp_path, **kind) as gateway:
+        await check(gateway)
 
 
-def test_unknown_fields_pass_through_both_ways(tmp_path: Path) -> None:
+async def test_unknown_fields_pass_through_both_ways(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         odd = {"n": 2, "extension": {"deep": [1, None, 1e-7, 2**70, "\ud800"]}, "logprobs": True}
         answer = await gateway.ask("base", **odd)
         assert answer.json()["extension"] == odd["extension"]
         assert gateway.engine.requests == [{"model": BASE, "messages": USER, **odd}]
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None:
+async def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["auto", "base", V1]
@@ -47,7 +44,7 @@ def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None
             responded = await client.responses.create(model="base", input="Which day?")
             assert responded.output_text == f"signed {BASE}"
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None
         (json.dumps({"model": "base", "pad": "x" * 2**20}).encode(), 413, "1 MiB"),
     ],
 )
-def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, status: int, word: str) -> None:
+async def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, status: int, word: str) -> None:
     async def check(gateway: RunningGateway) -> None:
         response = await gateway.http.post("/v1/chat/completions", content=body)
         error = response.json()["error"]
@@ -70,29 +67,29 @@ def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, s
         assert word in error["message"]
         assert gateway.engine.requests == []
 
-    run(tmp_path, check, settings={"serving.body_mb": 1})
+    await run(tmp_path, check, settings={"serving.body_mb": 1})
 
 
 @pytest.mark.parametrize("calls", ["x", [3], [{"function": "f"}], {"a": 1}])
-def test_messages_that_make_no_sense_are_the_engines_to_refuse(tmp_path: Path, calls: Any) -> None:
+async def test_messages_that_make_no_sense_are_the_engines_to_refuse(tmp_path: Path, calls: Any) -> None:
     async def check(gateway: RunningGateway) -> None:
         messages = [*USER, {"role": "assistant", "tool_calls": calls}]
         assert (await gateway.ask("base", messages)).status_code == 200
         assert gateway.engine.requests[0]["messages"] == messages
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "caf\u00e9", "a\tb"])
-def test_a_conversation_header_is_printable_ascii(tmp_path: Path, name: str) -> None:
+async def test_a_conversation_header_is_printable_ascii(tmp_path: Path, name: str) -> None:
     async def check(gateway: RunningGateway) -> None:
         headers = {"X-Traced-Conversation": name.encode("latin-1")}
         assert (await gateway.ask("base", headers=headers)).status_code == 400
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(gateway: RunningGateway) -> None:
         monkeypatch.setattr(forwarding, "with_model", lambda *_: 1 / 0)
         answer = await gateway.ask("base", headers={"X-Traced-Conversation": "defect"})
@@ -100,19 +97,21 @@ def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatch: pyt
         await wait_until(lambda: gateway.exchanges("defect"))
         assert "ZeroDivisionError" in gateway.exchanges("defect")[0].detail
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_an_unrecordable_exchange_is_answered_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unrecordable_exchange_is_answered_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check(gateway: RunningGateway) -> None:
         monkeypatch.setattr(app, "line_of", lambda *_, **__: 1 / 0)
         assert (await gateway.ask("base")).status_code == 200
         assert "1 conversations were not recorded" in (await gateway.http.get("/ready")).json()["recording"]
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:
+async def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.delay_s = 20
         for streamed in (False, True):
@@ -126,10 +125,10 @@ def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:
         await wait_until(lambda: len(gateway.exchanges("gone")) == 2)
         assert {exchange.status for exchange in gateway.exchanges("gone")} == {499}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: Path) -> None:
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.break_after, gateway.engine.delay_s = 2, 0.05
         answer = await gateway.ask("base", stream=True, headers={"X-Traced-Conversation": "broken"})
@@ -142,10 +141,10 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: 
         assert exchange.status == 502
         assert "broke off" in exchange.detail
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: Path) -> None:
+async def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.delay_s = 5
         request_task = asyncio.create_task(gateway.ask("base"))
@@ -154,4 +153,4 @@ def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: Path) -
         response = await request_task
         assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_error")
 
-    run(tmp_path, check)
+    await run(tmp_path, check)

@@ -20,12 +20,9 @@ from traced.registry.decisions import Action
 ADA = Action("Ada", "local", T0, "for the agent")
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, **kind) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
+    async with running_gateway(tmp_path, **kind) as gateway:
+        await check(gateway)
 
 
 def with_key(key: str) -> dict[str, str]:
@@ -41,7 +38,7 @@ async def until_status(gateway: RunningGateway, status: int, headers: dict[str, 
     raise AssertionError(answer.text)
 
 
-def test_once_a_key_exists_requests_need_a_key(tmp_path: Path) -> None:
+async def test_once_a_key_exists_requests_need_a_key(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert (await gateway.ask("base")).status_code == 200
         with write_session(gateway.store) as session:
@@ -66,10 +63,10 @@ def test_once_a_key_exists_requests_need_a_key(tmp_path: Path) -> None:
             assert [entry.action for entry in list_audit(session)] == ["revoke key", "add key"]
         assert key.encode() not in (tmp_path / "traced.db").read_bytes()
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_keys_quota_is_its_own(tmp_path: Path) -> None:
+async def test_a_keys_quota_is_its_own(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         with write_session(gateway.store) as session:
             limited_key, unlimited_key = create_key(session, ADA, "few", 2), create_key(session, ADA, "many", 0)
@@ -79,19 +76,21 @@ def test_a_keys_quota_is_its_own(tmp_path: Path) -> None:
         assert int(answers[-1].headers["Retry-After"]) in range(1, 31)
         assert (await gateway.ask("base", headers=with_key(unlimited_key))).status_code == 200
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
+async def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         raise AssertionError("it serves everybody")
 
     with pytest.raises(ServingError, match="no key exists yet") as exc_info:
-        run(tmp_path, check, settings={"serving.host": "0.0.0.0"})
+        await run(tmp_path, check, settings={"serving.host": "0.0.0.0"})
     assert exc_info.value.hint == "traced keys add NAME"
 
 
-def test_a_gateway_that_cannot_read_the_keys_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_that_cannot_read_the_keys_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*_: Any) -> Any:
         raise StoreUnavailable("the store is away")
 
@@ -100,10 +99,12 @@ def test_a_gateway_that_cannot_read_the_keys_does_not_start(tmp_path: Path, monk
 
     monkeypatch.setattr(model_choice, "list_keys", away)
     with pytest.raises(StoreUnavailable):
-        run(tmp_path, check)
+        await run(tmp_path, check)
 
 
-def test_a_store_that_goes_away_leaves_the_keys_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_goes_away_leaves_the_keys_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*_: Any) -> Any:
         raise StoreUnavailable("the store is away")
 
@@ -116,10 +117,10 @@ def test_a_store_that_goes_away_leaves_the_keys_as_they_were(tmp_path: Path, mon
         assert (await gateway.ask("base")).status_code == 401
         assert (await gateway.ask("base", headers=with_key(key))).status_code == 200
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:
+async def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         with write_session(gateway.store) as session:
             keys = [create_key(session, ADA, name, 0) for name in ("one", "two")]
@@ -131,4 +132,4 @@ def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:
         ]
         assert answers == ["one:same", "two:same"]
 
-    run(tmp_path, check)
+    await run(tmp_path, check)

@@ -24,22 +24,19 @@ def requested_devices(gateway: RunningGateway) -> dict[str, str]:
     return {lease.device: lease.wanted_by for lease in leases}
 
 
-def test_devices_are_requested_back_under_high_load(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path, settings=LOAD | {"serving.devices": ["cpu"]}) as gateway:
-            hold(gateway, "cpu")
-            hold(gateway, "gpu-1")
-            gateway.engine.delay_s = 0.3
-            for _ in range(5):  # never four at once
-                await asyncio.gather(*(gateway.ask("base") for _ in range(3)))
-            assert requested_devices(gateway) == {"cpu": "", "gpu-1": ""}
-            gateway.engine.delay_s = 3.0
-            request_tasks = [asyncio.create_task(gateway.ask("base")) for _ in range(6)]
-            await wait_until(lambda: requested_devices(gateway)["cpu"])
-            assert requested_devices(gateway) == {"cpu": "serving", "gpu-1": ""}
-            await asyncio.gather(*request_tasks)
-
-    asyncio.run(check())
+async def test_devices_are_requested_back_under_high_load(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, settings=LOAD | {"serving.devices": ["cpu"]}) as gateway:
+        hold(gateway, "cpu")
+        hold(gateway, "gpu-1")
+        gateway.engine.delay_s = 0.3
+        for _ in range(5):  # never four at once
+            await asyncio.gather(*(gateway.ask("base") for _ in range(3)))
+        assert requested_devices(gateway) == {"cpu": "", "gpu-1": ""}
+        gateway.engine.delay_s = 3.0
+        request_tasks = [asyncio.create_task(gateway.ask("base")) for _ in range(6)]
+        await wait_until(lambda: requested_devices(gateway)["cpu"])
+        assert requested_devices(gateway) == {"cpu": "serving", "gpu-1": ""}
+        await asyncio.gather(*request_tasks)
 
 
 def test_a_short_peak_requests_no_device(tmp_path: Path) -> None:

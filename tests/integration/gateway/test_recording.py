@@ -19,12 +19,9 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "get_order", "a
 TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, **kind) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
+    async with running_gateway(tmp_path, **kind) as gateway:
+        await check(gateway)
 
 
 def answer_of(answer: Any) -> dict[str, Any]:
@@ -36,7 +33,7 @@ async def feedback(gateway: RunningGateway, **body: Any) -> Any:
     return await gateway.http.post("/v1/feedback", content=json.dumps(body))
 
 
-def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
+async def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         first = await gateway.ask(tools=[TOOL])
         messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
@@ -45,7 +42,7 @@ def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
         await wait_until(lambda: len(gateway.exchanges(first.headers["X-Traced-Conversation"])) == 2)
         assert gateway.trajectories() == []  # it has not been silent for long enough
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
     async def later(gateway: RunningGateway) -> None:
         await wait_until(gateway.trajectories)
@@ -59,10 +56,10 @@ def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
         assert {exchange.trajectory_id for exchange in exchanges} == {trajectory.id}
         assert exchanges[0].prompt_tokens == 5
 
-    run(tmp_path, later, settings=NO_SILENCE)
+    await run(tmp_path, later, settings=NO_SILENCE)
 
 
-def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) -> None:
+async def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         first = answer_of(await gateway.ask("base"))
         for word in ("Sure?", "Thanks."):
@@ -70,10 +67,10 @@ def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) -> Non
         await wait_until(lambda: len(gateway.trajectories()) == 2)
         assert {trajectory.messages[3]["content"] for trajectory in gateway.trajectories()} == {"Sure?", "Thanks."}
 
-    run(tmp_path, check, settings={"serving.silence_s": 0.5})
+    await run(tmp_path, check, settings={"serving.silence_s": 0.5})
 
 
-def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: Path) -> None:
+async def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         first = await gateway.ask("base", headers={"X-Traced-Conversation": "c"})
         assert (await feedback(gateway, response_id=first.json()["id"], score=1)).status_code == 200
@@ -90,7 +87,7 @@ def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: 
         assert late.json()["trajectories"] == 1
         assert [trajectory.outcome for trajectory in gateway.trajectories()] == [Outcome.FAILURE]
 
-    run(tmp_path, check, settings=NO_SILENCE)
+    await run(tmp_path, check, settings=NO_SILENCE)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: 
         ({"label": "meh"}, Outcome.UNKNOWN, 0.0),
     ],
 )
-def test_feedback_judges_before_and_after(
+async def test_feedback_judges_before_and_after(
     tmp_path: Path, feedback_body: dict[str, Any], outcome: Outcome, reward: float
 ) -> None:
     async def check(gateway: RunningGateway) -> None:
@@ -119,7 +116,7 @@ def test_feedback_judges_before_and_after(
         outcomes = {trajectory.task_id: trajectory.outcome for trajectory in gateway.trajectories()}
         assert outcomes == {"early": outcome, "late": Outcome.SUCCESS}
 
-    run(tmp_path, check, settings=NO_SILENCE)
+    await run(tmp_path, check, settings=NO_SILENCE)
 
 
 @pytest.mark.parametrize(
@@ -134,16 +131,16 @@ def test_feedback_judges_before_and_after(
         ({"conversation_id": "nobody", "score": 1}, 404, "nobody"),
     ],
 )
-def test_empty_feedback_is_refused(tmp_path: Path, feedback_body: dict[str, Any], status: int, word: str) -> None:
+async def test_empty_feedback_is_refused(tmp_path: Path, feedback_body: dict[str, Any], status: int, word: str) -> None:
     async def check(gateway: RunningGateway) -> None:
         response = await feedback(gateway, **feedback_body)
         assert response.status_code == status
         assert word in response.json()["error"]["message"]
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_opted_out_conversations_are_not_recorded(tmp_path: Path) -> None:
+async def test_opted_out_conversations_are_not_recorded(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         headers = {"X-Traced-Conversation": "private", "X-Traced-Record": "no"}
         assert (await gateway.ask("base", headers=headers)).status_code == 200
@@ -159,10 +156,10 @@ def test_opted_out_conversations_are_not_recorded(tmp_path: Path) -> None:
         assert 10 < len(numbers) < 50
         assert gateway.exchanges("private") == []
 
-    run(tmp_path, check, settings={"serving.record": 0.5})
+    await run(tmp_path, check, settings={"serving.record": 0.5})
 
 
-def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(tmp_path: Path) -> None:
+async def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.status = 500
         await gateway.ask("base", headers={"X-Traced-Conversation": "c-1"})
@@ -173,10 +170,10 @@ def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(tmp_pa
         assert "slow down" in exchange.detail
         assert gateway.trajectories() == []
 
-    run(tmp_path, check, settings=NO_SILENCE)
+    await run(tmp_path, check, settings=NO_SILENCE)
 
 
-def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = StoreUnavailable("the store is away")
 
     async def check(gateway: RunningGateway) -> None:
@@ -190,10 +187,10 @@ def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, monkeypat
         await wait_until(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
         assert (await gateway.http.get("/ready")).json()["recording"] == "ok"
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: Path) -> None:
+async def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.words = ["data: [DONE]", " is how ", "a stream ends"]
         await gateway.ask("base", stream=True, headers={"X-Traced-Conversation": "c"})
@@ -202,4 +199,4 @@ def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: Path) -
         assert exchange.body is not None
         assert exchange.body["answer"]["content"] == "data: [DONE] is how a stream ends"
 
-    run(tmp_path, check)
+    await run(tmp_path, check)

@@ -26,19 +26,16 @@ from tests.unit.store.chain import T0
 from traced.gateway import model_choice
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, **kind) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
+    async with running_gateway(tmp_path, **kind) as gateway:
+        await check(gateway)
 
 
 def text_of(answer: Any) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_path: Path) -> None:
+async def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         answer = await gateway.ask()
         assert (text_of(answer), answer.headers["X-Traced-Model"]) == (f"signed {V1}", V1)
@@ -51,10 +48,10 @@ def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_
             (stored_route,) = find_routes(session, [answer.headers["X-Traced-Conversation"]]).values()
         assert (stored_route.model, stored_route.logprobs, stored_route.why) == (V1, {V1: pytest.approx(-0.1)}, "")
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_a_second_router_and_a_restart_decide_the_same(tmp_path: Path) -> None:
+async def test_a_second_router_and_a_restart_decide_the_same(tmp_path: Path) -> None:
     async def first_model() -> str:
         async with running_gateway(tmp_path, live=V1) as gateway:
             return text_of(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}))
@@ -64,10 +61,10 @@ def test_a_second_router_and_a_restart_decide_the_same(tmp_path: Path) -> None:
             gateway.engine.label = "B"
             return text_of(await gateway.ask(headers={"X-Traced-Conversation": "c-7"}, messages=USER[1:]))
 
-    assert asyncio.run(first_model()) == asyncio.run(second_model()) == f"signed {V1}"
+    assert await first_model() == await second_model() == f"signed {V1}"
 
 
-def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
+async def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.routing_delay_s = 0.3
         request_task = asyncio.create_task(gateway.ask(headers={"X-Traced-Conversation": "c-8"}))
@@ -76,10 +73,10 @@ def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
             save_routes(session, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
         assert text_of(await request_task) == f"signed {BASE}"
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothing(tmp_path: Path) -> None:
+async def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothing(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.letters_a_token = 2
         assert text_of(await gateway.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
@@ -87,10 +84,10 @@ def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothin
             (stored_route,) = find_routes(session, ["pairs"]).values()
         assert stored_route.why.startswith("routing failed: label 'A' is not a single token after 'Answer:'")
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_an_explicit_model_bypasses_the_decision(tmp_path: Path) -> None:
+async def test_an_explicit_model_bypasses_the_decision(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert await models(gateway) == ["auto", "base", V1]
         assert text_of(await gateway.ask("base")) == f"signed {BASE}"
@@ -100,11 +97,11 @@ def test_an_explicit_model_bypasses_the_decision(tmp_path: Path) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert V1 in response.json()["error"]["message"]
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
 @pytest.mark.parametrize("failure", ["silent", "slow", "senseless"])
-def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> None:
+async def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.routing_delay_s = {"silent": 30.0, "slow": 0.5}.get(failure, 0.0)
         gateway.engine.label = "zebra" if failure == "senseless" else "A"
@@ -116,10 +113,10 @@ def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> None:
             failure, "no decision within 0.2 s"
         )
 
-    run(tmp_path, check, live=V1, settings={"serving.routing_timeout_s": 0.2})
+    await run(tmp_path, check, live=V1, settings={"serving.routing_timeout_s": 0.2})
 
 
-def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flight(tmp_path: Path) -> None:
+async def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flight(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert text_of(await gateway.ask()) == f"signed {BASE}"
         gateway.promote(V1)
@@ -134,10 +131,10 @@ def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flight(tmp
         assert text_of(await slow) == f"signed {V1}"
         await wait_until(lambda: not gateway.engine.adapters)
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_with_the_new_version(
+async def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_with_the_new_version(
     tmp_path: Path,
 ) -> None:
     async def check(gateway: RunningGateway) -> None:
@@ -152,20 +149,20 @@ def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_w
         await until_offered(gateway, V1, is_offered=False)
         assert text_of(await gateway.ask()) == f"signed {BASE}"
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_an_engine_never_holds_more_adapters_than_it_has_slots(tmp_path: Path) -> None:
+async def test_an_engine_never_holds_more_adapters_than_it_has_slots(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.promote(V2)  # in V1's place: only one slot
         await until_offered(gateway, V2)
         assert gateway.engine.most_loaded == 1
         assert gateway.engine.loads == [V1, V2]
 
-    run(tmp_path, check, live=V1, settings={"serving.max_adapters": 1})
+    await run(tmp_path, check, live=V1, settings={"serving.max_adapters": 1})
 
 
-def test_an_engine_that_lost_its_adapters_gets_them_again_and_the_base_answers_meanwhile(tmp_path: Path) -> None:
+async def test_an_engine_that_lost_its_adapters_gets_them_again_and_the_base_answers_meanwhile(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert text_of(await gateway.ask()) == f"signed {V1}"
         gateway.engine.refuses_loads = True
@@ -175,10 +172,10 @@ def test_an_engine_that_lost_its_adapters_gets_them_again_and_the_base_answers_m
         await until_offered(gateway, V1)
         assert text_of(await gateway.ask()) == f"signed {V1}"
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_replicas_share_the_work_keep_conversations_together_and_one_may_die(tmp_path: Path) -> None:
+async def test_replicas_share_the_work_keep_conversations_together_and_one_may_die(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         first, other = gateway.engines
         for number in range(20):
@@ -200,10 +197,10 @@ def test_replicas_share_the_work_keep_conversations_together_and_one_may_die(tmp
         await other.stop()
         assert text_of(await gateway.ask(V1)) == f"signed {V1}"
 
-    run(tmp_path, check, engines=2, live=V1)
+    await run(tmp_path, check, engines=2, live=V1)
 
 
-def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: Path) -> None:
+async def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await gateway.engine.stop()
         response = await gateway.ask()
@@ -215,10 +212,10 @@ def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: Path) 
         await wait_until(lambda: gateway.engine.adapters)
         assert (await gateway.ask()).status_code == 200
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         for engine in gateway.engines:
             engine.health_delay_s = 4.0
@@ -229,10 +226,10 @@ def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
         assert text_of(await gateway.ask()) == f"signed {BASE}"
         assert time.monotonic() - began < 2.0
 
-    run(tmp_path, check, engines=2, live=V1)
+    await run(tmp_path, check, engines=2, live=V1)
 
 
-def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(gateway: RunningGateway) -> None:
         real, failed = model_choice.list_keys, []
 
@@ -247,10 +244,10 @@ def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         gateway.promote(V1)
         await until_offered(gateway, V1)
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Path) -> None:
+async def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.knows_responses = False
         response = await gateway.http.post("/v1/responses", json={"model": V1, "input": "Which day?"})
@@ -258,10 +255,10 @@ def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Pat
         assert V1 in await models(gateway)
         assert text_of(await gateway.ask(V1)) == f"signed {V1}"
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)
 
 
-def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tmp_path: Path) -> None:
+async def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await gateway.engine.stop()
         await until_offered(gateway, V1, is_offered=False)
@@ -273,4 +270,4 @@ def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tm
         await until_offered(gateway, V1)
         assert text_of(await gateway.ask(headers=headers)) == f"signed {V1}"
 
-    run(tmp_path, check, live=V1)
+    await run(tmp_path, check, live=V1)

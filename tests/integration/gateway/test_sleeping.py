@@ -62,103 +62,85 @@ async def until_answered(gateway: RunningGateway, status: int, model: str = "bas
     raise AssertionError(answer.text)
 
 
-def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapters(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
-            await until_offered(gateway, V1)
-            hold(gateway, "gpu-2", "train else")
-            hold(gateway, "gpu-1", "evaluate")
-            gateway.engine.delay_s = 1.5
-            long = asyncio.create_task(gateway.ask(V1))
-            await wait_until(lambda: gateway.engine.running)
-            give_back(gateway, "gpu-1", "evaluate")
-            hold(gateway, "gpu-1", "train date-reasoning")
-            response = await until_answered(gateway, 503)
-            assert int(response.headers["Retry-After"]) > 0
-            assert not gateway.engine.asleep
-            assert (await long).status_code == 200
-            await wait_until(lambda: gateway.engine.asleep)
-            assert await engines(gateway) == ["asleep: gpu-1 is held to train date-reasoning"]
-            gateway.engine.delay_s = 0.0
-            gateway.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
-            give_back(gateway, "gpu-1", "train date-reasoning")
-            assert (await until_answered(gateway, 200)).status_code == 200
-            await until_offered(gateway, "date-reasoning@v2")
-            assert await engines(gateway) == ["ok"]
-            assert gateway.engine.sleeps == [0]
-
-    asyncio.run(check())
+async def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapters(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
+        await until_offered(gateway, V1)
+        hold(gateway, "gpu-2", "train else")
+        hold(gateway, "gpu-1", "evaluate")
+        gateway.engine.delay_s = 1.5
+        long = asyncio.create_task(gateway.ask(V1))
+        await wait_until(lambda: gateway.engine.running)
+        give_back(gateway, "gpu-1", "evaluate")
+        hold(gateway, "gpu-1", "train date-reasoning")
+        response = await until_answered(gateway, 503)
+        assert int(response.headers["Retry-After"]) > 0
+        assert not gateway.engine.asleep
+        assert (await long).status_code == 200
+        await wait_until(lambda: gateway.engine.asleep)
+        assert await engines(gateway) == ["asleep: gpu-1 is held to train date-reasoning"]
+        gateway.engine.delay_s = 0.0
+        gateway.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
+        give_back(gateway, "gpu-1", "train date-reasoning")
+        assert (await until_answered(gateway, 200)).status_code == 200
+        await until_offered(gateway, "date-reasoning@v2")
+        assert await engines(gateway) == ["ok"]
+        assert gateway.engine.sleeps == [0]
 
 
-def test_a_lapsed_lease_does_not_keep_engines_asleep(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path, settings=SLEEP | {"serving.devices": []}) as gateway:
-            hold(gateway, "gpu-7", "train date-reasoning", seconds=1.5)
-            await wait_until(lambda: gateway.engine.asleep)
-            await until_answered(gateway, 200)
-
-    asyncio.run(check())
+async def test_a_lapsed_lease_does_not_keep_engines_asleep(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, settings=SLEEP | {"serving.devices": []}) as gateway:
+        hold(gateway, "gpu-7", "train date-reasoning", seconds=1.5)
+        await wait_until(lambda: gateway.engine.asleep)
+        await until_answered(gateway, 200)
 
 
-def test_an_engine_that_cannot_sleep_takes_no_requests_all_the_same(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path, settings=SLEEP) as gateway:
-            gateway.engine.refuses_sleep = True
-            hold(gateway, "gpu-1", "train date-reasoning")
-            await until_answered(gateway, 503)
-            await wait_until_status(gateway, "no sleep mode")
-            give_back(gateway, "gpu-1", "train date-reasoning")
-            assert (await until_answered(gateway, 200)).json()
-
-    asyncio.run(check())
+async def test_an_engine_that_cannot_sleep_takes_no_requests_all_the_same(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, settings=SLEEP) as gateway:
+        gateway.engine.refuses_sleep = True
+        hold(gateway, "gpu-1", "train date-reasoning")
+        await until_answered(gateway, 503)
+        await wait_until_status(gateway, "no sleep mode")
+        give_back(gateway, "gpu-1", "train date-reasoning")
+        assert (await until_answered(gateway, 200)).json()
 
 
-def test_an_engine_that_failed_asleep_is_woken_before_it_takes_requests(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
-            await until_offered(gateway, V1)
-            hold(gateway, "gpu-1", "train date-reasoning")
-            await wait_until_status(gateway, "asleep: ")
-            gateway.engine.ill = True
-            await wait_until_status(gateway, "/health")
-            give_back(gateway, "gpu-1", "train date-reasoning")
-            gateway.engine.ill = False
-            await until_offered(gateway, V1)
-            assert (await gateway.ask(V1)).status_code == 200
-            assert (gateway.engine.sleeps, gateway.engine.wakes) == ([0], 1)
-
-    asyncio.run(check())
+async def test_an_engine_that_failed_asleep_is_woken_before_it_takes_requests(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, live=V1, settings=SLEEP) as gateway:
+        await until_offered(gateway, V1)
+        hold(gateway, "gpu-1", "train date-reasoning")
+        await wait_until_status(gateway, "asleep: ")
+        gateway.engine.ill = True
+        await wait_until_status(gateway, "/health")
+        give_back(gateway, "gpu-1", "train date-reasoning")
+        gateway.engine.ill = False
+        await until_offered(gateway, V1)
+        assert (await gateway.ask(V1)).status_code == 200
+        assert (gateway.engine.sleeps, gateway.engine.wakes) == ([0], 1)
 
 
-def test_an_engine_restarted_during_a_training_sleeps_again(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path, settings=SLEEP) as gateway:
-            hold(gateway, "gpu-1", "train date-reasoning")
-            await wait_until_status(gateway, "asleep: ")
-            await gateway.engine.stop()
-            await wait_until_status(gateway, "/health")
-            gateway.engine.asleep = False
-            await gateway.engine.reset()
-            await wait_until_status(gateway, "asleep: ")
-            assert (gateway.engine.asleep, gateway.engine.wakes) == (True, 0)
-
-    asyncio.run(check())
+async def test_an_engine_restarted_during_a_training_sleeps_again(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, settings=SLEEP) as gateway:
+        hold(gateway, "gpu-1", "train date-reasoning")
+        await wait_until_status(gateway, "asleep: ")
+        await gateway.engine.stop()
+        await wait_until_status(gateway, "/health")
+        gateway.engine.asleep = False
+        await gateway.engine.reset()
+        await wait_until_status(gateway, "asleep: ")
+        assert (gateway.engine.asleep, gateway.engine.wakes) == (True, 0)
 
 
-def test_a_new_router_wakes_an_engine_that_sleeps_when_no_training_runs_any_more(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with running_gateway(tmp_path) as gateway:
-            hold(gateway, "gpu-1", "train date-reasoning")
-            gateway.engine.asleep = True
-            async with second_gateway(gateway, tmp_path / "plain") as second:  # wakes nobody, and sends it nothing
-                assert (await second.ask("base")).status_code == 503
-                assert "serving.sleep_for_training" in (await engines(second))[0]
-                async with second_gateway(gateway, tmp_path / "new", **SLEEP) as new:
-                    await wait_until_status(new, "asleep: gpu-1 is held to train")
-                    assert gateway.engine.wakes == 0
-                    give_back(gateway, "gpu-1", "train date-reasoning")
-                    assert (await until_answered(new, 200)).json()
-                    assert gateway.engine.wakes == 1
-                await until_answered(second, 200)
-
-    asyncio.run(check())
+async def test_a_new_router_wakes_an_engine_that_sleeps_when_no_training_runs_any_more(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        hold(gateway, "gpu-1", "train date-reasoning")
+        gateway.engine.asleep = True
+        async with second_gateway(gateway, tmp_path / "plain") as second:  # wakes nobody, and sends it nothing
+            assert (await second.ask("base")).status_code == 503
+            assert "serving.sleep_for_training" in (await engines(second))[0]
+            async with second_gateway(gateway, tmp_path / "new", **SLEEP) as new:
+                await wait_until_status(new, "asleep: gpu-1 is held to train")
+                assert gateway.engine.wakes == 0
+                give_back(gateway, "gpu-1", "train date-reasoning")
+                assert (await until_answered(new, 200)).json()
+                assert gateway.engine.wakes == 1
+            await until_answered(second, 200)

@@ -59,257 +59,219 @@ async def read(upstream: Upstream, url: str, body: bytes = b"{}") -> bytes:
         answer.close()
 
 
-def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_it() -> None:
-    async def run() -> None:
-        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while True:
-                await engine.read_request(reader)
-                writer.write(COMPLETE)
-
-        engine = Engine(respond)
-        async with listening(engine, key="secret") as (url, upstream):
-            for _ in range(3):
-                assert await read(upstream, url) == b"{}"
-            answers = await asyncio.gather(read(upstream, url), read(upstream, url))
-        assert answers == [b"{}", b"{}"]
-        assert engine.connections == 2
-        assert b"Authorization: Bearer secret\r\n" in engine.heads[0]
-
-    asyncio.run(run())
-
-
-def test_status_and_headers_are_read_past_a_continue() -> None:
-    async def run() -> None:
-        async def respond_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            await asyncio.sleep(0.05)
-            writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\n")
-            writer.write(b"Content-Type: Application/JSON ; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
-            writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
-            await reader.read()
-
-        engine = Engine(respond_once)
-        async with listening(engine) as (url, upstream):
-            answer = await upstream.post(url, PATH, b"{}")
-            assert (answer.status, answer.header("retry-after"), answer.content_type) == (429, "7", "application/json")
-            assert await answer.read() == b"abcde"
-            answer.close()
-
-    asyncio.run(run())
-
-
-def test_a_stale_connection_is_replaced_and_a_lost_one_is_reported() -> None:
-    async def run() -> None:
-        closing = asyncio.Event()
-
-        async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_it() -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
             await engine.read_request(reader)
             writer.write(COMPLETE)
-            await engine.read_request(reader)  # read, and closed without a word
 
-        async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(COMPLETE[:-1])
-            closing.set()
-
-        engine = Engine(once_then_close, half)
-        async with listening(engine) as (url, upstream):
+    engine = Engine(respond)
+    async with listening(engine, key="secret") as (url, upstream):
+        for _ in range(3):
             assert await read(upstream, url) == b"{}"
-            with pytest.raises(ConnectionLost, match="closed the connection"):
-                await read(upstream, url)
-        assert engine.connections == 2
-        assert closing.is_set()
-
-    asyncio.run(run())
+        answers = await asyncio.gather(read(upstream, url), read(upstream, url))
+    assert answers == [b"{}", b"{}"]
+    assert engine.connections == 2
+    assert b"Authorization: Bearer secret\r\n" in engine.heads[0]
 
 
-def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
-    async def run() -> None:
-        async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
+async def test_status_and_headers_are_read_past_a_continue() -> None:
+    async def respond_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await asyncio.sleep(0.05)
+        writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\n")
+        writer.write(b"Content-Type: Application/JSON ; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+        await reader.read()
 
-        engine = Engine(close)
-        async with listening(engine) as (url, upstream):
-            with pytest.raises(ConnectionLost, match="closed the connection"):
-                await read(upstream, url)
-        assert engine.connections == 1
-
-    asyncio.run(run())
-
-
-def test_closing_an_unfinished_response_closes_its_connection() -> None:
-    async def run() -> None:
-        async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
-            await reader.read()  # until the other side closes
-
-        engine = Engine(forever)
-        async with listening(engine) as (url, upstream):
-            answer = await upstream.post(url, PATH, b"{}")
-            assert await answer.chunk() == b"x"
-            answer.close()
-            await engine.closed.wait()
-
-            async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await engine.read_request(reader)
-                waiting.set()
-                await reader.read()
-
-            waiting = asyncio.Event()
-            engine.parts = (silent,)
-            engine.closed.clear()
-            request_task = asyncio.create_task(upstream.post(url, PATH, b"{}"))
-            await waiting.wait()
-            request_task.cancel()
-            await engine.closed.wait()
-
-    asyncio.run(run())
+    engine = Engine(respond_once)
+    async with listening(engine) as (url, upstream):
+        answer = await upstream.post(url, PATH, b"{}")
+        assert (answer.status, answer.header("retry-after"), answer.content_type) == (429, "7", "application/json")
+        assert await answer.read() == b"abcde"
+        answer.close()
 
 
-def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    async def run() -> None:
-        async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(b"HTTP/1.0 200 OK\r\n\r\nall of it")
+async def test_a_stale_connection_is_replaced_and_a_lost_one_is_reported() -> None:
+    closing = asyncio.Event()
 
-        engine = Engine(old)
-        async with listening(engine) as (url, upstream):
-            assert await read(upstream, url) == b"all of it"
-            assert await read(upstream, url) == b"all of it"
-        assert engine.connections == 2
+    async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(COMPLETE)
+        await engine.read_request(reader)  # read, and closed without a word
 
-    asyncio.run(run())
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(COMPLETE[:-1])
+        closing.set()
 
-
-def test_silence_is_limited_and_counted_from_the_last_byte() -> None:
-    async def run() -> None:
-        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            for _ in range(6):  # longer than the limit in all, never as long at once
-                await asyncio.sleep(0.1)
-                writer.write(b"1\r\nx\r\n")
-            await reader.read()
-
-        engine = Engine(slow)
-        async with listening(engine, silence_s=0.4) as (url, upstream):
-            answer = await upstream.post(url, PATH, b"{}")
-            body = b""
-            while len(body) < 6:
-                body += await answer.chunk()
-            with pytest.raises(ConnectionLost, match=r"said nothing for 0\.4 s"):
-                await answer.chunk()
-            assert body == b"xxxxxx"
-            answer.close()
-
-    asyncio.run(run())
-
-
-def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
-    async def run() -> None:
-        size = 64 * READ_AHEAD
-
-        async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
-            for _ in range(64):
-                writer.write(b"x" * READ_AHEAD)
-                await writer.drain()
-                sizes.append(READ_AHEAD)
-            await reader.read()
-
-        sizes: list[int] = []
-        engine = Engine(respond_much)
-        async with listening(engine) as (url, upstream):
-            answer = await upstream.post(url, PATH, b"{}")
-            previous = -1
-            while len(sizes) != previous:  # until nothing more goes
-                previous = len(sizes)
-                await asyncio.sleep(0.05)
-            assert sum(sizes) < size
-            assert await answer.read() == b"x" * size
-            answer.close()
-
-    asyncio.run(run())
-
-
-def test_unreachable_engines_and_invalid_http_raise_different_errors() -> None:
-    async def run() -> None:
-        async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-            await reader.read()
-
-        engine = Engine(ssh)
-        async with listening(engine) as (url, upstream):
-            with pytest.raises(ConnectionLost, match="no HTTP"):
-                await read(upstream, url)
-        with pytest.raises(EngineUnreachable, match="cannot connect"):
+    engine = Engine(once_then_close, half)
+    async with listening(engine) as (url, upstream):
+        assert await read(upstream, url) == b"{}"
+        with pytest.raises(ConnectionLost, match="closed the connection"):
             await read(upstream, url)
+    assert engine.connections == 2
+    assert closing.is_set()
 
-    asyncio.run(run())
+
+async def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+
+    engine = Engine(close)
+    async with listening(engine) as (url, upstream):
+        with pytest.raises(ConnectionLost, match="closed the connection"):
+            await read(upstream, url)
+    assert engine.connections == 1
 
 
-def test_an_unanswered_request_on_a_reused_connection_is_sent_once() -> None:
-    async def run() -> None:
-        async def once_then_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_closing_an_unfinished_response_closes_its_connection() -> None:
+    async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        await reader.read()  # until the other side closes
+
+    engine = Engine(forever)
+    async with listening(engine) as (url, upstream):
+        answer = await upstream.post(url, PATH, b"{}")
+        assert await answer.chunk() == b"x"
+        answer.close()
+        await engine.closed.wait()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await engine.read_request(reader)
-            writer.write(COMPLETE)
-            await engine.read_request(reader)
+            waiting.set()
             await reader.read()
 
-        async def once_then_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(COMPLETE)
-            await engine.read_request(reader)
-            writer.write(b"HTTP/1.1 200 O")
-
-        for part, reason in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
-            engine = Engine(part)
-            async with listening(engine, silence_s=0.3) as (url, upstream):
-                await read(upstream, url)
-                with pytest.raises(ConnectionLost, match=reason):
-                    await read(upstream, url)
-            assert (engine.connections, len(engine.heads)) == (1, 2)
-
-    asyncio.run(run())
+        waiting = asyncio.Event()
+        engine.parts = (silent,)
+        engine.closed.clear()
+        request_task = asyncio.create_task(upstream.post(url, PATH, b"{}"))
+        await waiting.wait()
+        request_task.cancel()
+        await engine.closed.wait()
 
 
-def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
-    async def run() -> None:
-        async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await engine.read_request(reader)
-            writer.write(COMPLETE)
-            await engine.read_request(reader)
-            server.close()  # nobody listens any more
+async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\nall of it")
 
-        engine = Engine(once_then_close)
-        server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
-        url, upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Upstream()
+    engine = Engine(old)
+    async with listening(engine) as (url, upstream):
+        assert await read(upstream, url) == b"all of it"
+        assert await read(upstream, url) == b"all of it"
+    assert engine.connections == 2
+
+
+async def test_silence_is_limited_and_counted_from_the_last_byte() -> None:
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(6):  # longer than the limit in all, never as long at once
+            await asyncio.sleep(0.1)
+            writer.write(b"1\r\nx\r\n")
+        await reader.read()
+
+    engine = Engine(slow)
+    async with listening(engine, silence_s=0.4) as (url, upstream):
+        answer = await upstream.post(url, PATH, b"{}")
+        body = b""
+        while len(body) < 6:
+            body += await answer.chunk()
+        with pytest.raises(ConnectionLost, match=r"said nothing for 0\.4 s"):
+            await answer.chunk()
+        assert body == b"xxxxxx"
+        answer.close()
+
+
+async def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
+    size = 64 * READ_AHEAD
+
+    async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        for _ in range(64):
+            writer.write(b"x" * READ_AHEAD)
+            await writer.drain()
+            sizes.append(READ_AHEAD)
+        await reader.read()
+
+    sizes: list[int] = []
+    engine = Engine(respond_much)
+    async with listening(engine) as (url, upstream):
+        answer = await upstream.post(url, PATH, b"{}")
+        previous = -1
+        while len(sizes) != previous:  # until nothing more goes
+            previous = len(sizes)
+            await asyncio.sleep(0.05)
+        assert sum(sizes) < size
+        assert await answer.read() == b"x" * size
+        answer.close()
+
+
+async def test_unreachable_engines_and_invalid_http_raise_different_errors() -> None:
+    async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await reader.read()
+
+    engine = Engine(ssh)
+    async with listening(engine) as (url, upstream):
+        with pytest.raises(ConnectionLost, match="no HTTP"):
+            await read(upstream, url)
+    with pytest.raises(EngineUnreachable, match="cannot connect"):
         await read(upstream, url)
-        with pytest.raises(ConnectionLost, match="and then: cannot connect"):
+
+
+async def test_an_unanswered_request_on_a_reused_connection_is_sent_once() -> None:
+    async def once_then_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(COMPLETE)
+        await engine.read_request(reader)
+        await reader.read()
+
+    async def once_then_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(COMPLETE)
+        await engine.read_request(reader)
+        writer.write(b"HTTP/1.1 200 O")
+
+    for part, reason in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
+        engine = Engine(part)
+        async with listening(engine, silence_s=0.3) as (url, upstream):
             await read(upstream, url)
+            with pytest.raises(ConnectionLost, match=reason):
+                await read(upstream, url)
+        assert (engine.connections, len(engine.heads)) == (1, 2)
 
-    asyncio.run(run())
+
+async def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
+    async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await engine.read_request(reader)
+        writer.write(COMPLETE)
+        await engine.read_request(reader)
+        server.close()  # nobody listens any more
+
+    engine = Engine(once_then_close)
+    server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
+    url, upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Upstream()
+    await read(upstream, url)
+    with pytest.raises(ConnectionLost, match="and then: cannot connect"):
+        await read(upstream, url)
 
 
-def test_a_partly_read_response_closes_its_connection() -> None:
-    async def run() -> None:
-        async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while True:
-                await engine.read_request(reader)
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD
-                )
+async def test_a_partly_read_response_closes_its_connection() -> None:
+    async def respond_much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await engine.read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * READ_AHEAD) + b"x" * 2 * READ_AHEAD)
 
-        engine = Engine(respond_much)
-        async with listening(engine, silence_s=2.0) as (url, upstream):
-            answer = await upstream.post(url, PATH, b"{}")
-            await asyncio.sleep(0.2)  # all of it has come
-            answer.close()
-            assert await read(upstream, url) == b"x" * 2 * READ_AHEAD
-        assert engine.connections == 2
-
-    asyncio.run(run())
+    engine = Engine(respond_much)
+    async with listening(engine, silence_s=2.0) as (url, upstream):
+        answer = await upstream.post(url, PATH, b"{}")
+        await asyncio.sleep(0.2)  # all of it has come
+        answer.close()
+        assert await read(upstream, url) == b"x" * 2 * READ_AHEAD
+    assert engine.connections == 2

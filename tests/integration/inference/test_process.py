@@ -59,34 +59,28 @@ def test_openais_client_reads_every_answer(engine: EngineProcess) -> None:
             client.completions.create(model="base", prompt=[5] * 600)
 
 
-def test_many_conversations_over_several_adapters_at_once(engine: EngineProcess, root: Path) -> None:
-    async def talk() -> None:
-        async with EngineClient(engine.url) as client:
-            await client.load_adapter("tools@v1", root / "tools@v1")
-            assert await client.health()
-            models = ["base", "dates@v1", "tools@v1"]
-            requests = [(models[i % 3], [{"role": "user", "content": f"order W{i}"}]) for i in range(24)]
-            expected = [await client.chat(m, messages, [TOOL], temperature=0, max_tokens=6) for m, messages in requests]
-            together = await asyncio.gather(
-                *(client.chat(m, messages, [TOOL], temperature=0, max_tokens=6) for m, messages in requests)
-            )
-            assert [c.completion_ids for c in together] == [c.completion_ids for c in expected]
-            await client.unload_adapter("tools@v1")
-
-    asyncio.run(talk())
+async def test_many_conversations_over_several_adapters_at_once(engine: EngineProcess, root: Path) -> None:
+    async with EngineClient(engine.url) as client:
+        await client.load_adapter("tools@v1", root / "tools@v1")
+        assert await client.health()
+        models = ["base", "dates@v1", "tools@v1"]
+        requests = [(models[i % 3], [{"role": "user", "content": f"order W{i}"}]) for i in range(24)]
+        expected = [await client.chat(m, messages, [TOOL], temperature=0, max_tokens=6) for m, messages in requests]
+        together = await asyncio.gather(
+            *(client.chat(m, messages, [TOOL], temperature=0, max_tokens=6) for m, messages in requests)
+        )
+        assert [c.completion_ids for c in together] == [c.completion_ids for c in expected]
+        await client.unload_adapter("tools@v1")
 
 
-def test_routing_over_the_real_engine(engine: EngineProcess) -> None:
-    async def talk() -> None:
-        async with EngineClient(engine.url) as client:
-            router = LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])
-            policy = RoutedPolicy(client, router, max_tokens=5)
-            completion = await policy.complete(USER, [TOOL], seed=1)
-            decision = await policy.route([*USER, completion.message])
-            expected = await client.chat(decision.model, USER, [TOOL], temperature=1.0, max_tokens=5, seed=1)
-            assert completion.completion_ids == expected.completion_ids
-
-    asyncio.run(talk())
+async def test_routing_over_the_real_engine(engine: EngineProcess) -> None:
+    async with EngineClient(engine.url) as client:
+        router = LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])
+        policy = RoutedPolicy(client, router, max_tokens=5)
+        completion = await policy.complete(USER, [TOOL], seed=1)
+        decision = await policy.route([*USER, completion.message])
+        expected = await client.chat(decision.model, USER, [TOOL], temperature=1.0, max_tokens=5, seed=1)
+        assert completion.completion_ids == expected.completion_ids
 
 
 def test_an_engine_that_cannot_load_reports_the_reason(tmp_path: Path, root: Path) -> None:
@@ -97,13 +91,13 @@ def test_an_engine_that_cannot_load_reports_the_reason(tmp_path: Path, root: Pat
         start_embedded(root / "model", data_dir=tmp_path, adapters={"x": tmp_path})
 
 
-def test_the_longest_conversation_is_the_callers_choice(root: Path) -> None:
+async def test_the_longest_conversation_is_the_callers_choice(root: Path) -> None:
     async def ask(url: str) -> None:
         async with EngineClient(url) as client:
             await client.chat("base", [{"role": "user", "content": "word " * 200}], [])
 
     with start_embedded(root / "model", data_dir=root, max_length=64) as engine, pytest.raises(ContextLengthError):
-        asyncio.run(ask(engine.url))
+        await ask(engine.url)
 
 
 def test_a_taken_port_is_named(engine: EngineProcess, root: Path) -> None:
@@ -112,7 +106,7 @@ def test_a_taken_port_is_named(engine: EngineProcess, root: Path) -> None:
         start_embedded(root / "model", data_dir=root, port=port)
 
 
-def test_a_killed_engine_is_an_engine_error(root: Path) -> None:
+async def test_a_killed_engine_is_an_engine_error(root: Path) -> None:
     with start_embedded(root / "model", data_dir=root) as process:
         os.kill(process.pid, signal.SIGKILL)
         process.child.wait(30)
@@ -123,7 +117,7 @@ def test_a_killed_engine_is_an_engine_error(root: Path) -> None:
                 await client.chat("base", USER, [])
 
         with pytest.raises(EngineError, match="no answer"):
-            asyncio.run(ask())
+            await ask()
     process.stop()  # twice is harmless
 
 

@@ -1,6 +1,5 @@
 """``traced llm check`` on servers of every kind: what it finds, what it says, what it hints at."""
 
-import asyncio
 import re
 import socket
 from typing import Any
@@ -42,11 +41,11 @@ def able(body: dict[str, Any], nth: int) -> ScriptedReply:
     return GOOD if way(body) != "none" else Text(NUMBERS, (40, 120))
 
 
-def run_check(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> CheckReport:
+async def run_check(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> CheckReport:
     monkeypatch.setenv("ADA_KEY", KEY)
     section = LlmSection(**{"model": "scripted", "base_url": server.url, "api_key_env": "ADA_KEY", **settings})
     expected_text: list[CheckFinding] = []
-    report = asyncio.run(check(section, expected_text.append))
+    report = await check(section, expected_text.append)
     assert expected_text == report.seen
     assert KEY not in repr(report)
     return report
@@ -56,9 +55,9 @@ def findings_of(report: CheckReport) -> dict[str, bool | None]:
     return {item.name: item.passed for item in report.seen}
 
 
-def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(able, key=KEY) as server:
-        report = run_check(server, monkeypatch)
+        report = await run_check(server, monkeypatch)
         assert len(server.requests) == 5  # a greeting, three ways, one that is timed
     passed = ["server", "key", "context", *OUTPUT_MODES, "speed"]
     assert (report.ok, findings_of(report)) == (True, dict.fromkeys(passed, True))
@@ -79,33 +78,33 @@ def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None
         (NotJson(), "refused: .*response is not in OpenAI's protocol"),
     ],
 )
-def test_an_output_mode_that_fails_is_reported_and_the_next_one_is_used(
+async def test_an_output_mode_that_fails_is_reported_and_the_next_one_is_used(
     monkeypatch: pytest.MonkeyPatch, answer: ScriptedReply, expected_text: str
 ) -> None:
     def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return answer if way(body) == "json_schema" else able(body, nth)
 
     with scripted_server(script) as server:
-        report = run_check(server, monkeypatch)
+        report = await run_check(server, monkeypatch)
     assert (report.ok, report.way) == (True, "tool call")
     [schema] = [item for item in report.seen if item.name == "json_schema"]
     assert schema.passed is None
     assert re.search(expected_text, schema.told)
 
 
-def test_a_model_that_gives_no_answer_in_form_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_gives_no_answer_in_form_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server("Ho hum.") as server:
-        report = run_check(server, monkeypatch)
+        report = await run_check(server, monkeypatch)
     assert (report.ok, report.way) == (False, None)
     assert "a more able one" in report.seen[-1].hint
 
 
-def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return Prose(GOOD) if way(body) == "words" else "Ho hum."
 
     with scripted_server(script) as server:
-        assert run_check(server, monkeypatch).way == "JSON in text"
+        assert (await run_check(server, monkeypatch)).way == "JSON in text"
 
 
 @pytest.mark.parametrize(
@@ -134,11 +133,11 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
         ),
     ],
 )
-def test_the_first_failure_of_the_connection_ends_it_without_patience(
+async def test_the_first_failure_of_the_connection_ends_it_without_patience(
     monkeypatch: pytest.MonkeyPatch, answer: ScriptedReply, name: str, expected_text: str, hint: str
 ) -> None:
     with scripted_server(answer) as server:
-        report = run_check(server, monkeypatch, silence_s=0.2)
+        report = await run_check(server, monkeypatch, silence_s=0.2)
         assert len(server.requests) == 1
     last = report.seen[-1]
     assert (report.ok, last.name, last.passed) == (False, name, False)
@@ -146,41 +145,41 @@ def test_the_first_failure_of_the_connection_ends_it_without_patience(
     assert hint in last.hint
 
 
-def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as bound:  # taken, and nobody listens
         bound.bind(("127.0.0.1", 0))
         with scripted_server(able) as server:
             nobody = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-            report = run_check(server, monkeypatch, base_url=nobody)
+            report = await run_check(server, monkeypatch, base_url=nobody)
         assert server.requests == []
     assert (report.ok, findings_of(report)) == (False, {"server": False})
     assert "llm.base_url: is the server there?" in report.seen[0].hint
 
 
 @pytest.mark.parametrize("listing", ["a page", None, [], ["a"], {"data": None}, {"data": ["a"]}, {"models": []}])
-def test_an_invalid_model_list_is_reported_and_the_model_is_tried(
+async def test_an_invalid_model_list_is_reported_and_the_model_is_tried(
     monkeypatch: pytest.MonkeyPatch, listing: Any
 ) -> None:
     with scripted_server(able) as server:
         server.listing = listing
-        report = run_check(server, monkeypatch)
+        report = await run_check(server, monkeypatch)
     assert (report.ok, report.seen[0].passed) == (True, None)
     assert report.seen[0].told.endswith("lists no models: the response is not a model list of OpenAI's protocol")
 
 
-def test_an_unlisted_model_is_reported_with_the_listed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unlisted_model_is_reported_with_the_listed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(
         Status(404, message="no such model"), models=[{"id": "scripted-2"}, {"id": "other"}]
     ) as server:
-        report = run_check(server, monkeypatch)
+        report = await run_check(server, monkeypatch)
     [model] = [item for item in report.seen if item.name == "model"]
     assert model.told == "scripted is not among them; there are scripted-2, other"
     assert not report.ok
 
 
-def test_a_model_list_is_shown_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_list_is_shown_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(able, models=[{"id": f"scripted-{KEY}"}]) as server:
-        report = run_check(server, monkeypatch)  # which looks for it
+        report = await run_check(server, monkeypatch)  # which looks for it
     assert "there are scripted-***" in report.seen[1].told
 
 
@@ -197,22 +196,22 @@ def test_a_model_list_is_shown_without_the_key(monkeypatch: pytest.MonkeyPatch) 
         ({"max_model_len": "long"}, 0, None, "unknown"),
     ],
 )
-def test_the_context_comes_from_the_settings_or_the_server(
+async def test_the_context_comes_from_the_settings_or_the_server(
     monkeypatch: pytest.MonkeyPatch, listing: dict[str, Any], set_to: int, passed: bool | None, expected_text: str
 ) -> None:
     with scripted_server(able, models=[{"id": "scripted", **listing}]) as server:
-        report = run_check(server, monkeypatch, context_tokens=set_to)
+        report = await run_check(server, monkeypatch, context_tokens=set_to)
     [context] = [item for item in report.seen if item.name == "context"]
     assert context.passed is passed
     assert expected_text in context.told
     assert report.ok is (passed is not False)
 
 
-def test_missing_token_counts_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_token_counts_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     def script(body: dict[str, Any], nth: int) -> ScriptedReply:
         return able(body, nth) if way(body) != "none" else Message(NUMBERS, usage=None)
 
     with scripted_server(script) as server:
-        report = run_check(server, monkeypatch)
+        report = await run_check(server, monkeypatch)
     assert report.estimated
     assert "costs are estimates" in report.seen[-1].told

@@ -31,7 +31,7 @@ def purpose_question(capability: str, number: int) -> Question:
     return Question(Purpose("c1", "synthesize", capability), message, max_tokens=100_000)
 
 
-def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
+async def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
     pair = threading.Barrier(2, timeout=60)
 
     def script(body: dict[str, Any], nth: int) -> ScriptedReply:
@@ -52,11 +52,11 @@ def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
         assert ledger.usage(Purpose("c1", "synthesize", "dates")).calls == 4
 
     with scripted_server(script) as server:
-        asyncio.run(all_at_once(server))
+        await all_at_once(server)
         assert (len(server.requests), server.most_at_once) == (20, 2)
 
 
-def test_the_servers_context_bounds_the_answer_once_it_is_available() -> None:
+async def test_the_servers_context_bounds_the_answer_once_it_is_available() -> None:
     async def repeat(server: Scripted) -> list[int]:
         for number in range(2):
             async with model(settings(server), InMemoryLedger()) as language_model:
@@ -65,19 +65,21 @@ def test_the_servers_context_bounds_the_answer_once_it_is_available() -> None:
         return [body["max_completion_tokens"] for body in server.requests]
 
     with scripted_server(GOOD, models=[]) as server:
-        unbounded, bounded = asyncio.run(repeat(server))
+        unbounded, bounded = await repeat(server)
     assert unbounded == 100_000
     assert 500 < bounded < 1000
 
 
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 1000}, {"tokens_per_minute": 10**6}])
-def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
     async def single(server: Scripted) -> None:
         async with model(settings(server, **limits), InMemoryLedger()) as language_model:
             await language_model.ask(purpose_question("dates", 1), Fault)
 
     with scripted_server(GOOD) as server:
-        asyncio.run(single(server))
+        await single(server)
     [*retained] = tmp_path.glob("traced-data/llm-pace-*.json")
     assert len(retained) == bool(limits)
     assert all([tokens for _, tokens, _ in json.loads(file.read_text())["begun"]] == [14] for file in retained)

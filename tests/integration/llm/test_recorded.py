@@ -1,6 +1,5 @@
 """What a real server once answered, replayed: each form of asking is understood as it was then."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tests.scripted_model import RecordedResponse, ScriptedReply, scripted_serve
 MODEL = "SmolLM2-135M-Instruct"
 
 
-def replayed(name: str) -> Reply:
+async def replayed(name: str) -> Reply:
     recording = read_recording(name)
 
     def script(body: dict[str, Any], nth: int) -> ScriptedReply:
@@ -23,7 +22,7 @@ def replayed(name: str) -> Reply:
         return RecordedResponse(recording["body"].encode(), recording["status"], recording["type"])
 
     with scripted_server(script) as server:
-        return asyncio.run(send(server.url, MODEL, CASES[name]))[0]
+        return (await send(server.url, MODEL, CASES[name]))[0]
 
 
 def test_every_recording_is_of_a_case_and_holds_no_key() -> None:
@@ -35,8 +34,8 @@ def test_every_recording_is_of_a_case_and_holds_no_key() -> None:
         assert "Bearer" not in str(recording)
 
 
-def test_an_answer_by_schema_is_in_form_and_counted() -> None:
-    reply = replayed("json_schema")
+async def test_an_answer_by_schema_is_in_form_and_counted() -> None:
+    reply = await replayed("json_schema")
     assert Fault.model_validate(parse_object(reply.text)) == Fault(fault="simulator", message=1)
     assert (reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == ("stop", 67, 20)
     assert not reply.estimated
@@ -50,16 +49,16 @@ def test_an_answer_by_schema_is_in_form_and_counted() -> None:
         ("cut_off", '{\n  "f', 4),
     ],
 )
-def test_prose_of_a_weak_model_is_no_answer(name: str, begins: str, tokens: int) -> None:
-    reply = replayed(name)
+async def test_prose_of_a_weak_model_is_no_answer(name: str, begins: str, tokens: int) -> None:
+    reply = await replayed(name)
     assert reply.text.startswith(begins)
     assert (reply.finish_reason, reply.completion_tokens) == ("length", tokens)
     with pytest.raises(Unreadable):
         parse_object(reply.text)
 
 
-def test_words_come_whole() -> None:
-    reply = replayed("text")
+async def test_words_come_whole() -> None:
+    reply = await replayed("text")
     assert reply.text.startswith("A cup is a small, often ornate object that holds a beverage")
     assert (reply.finish_reason, reply.completion_tokens) == ("length", 40)
 
@@ -72,6 +71,6 @@ def test_words_come_whole() -> None:
         ("wrong_key", r"status 401: Unauthorized.*llm\.api_key_env or llm\.api_key_file"),
     ],
 )
-def test_refusals_quote_the_server_and_name_the_setting(name: str, sentence: str) -> None:
+async def test_refusals_quote_the_server_and_name_the_setting(name: str, sentence: str) -> None:
     with pytest.raises(ModelRefused, match=sentence):
-        replayed(name)
+        await replayed(name)

@@ -1,6 +1,5 @@
 """Notices against a real HTTP server on loopback, real programs, and a store that outlives the process."""
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -93,8 +92,8 @@ def say(engine: Engine, settings: NotifySection, adapter: str = "precision@v1") 
         announce(session, approval_needed(adapter, "gate-1"), settings.names, at=NOON)
 
 
-def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> DeliveryResult:
-    return asyncio.run(deliver_due(engine, settings, now=lambda: at))
+async def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> DeliveryResult:
+    return await deliver_due(engine, settings, now=lambda: at)
 
 
 def waiting(engine: Engine) -> list[Notice]:
@@ -109,15 +108,15 @@ def program(tmp_path: Path, name: str, text: str) -> str:
     return str(path)
 
 
-def test_a_webhook_gets_each_notice_once_signed_by_standard_webhooks(
+async def test_a_webhook_gets_each_notice_once_signed_by_standard_webhooks(
     engine: Engine, receiver: Receiver, tmp_path: Path
 ) -> None:
     (tmp_path / "secret").write_text(SECRET + "\n")
     settings = hooks(webhooks=webhook(receiver, secret_file=str(tmp_path / "secret")))
     say(engine, settings)
-    assert turn(engine, settings) == DeliveryResult(1, 0)
+    assert await turn(engine, settings) == DeliveryResult(1, 0)
     say(engine, settings)
-    assert turn(engine, settings, NOON + timedelta(days=1)) == DeliveryResult()
+    assert await turn(engine, settings, NOON + timedelta(days=1)) == DeliveryResult()
     ((headers, body),) = receiver.requests
     notice = json.loads(body)
     assert (notice["kind"], notice["subject"], notice["command"]) == (
@@ -132,39 +131,39 @@ def test_a_webhook_gets_each_notice_once_signed_by_standard_webhooks(
     assert waiting(engine) == []
 
 
-def test_a_refused_notice_is_retried_with_backoff_up_to_the_limit(engine: Engine, receiver: Receiver) -> None:
+async def test_a_refused_notice_is_retried_with_backoff_up_to_the_limit(engine: Engine, receiver: Receiver) -> None:
     settings = hooks(webhooks=webhook(receiver))
     receiver.codes = [500, 302, 404]
     say(engine, settings)
     at = NOON
     assert [backoff(settings, tries).total_seconds() for tries in (1, 2, 3, 10_000)] == [10, 15, 15, 15]
     for wait in (10, 15, None):
-        assert turn(engine, settings, at) == DeliveryResult(0, 1)
-        assert turn(engine, settings, at + timedelta(seconds=9)) == DeliveryResult()
+        assert await turn(engine, settings, at) == DeliveryResult(0, 1)
+        assert await turn(engine, settings, at + timedelta(seconds=9)) == DeliveryResult()
         (left,) = waiting(engine)
         assert left.next_at == (None if wait is None else at + timedelta(seconds=wait))
         at += timedelta(seconds=wait or 1000)
     assert (left.tries, left.last_error) == (3, "webhook ops: status 404")
-    assert turn(engine, settings, at) == DeliveryResult()
+    assert await turn(engine, settings, at) == DeliveryResult()
     assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 1
     assert len(receiver.requests) == 3
 
 
-def test_a_new_daemon_resumes_the_deliveries_of_a_killed_one(
+async def test_a_new_daemon_resumes_the_deliveries_of_a_killed_one(
     receiver: Receiver, tmp_path: Path, engine: Engine
 ) -> None:
     settings = hooks(webhooks=webhook(receiver))
     receiver.codes = [503]
     say(engine, settings)
-    turn(engine, settings)
+    await turn(engine, settings)
     engine.dispose()
     store = open_store(f"sqlite:///{tmp_path}/traced.db")
-    assert turn(store, settings, NOON + timedelta(seconds=10)) == DeliveryResult(1, 0)
+    assert await turn(store, settings, NOON + timedelta(seconds=10)) == DeliveryResult(1, 0)
     store.dispose()
     assert [json.loads(body)["subject"] for _, body in receiver.requests] == ["precision@v1"] * 2
 
 
-def test_a_dead_hook_blocks_no_other_and_its_url_is_never_written(
+async def test_a_dead_hook_blocks_no_other_and_its_url_is_never_written(
     engine: Engine, receiver: Receiver, tmp_path: Path
 ) -> None:
     receiver.silent.set()
@@ -180,7 +179,7 @@ def test_a_dead_hook_blocks_no_other_and_its_url_is_never_written(
         timeout_s=0.5,
     )
     say(engine, settings)
-    assert turn(engine, settings) == DeliveryResult(1, 3)
+    assert await turn(engine, settings) == DeliveryResult(1, 3)
     assert json.loads(received_file.read_text())["subject"] == "precision@v1"
     errors = {notice.hook: notice.last_error for notice in waiting(engine)}
     assert errors == {
@@ -190,13 +189,13 @@ def test_a_dead_hook_blocks_no_other_and_its_url_is_never_written(
     }
 
 
-def test_a_missing_or_invalid_secret_is_reported(engine: Engine, receiver: Receiver, tmp_path: Path) -> None:
+async def test_a_missing_or_invalid_secret_is_reported(engine: Engine, receiver: Receiver, tmp_path: Path) -> None:
     (tmp_path / "odd").write_text("whsec_%%%")
     (tmp_path / "empty").write_text("\n")
     for name, cause in (("odd", "cannot be read"), ("empty", "is empty"), ("none", "No such file")):
         settings = hooks(webhooks=webhook(receiver, secret_file=str(tmp_path / name)))
         say(engine, settings, f"{name}@v1")
-        assert turn(engine, settings).failed == 1
+        assert (await turn(engine, settings)).failed == 1
         assert cause in waiting(engine)[0].last_error
     assert receiver.requests == []
 
@@ -213,36 +212,36 @@ FAILURES: list[tuple[str, Callable[[str], bool]]] = [
 
 
 @pytest.mark.parametrize(("script", "as_expected"), FAILURES)
-def test_a_failing_command_is_retried(
+async def test_a_failing_command_is_retried(
     engine: Engine, tmp_path: Path, script: str, as_expected: Callable[[str], bool]
 ) -> None:
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}])
     say(engine, settings)
-    assert turn(engine, settings) == DeliveryResult(0, 1)
+    assert await turn(engine, settings) == DeliveryResult(0, 1)
     (left,) = waiting(engine)
     assert as_expected(left.last_error), left.last_error
     assert left.next_at is not None
 
 
-def test_a_command_past_its_time_limit_is_killed_with_its_children(engine: Engine, tmp_path: Path) -> None:
+async def test_a_command_past_its_time_limit_is_killed_with_its_children(engine: Engine, tmp_path: Path) -> None:
     script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}], timeout_s=0.5)
     say(engine, settings)
-    assert turn(engine, settings) == DeliveryResult(0, 1)
+    assert await turn(engine, settings) == DeliveryResult(0, 1)
     assert "did not finish within 0.5 s" in waiting(engine)[0].last_error
     state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_missing_command_is_reported(engine: Engine, tmp_path: Path) -> None:
+async def test_a_missing_command_is_reported(engine: Engine, tmp_path: Path) -> None:
     settings = hooks(commands=[{"name": "mail", "argv": [str(tmp_path / "nothing")]}])
     say(engine, settings)
-    assert turn(engine, settings) == DeliveryResult(0, 1)
+    assert await turn(engine, settings) == DeliveryResult(0, 1)
     assert "cannot be started" in waiting(engine)[0].last_error
 
 
-def test_without_hooks_the_store_is_not_read(tmp_path: Path) -> None:
+async def test_without_hooks_the_store_is_not_read(tmp_path: Path) -> None:
     engine = open_store("sqlite://")
-    assert turn(engine, hooks()) == DeliveryResult()
+    assert await turn(engine, hooks()) == DeliveryResult()
     engine.dispose()
     assert os.listdir(tmp_path) == []

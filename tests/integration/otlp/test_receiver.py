@@ -1,6 +1,5 @@
 """What the receiver answers, keeps, refuses and leaves out; spans by hand, as OTLP/JSON and as protobuf."""
 
-import asyncio
 import gzip
 import json
 import zlib
@@ -28,12 +27,9 @@ PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NAME = f"otlp-{TRACE}-{1:016x}"
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, settings=settings) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async with running_gateway(tmp_path, settings=settings) as gateway:
+        await check(gateway)
 
 
 def by_protobuf(payload: dict[str, Any]) -> bytes:
@@ -57,7 +53,7 @@ def bad_span_lines(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "spool" / "damaged-otlp.jsonl").read_text().splitlines()]
 
 
-def test_protobuf_json_and_gzip_give_the_same_and_repeats_count_once(tmp_path: Path) -> None:
+async def test_protobuf_json_and_gzip_give_the_same_and_repeats_count_once(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         payload = request(call(1))
         gzip_headers = {"Content-Encoding": "gzip"}
@@ -84,10 +80,10 @@ def test_protobuf_json_and_gzip_give_the_same_and_repeats_count_once(tmp_path: P
         assert first.body["messages"] == [{"role": "user", "content": "Hello?"}]
         assert first.body["answer"] == {"role": "assistant", "content": "Hello!"}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_the_example_of_the_specification_is_accepted_and_ignored(tmp_path: Path) -> None:
+async def test_the_example_of_the_specification_is_accepted_and_ignored(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         answer = await gateway.http.post("/v1/traces", json=EXAMPLE)
         assert (answer.status_code, answer.json()) == (200, {})
@@ -99,10 +95,10 @@ def test_the_example_of_the_specification_is_accepted_and_ignored(tmp_path: Path
         assert (await gateway.http.post("/v1/metrics", content=b"\x00any", headers=PROTOBUF)).content == b""
         assert "spans" not in (await gateway.http.get("/ready")).json()
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_unusable_spans_are_reported_and_set_aside_and_the_others_recorded(tmp_path: Path) -> None:
+async def test_unusable_spans_are_reported_and_set_aside_and_the_others_recorded(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         truncated = call(2, **{"gen_ai.input.messages": '[{"role": "user", "par'})
         dropped, nameless = {**call(3), "droppedAttributesCount": 9}, {**call(4), "traceId": "00"}
@@ -120,7 +116,7 @@ def test_unusable_spans_are_reported_and_set_aside_and_the_others_recorded(tmp_p
         assert sum((await gateway.http.get("/ready")).json()["spans"]["rejected"].values()) == 6
         await wait_for_trajectories(gateway, 1)
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +133,7 @@ def test_unusable_spans_are_reported_and_set_aside_and_the_others_recorded(tmp_p
     ],
     ids=["garbage", "list", "deep", "id", "type", "gzip", "large", "bomb"],
 )
-def test_an_invalid_request_is_refused_without_retry(
+async def test_an_invalid_request_is_refused_without_retry(
     tmp_path: Path, content: bytes, headers: dict[str, str], status: int, word: str
 ) -> None:
     async def check(gateway: RunningGateway) -> None:
@@ -153,10 +149,10 @@ def test_an_invalid_request_is_refused_without_retry(
             assert (word if "traces" in path else word.replace("Trace", "Logs")) in message
         assert (await gateway.http.post("/v1/traces", json=request(call(1)))).status_code == 200
 
-    run(tmp_path, check, **{"serving.body_mb": 1})
+    await run(tmp_path, check, **{"serving.body_mb": 1})
 
 
-def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
+async def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         with write_session(gateway.store) as session:
             key = create_key(session, ADA, "agent", 3)
@@ -171,10 +167,10 @@ def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
         (response_row,) = await wait_for_trajectories(gateway, 1, "agent:otlp:c-1")
         assert (response_row.id, response_row.key_id) == (f"otlp-agent-{TRACE}-{1:016x}", "agent")
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
+async def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         (tmp_path / "spool").write_text("in the way")
         choice = {"message": {"role": "assistant", "content": "Hello!"}, "index": 0}
@@ -189,10 +185,10 @@ def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
         assert (await gateway.http.post("/v1/traces", json=request(span))).json() == {}  # recorded before
         assert (await gateway.http.get("/ready")).json()["spans"]["waiting"] == 0
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
+async def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await gateway.http.post("/v1/traces", json=request(call(1)), headers={"X-Traced-Record": "no"})
         attributes_without_messages = {"gen_ai.input.messages": None, "gen_ai.output.messages": None}
@@ -213,10 +209,10 @@ def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
         assert "4111" not in json.dumps(trajectory)
         assert gateway.exchanges("otlp:c-1") == []
 
-    run(tmp_path, check, **{"serving.record": 0.5, "serving.redact": ["l+", "4111"]})
+    await run(tmp_path, check, **{"serving.record": 0.5, "serving.redact": ["l+", "4111"]})
 
 
-def test_a_failed_call_is_recorded_but_is_no_trajectory(tmp_path: Path) -> None:
+async def test_a_failed_call_is_recorded_but_is_no_trajectory(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         attributes_without_messages = {"gen_ai.output.messages": None, "error.type": "RateLimitError"}
         failed = {**call(1, **attributes_without_messages), "status": {"code": 2, "message": "slow down"}}
@@ -229,10 +225,10 @@ def test_a_failed_call_is_recorded_but_is_no_trajectory(tmp_path: Path) -> None:
         }
         assert exchanges == {500: ("slow down", None), 200: ("", trajectory.id)}
 
-    run(tmp_path, check, **{"serving.silence_s": 0})
+    await run(tmp_path, check, **{"serving.silence_s": 0})
 
 
-def test_evaluations_are_feedback(tmp_path: Path) -> None:
+async def test_evaluations_are_feedback(tmp_path: Path) -> None:
     def evaluation(score: Any, **extra: Any) -> dict[str, Any]:
         attributes = {"gen_ai.evaluation.name": "relevance", "gen_ai.evaluation.score.value": score, **extra}
         return event("gen_ai.evaluation.result", attributes=attributes)
@@ -257,10 +253,10 @@ def test_evaluations_are_feedback(tmp_path: Path) -> None:
             (0.25, "", "otlp relevance"),
         ]
 
-    run(tmp_path, check, **{"serving.silence_s": 0})
+    await run(tmp_path, check, **{"serving.silence_s": 0})
 
 
-def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path: Path) -> None:
+async def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         names = {trajectory: f"{trajectory}@example.com" for trajectory in ("ann", "bob")}
         calls = [call(n, **{"gen_ai.conversation.id": name}) for n, name in enumerate(names.values(), 1)]
@@ -280,21 +276,21 @@ def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path: Path
         assert (first.label, first.comment) == ("by [redacted]", "[redacted]")
         assert first.who.startswith("[redacted-")
 
-    run(tmp_path, check, **{"serving.silence_s": 0, "serving.redact": [r"\S+@\S+", "ann@example.com"]})
+    await run(tmp_path, check, **{"serving.silence_s": 0, "serving.redact": [r"\S+@\S+", "ann@example.com"]})
 
 
 @pytest.mark.parametrize("field", ["answer", "messages"])
-def test_redacted_fields_named_like_parts_of_a_call_are_harmless(tmp_path: Path, field: str) -> None:
+async def test_redacted_fields_named_like_parts_of_a_call_are_harmless(tmp_path: Path, field: str) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert (await gateway.http.post("/v1/traces", json=request(call(1)))).json() == {}
         await wait_until(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         assert [message["content"] for message in trajectory.messages] == ["Hello?", "Hello!"]
 
-    run(tmp_path, check, **{"serving.silence_s": 0, "serving.redact_fields": [field]})
+    await run(tmp_path, check, **{"serving.silence_s": 0, "serving.redact_fields": [field]})
 
 
-def test_an_unnamed_conversation_is_identified_by_trace_or_opening(tmp_path: Path) -> None:
+async def test_an_unnamed_conversation_is_identified_by_trace_or_opening(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         nameless = {"gen_ai.conversation.id": None}
         child, root_call = {**call(1, **nameless), "parentSpanId": f"{9:016x}"}, call(2, **nameless)
@@ -306,10 +302,10 @@ def test_an_unnamed_conversation_is_identified_by_trace_or_opening(tmp_path: Pat
         assert f"otlp:{TRACE}" in tasks
         assert max(map(len, tasks)) < 80
 
-    run(tmp_path, check, **{"serving.silence_s": 0})
+    await run(tmp_path, check, **{"serving.silence_s": 0})
 
 
-def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> None:
+async def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         details = {"gen_ai.operation.name": "chat", "gen_ai.conversation.id": "c-1", "gen_ai.response.model": "m-2"}
         for way, role in (("input", "user"), ("output", "assistant")):
@@ -320,7 +316,7 @@ def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> No
         assert (await gateway.http.post("/v1/logs", json=request(logs=[details_event, half]))).json() == {}
         assert (await gateway.http.get("/ready")).json()["spans"]["waiting"] == 2
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
     async def later(gateway: RunningGateway) -> None:
         (trajectory,) = await wait_for_trajectories(gateway, 1)  # a log record that has everything needs no span
@@ -329,14 +325,14 @@ def test_pending_spans_are_recorded_when_the_gateway_stops(tmp_path: Path) -> No
         assert "without their span" in left["why"]
         assert left["told"]["events"][0]["body"] == {"content": "Hello?"}
 
-    run(tmp_path, later)
+    await run(tmp_path, later)
 
 
-def test_deflate_is_accepted(tmp_path: Path) -> None:
+async def test_deflate_is_accepted(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         headers = {**PROTOBUF, "Content-Encoding": "deflate"}
         compressed = zlib.compress(by_protobuf(request(call(1))))
         assert (await gateway.http.post("/v1/traces", content=compressed, headers=headers)).status_code == 200
         await wait_for_trajectories(gateway, 1)
 
-    run(tmp_path, check)
+    await run(tmp_path, check)

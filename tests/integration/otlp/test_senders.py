@@ -26,12 +26,9 @@ CONVERSATION = [
 ]
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, settings={**SETTINGS, **settings}) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async with running_gateway(tmp_path, settings={**SETTINGS, **settings}) as gateway:
+        await check(gateway)
 
 
 async def work(calls: str, spans: str, kind: str, **environment: str) -> list[list[dict[str, Any]]]:
@@ -65,7 +62,7 @@ async def two_trajectories(gateway: RunningGateway) -> list[Trajectory]:
         ("openinference", "", [TOOL]),
     ],
 )
-def test_an_agents_calls_become_a_trajectory_each(
+async def test_an_agents_calls_become_a_trajectory_each(
     tmp_path: Path, kind: str, capture: str, tools: list[dict[str, Any]]
 ) -> None:
     async def check(gateway: RunningGateway) -> None:
@@ -84,7 +81,7 @@ def test_an_agents_calls_become_a_trajectory_each(
         span_counts = (await gateway.http.get("/ready")).json()["spans"]
         assert span_counts == {"recorded": 4, "waiting": 0, "rejected": {}}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
 def recorded_requests(name: str) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def recorded_requests(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", [("traces", "logs"), ("logs", "traces"), ("logs", "logs", "traces", "traces")])
-def test_messages_that_come_as_log_records_find_their_spans(tmp_path: Path, order: tuple[str, ...]) -> None:
+async def test_messages_that_come_as_log_records_find_their_spans(tmp_path: Path, order: tuple[str, ...]) -> None:
     async def check(gateway: RunningGateway) -> None:
         requests = recorded_requests("openai-v2-2.1b0")
         for signal in order:
@@ -109,10 +106,10 @@ def test_messages_that_come_as_log_records_find_their_spans(tmp_path: Path, orde
             assert trajectory.model == "m-1"
         assert (await gateway.http.get("/ready")).json()["spans"]["waiting"] == 0
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> None:
+async def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         async with elsewhere() as model:
             await work(model, gateway.url, "openai-v2")
@@ -129,10 +126,10 @@ def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> None:
         assert response.status_code == 200  # they wait for their spans, and go where those went
         assert gateway.trajectories() == []
 
-    run(tmp_path, check, **{"serving.span_wait_s": 1.0})
+    await run(tmp_path, check, **{"serving.span_wait_s": 1.0})
 
 
-def test_a_traced_call_through_the_gateway_is_recorded_once(tmp_path: Path) -> None:
+async def test_a_traced_call_through_the_gateway_is_recorded_once(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await work(f"{gateway.url}/v1", gateway.url, "openai-v2", **{CAPTURE: "span_only"})
         await wait_until(lambda: gateway.trajectories())
@@ -143,4 +140,4 @@ def test_a_traced_call_through_the_gateway_is_recorded_once(tmp_path: Path) -> N
         assert trajectory.task_id.startswith("opening-")
         assert {exchange.id[:9] for exchange in gateway.exchanges(trajectory.task_id)} == {"exchange-"}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)

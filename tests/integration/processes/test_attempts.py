@@ -68,12 +68,12 @@ def job(action: str, **arguments: Any) -> Job:
     return Job("tests.integration.processes.stage", {"do": action, **arguments}, "c1", "train", "dates", "ab", limits)
 
 
-def run_settled(
+async def run_settled(
     store: Engine, folder: Path, the_job: Job, clock: Clock | None = None, reports: list[Report] | None = None
 ) -> dict[str, Any]:
     executor = LocalExecutor(folder, check_s=0.05)
     listener = (reports if reports is not None else []).append
-    return asyncio.run(run_until_settled(executor, the_job, ledger(store, clock or Clock()), listener))
+    return await run_until_settled(executor, the_job, ledger(store, clock or Clock()), listener)
 
 
 def history(store: Engine, key: InputKey = KEY) -> list[Attempt]:
@@ -81,20 +81,20 @@ def history(store: Engine, key: InputKey = KEY) -> list[Attempt]:
         return rows.list_attempts(session, key)
 
 
-def test_a_preempted_job_is_not_counted_and_not_retried(store: Engine, tmp_path: Path) -> None:
+async def test_a_preempted_job_is_not_counted_and_not_retried(store: Engine, tmp_path: Path) -> None:
     for _ in range(4):
         with pytest.raises(Preempted, match="iteration 2 of 4"):
-            run_settled(store, tmp_path, job("fail", error="paused"))
+            await run_settled(store, tmp_path, job("fail", error="paused"))
     assert [attempt.state for attempt in history(store)] == [AttemptState.STOPPED] * 4
-    assert run_settled(store, tmp_path, job("succeed"))["echo"] is None
+    assert (await run_settled(store, tmp_path, job("succeed")))["echo"] is None
 
 
 def states(store: Engine) -> list[str]:
     return [attempt.state.value for attempt in history(store)]
 
 
-def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: Path) -> None:
-    assert run_settled(store, tmp_path, job("succeed", steps=4))["echo"] is None
+async def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: Path) -> None:
+    assert (await run_settled(store, tmp_path, job("succeed", steps=4)))["echo"] is None
     [attempt] = history(store)
     assert (attempt.state, attempt.number, attempt.holder) == (AttemptState.FINISHED, 1, own_identity())
     assert attempt.evidence["exit_code"] == 0
@@ -103,10 +103,10 @@ def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: 
     assert attempt.pid is not None
 
 
-def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_path: Path) -> None:
+async def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_path: Path) -> None:
     clock, reports = Clock(), []
     failing_job = job("fail_times", counter=str(tmp_path / "n"), times=2, how="crash")
-    assert run_settled(store, tmp_path, failing_job, clock, reports) == {"tried": 3}
+    assert await run_settled(store, tmp_path, failing_job, clock, reports) == {"tried": 3}
     assert states(store) == ["failed", "failed", "finished"]
     waits = [report.data for report in reports if report.kind is ReportKind.WAITING]
     assert [wait["after"] for wait in waits] == ["failed", "failed"]
@@ -115,12 +115,12 @@ def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_pa
     assert all(wait["seconds"] in clock.slept for wait in waits)
 
 
-def test_three_failures_quarantine_the_input_until_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
+async def test_three_failures_quarantine_the_input_until_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
     failing_job = job("fail_times", counter=str(tmp_path / "n"), times=4, how="crash")
     with pytest.raises(
         Quarantined, match=r"train of dates is quarantined as p3: 3 attempts failed.*SIGSEGV"
     ) as exc_info:
-        run_settled(store, tmp_path, failing_job)
+        await run_settled(store, tmp_path, failing_job)
     assert "traced release p3" in exc_info.value.hint
     assert states(store) == ["failed"] * 3
     with read_session(store) as session:
@@ -128,58 +128,58 @@ def test_three_failures_quarantine_the_input_until_a_person_releases_it(store: E
     assert [attempt["signal"] for attempt in entry.evidence["attempts"]] == ["SIGSEGV"] * 3
     assert all(attempt["last_lines"] for attempt in entry.evidence["attempts"])
     with pytest.raises(Quarantined):  # a restart of the service: nothing but the store remembers
-        run_settled(store, tmp_path, failing_job)
+        await run_settled(store, tmp_path, failing_job)
     assert len(states(store)) == 3
     with write_session(store) as session:
         rows.release_quarantined(session, entry.id, actor="Ada", at=Clock().now())
-    assert run_settled(store, tmp_path, failing_job) == {"tried": 5}
+    assert await run_settled(store, tmp_path, failing_job) == {"tried": 5}
     assert states(store)[3:] == ["failed", "finished"]
 
 
-def test_infrastructure_failures_are_waited_for_and_never_quarantined(store: Engine, tmp_path: Path) -> None:
+async def test_infrastructure_failures_are_waited_for_and_never_quarantined(store: Engine, tmp_path: Path) -> None:
     reports: list[Report] = []
     failing_job = job("fail_times", counter=str(tmp_path / "n"), times=5, how="docker")
-    assert run_settled(store, tmp_path, failing_job, reports=reports) == {"tried": 6}
+    assert await run_settled(store, tmp_path, failing_job, reports=reports) == {"tried": 6}
     assert states(store) == ["blocked"] * 5 + ["finished"]
     waits = [report.data for report in reports if report.kind is ReportKind.WAITING]
     assert all("no Docker engine answers" in wait["for"] and wait["after"] == "blocked" for wait in waits)
 
 
-def test_a_stages_own_answer_is_raised_and_not_tried_again(store: Engine, tmp_path: Path) -> None:
+async def test_a_stages_own_answer_is_raised_and_not_tried_again(store: Engine, tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="the gate said no") as exc_info:
-        run_settled(store, tmp_path, job("fail", error="answer"))
+        await run_settled(store, tmp_path, job("fail", error="answer"))
     assert exc_info.value.hint == "look"
     assert states(store) == ["finished"]
 
 
-def test_a_stored_answer_is_reused_in_its_cycle_only(store: Engine, tmp_path: Path) -> None:
+async def test_a_stored_answer_is_reused_in_its_cycle_only(store: Engine, tmp_path: Path) -> None:
     working_job = job("fail_times", counter=str(tmp_path / "n"), times=0, how="crash")
-    assert [run_settled(store, tmp_path, working_job) for _ in range(2)] == [{"tried": 1}] * 2
+    assert [await run_settled(store, tmp_path, working_job) for _ in range(2)] == [{"tried": 1}] * 2
     assert states(store) == ["finished"]
     with write_session(store) as session:
         save_cycle(session, replace(CYCLE, id="c2"))
-    assert run_settled(store, tmp_path, replace(working_job, cycle_id="c2")) == {"tried": 2}
-    assert run_settled(store, tmp_path, replace(working_job, input_hash="cd")) == {"tried": 3}
+    assert await run_settled(store, tmp_path, replace(working_job, cycle_id="c2")) == {"tried": 2}
+    assert await run_settled(store, tmp_path, replace(working_job, input_hash="cd")) == {"tried": 3}
 
 
-def test_a_stored_refusal_is_raised_again(store: Engine, tmp_path: Path) -> None:
+async def test_a_stored_refusal_is_raised_again(store: Engine, tmp_path: Path) -> None:
     values = []
     for _ in range(2):
         with pytest.raises(CapabilityError) as exc_info:
-            run_settled(store, tmp_path, job("fail", error="answer"))
+            await run_settled(store, tmp_path, job("fail", error="answer"))
         values.append((exc_info.value.message, exc_info.value.hint))
     assert values[0] == values[1]
     assert states(store) == ["finished"]
 
 
 @pytest.mark.parametrize(("done", "times"), [(0, 3), (7, 4)])
-def test_kills_without_progress_lead_to_quarantine(store: Engine, tmp_path: Path, done: int, times: int) -> None:
+async def test_kills_without_progress_lead_to_quarantine(store: Engine, tmp_path: Path, done: int, times: int) -> None:
     with pytest.raises(Quarantined, match="3 attempts failed"):
-        run_settled(store, tmp_path, job("kill_itself", done=done))
+        await run_settled(store, tmp_path, job("kill_itself", done=done))
     assert states(store) == ["killed"] * times
 
 
-def test_a_child_that_cannot_be_started_is_retried(store: Engine, tmp_path: Path) -> None:
+async def test_a_child_that_cannot_be_started_is_retried(store: Engine, tmp_path: Path) -> None:
     """The folder of the logs is a file until somebody looks after it."""
     blocker = tmp_path / "logs"
     blocker.write_text("")
@@ -192,12 +192,12 @@ def test_a_child_that_cannot_be_started_is_retried(store: Engine, tmp_path: Path
             await clock.sleep(seconds)
             self.at = clock.at
 
-    run_settled(store, blocker, job("succeed"), Mending())
+    await run_settled(store, blocker, job("succeed"), Mending())
     assert states(store) == ["blocked", "blocked", "finished"]
     assert "cannot write the job file" in history(store)[0].evidence["detail"]
 
 
-def test_a_cancelled_attempt_is_not_a_failure(store: Engine, tmp_path: Path) -> None:
+async def test_a_cancelled_attempt_is_not_a_failure(store: Engine, tmp_path: Path) -> None:
     async def main() -> None:
         started = asyncio.Event()
 
@@ -214,11 +214,13 @@ def test_a_cancelled_attempt_is_not_a_failure(store: Engine, tmp_path: Path) -> 
             await task
 
     for _ in range(4):
-        asyncio.run(main())
+        await main()
     assert states(store) == ["stopped"] * 4
 
 
-def test_an_unavailable_database_is_waited_for(store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_database_is_waited_for(
+    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is gone whenever an attempt should end; the result is not lost."""
     refusals = iter([True, True, False])
 
@@ -229,7 +231,7 @@ def test_an_unavailable_database_is_waited_for(store: Engine, tmp_path: Path, mo
 
     monkeypatch.setattr(attempts_module, "end_attempt", end)
     reports: list[Report] = []
-    assert run_settled(store, tmp_path, job("succeed"), reports=reports)["variable"] is None
+    assert (await run_settled(store, tmp_path, job("succeed"), reports=reports))["variable"] is None
     assert states(store) == ["finished"]
     assert [r.data["for"] for r in reports if r.kind is ReportKind.WAITING] == ["the database is locked"] * 2
 
@@ -252,7 +254,7 @@ asyncio.run(run_until_settled(LocalExecutor(Path(sys.argv[3])), read_job(Path(sy
 """
 
 
-def test_three_attempts_lost_to_a_killed_service_quarantine_the_input(store: Engine, tmp_path: Path) -> None:
+async def test_three_attempts_lost_to_a_killed_service_quarantine_the_input(store: Engine, tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(job("wait", checkpoint=str(tmp_path / "checkpoint")).to_json())
     command = [sys.executable, "-c", textwrap.dedent(SERVICE), str(path), sqlite_url(tmp_path / "traced.db")]
@@ -265,7 +267,7 @@ def test_three_attempts_lost_to_a_killed_service_quarantine_the_input(store: Eng
         assert recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900) == []
     assert states(store) == ["lost"] * 3
     with pytest.raises(Quarantined, match="its holder died"):
-        run_settled(store, tmp_path, job("succeed"))
+        await run_settled(store, tmp_path, job("succeed"))
 
 
 def killed_while_waiting(command: list[str]) -> list[psutil.Process]:

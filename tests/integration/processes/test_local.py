@@ -30,18 +30,18 @@ def executor(folder: Path) -> LocalExecutor:
     return LocalExecutor(folder, log_bytes=2 * MIB, check_s=0.05)
 
 
-def run(folder: Path, selected_job: Job, on_report: Callable[[Report], None] = lambda report: None) -> Result:
-    return asyncio.run(executor(folder).run(selected_job, on_report))
+async def run(folder: Path, selected_job: Job, on_report: Callable[[Report], None] = lambda report: None) -> Result:
+    return await executor(folder).run(selected_job, on_report)
 
 
 def has_exited(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None:
+async def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None:
     reports: list[Report] = []
     selected_job = Job(**{**vars(job("succeed", echo=["ü", 1.5, None])), "variables": {"STAGE_VARIABLE": "set"}})
-    result = run(tmp_path, selected_job, reports.append)
+    result = await run(tmp_path, selected_job, reports.append)
     assert result.outcome is JobOutcome.FINISHED
     assert result.value == {"pid": reports[0].data["pid"], "echo": ["ü", 1.5, None], "variable": "set"}
     assert reports[0].kind is ReportKind.STARTED
@@ -56,106 +56,102 @@ def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("action", ["fail", "fail_in_a_task"])
-def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, action: str) -> None:
-    result = run(tmp_path, job(action, error="docker"))
+async def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, action: str) -> None:
+    result = await run(tmp_path, job(action, error="docker"))
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.FAILED, 1)
     assert result.failure is not None
     assert result.failure.types == ["EngineDown", "SandboxError", "Exception"]
     assert "no Docker engine answers (refused)" in result.failure.message
 
 
-def test_a_defect_arrives_too_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
-    result = run(tmp_path, job("fail", error="a defect"))
+async def test_a_defect_arrives_too_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("fail", error="a defect"))
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.FAILED, 70)
     assert result.failure is not None
     assert result.failure.type == "KeyError"
     assert "KeyError: 'a defect'" in result.evidence.last_lines[-1]
 
 
-def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
-    result = run(tmp_path, job("hang", Limits(heartbeat_s=5, grace_s=0.2)))
+async def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("hang", Limits(heartbeat_s=5, grace_s=0.2)))
     assert result.outcome is JobOutcome.HUNG
     assert "no heartbeat for" in result.evidence.detail
     assert result.evidence.signal in ("SIGKILL", "SIGALRM")  # on a busy machine its own alarm may come first
     assert "in hang" in (tmp_path / "c1" / "train-dates.log").read_text()
 
 
-def test_a_child_that_its_own_alarm_ended_was_hung(tmp_path: Path) -> None:
-    result = run(tmp_path, job("kill_itself", signal="SIGALRM"))
+async def test_a_child_that_its_own_alarm_ended_was_hung(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("kill_itself", signal="SIGALRM"))
     assert (result.outcome, result.evidence.signal) == (JobOutcome.HUNG, "SIGALRM")
 
 
-def test_a_stalled_child_is_ended_in_order(tmp_path: Path) -> None:
-    result = run(tmp_path, job("stall", Limits(heartbeat_s=60, progress_s=4, grace_s=20)))
+async def test_a_stalled_child_is_ended_in_order(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("stall", Limits(heartbeat_s=60, progress_s=4, grace_s=20)))
     assert result.outcome is JobOutcome.STALLED
     assert "no progress for" in result.evidence.detail
     assert "'stuck' 7" in result.evidence.detail
     assert result.evidence.exit_code == 143
 
 
-def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
-    result = run(tmp_path, job("eat_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB, grace_s=20)))
+async def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("eat_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB, grace_s=20)))
     assert result.outcome is JobOutcome.OUT_OF_MEMORY
     assert "over the limit of 200 MiB" in result.evidence.detail
     assert result.evidence.peak_rss_bytes > 200 * MIB
     assert result.evidence.signal == "SIGKILL"
 
 
-def test_memory_that_is_shared_is_counted_once(tmp_path: Path) -> None:
-    result = run(tmp_path, job("share_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB), steps=10))
+async def test_memory_that_is_shared_is_counted_once(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("share_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB), steps=10))
     assert result.outcome is JobOutcome.FINISHED
     assert result.evidence.peak_rss_bytes > 200 * MIB
 
 
-def test_nothing_that_a_child_left_behind_survives_it(tmp_path: Path) -> None:
-    result = run(tmp_path, job("fork_and_leave"))
+async def test_nothing_that_a_child_left_behind_survives_it(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("fork_and_leave"))
     assert result.value is not None
     assert [has_exited(pid) for pid in result.value["pids"]] == [True, True]
 
 
 @pytest.mark.parametrize("action", ["wait", "wait_in_a_loop"])
-def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, action: str) -> None:
+async def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, action: str) -> None:
     checkpoint = tmp_path / "checkpoint"
-    pid = cancelled_when_it_progresses(tmp_path, job(action, checkpoint=str(checkpoint)))
+    pid = await cancelled_when_it_progresses(tmp_path, job(action, checkpoint=str(checkpoint)))
     assert checkpoint.read_text() == "whole"
     assert has_exited(pid)
 
 
-def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
-    assert has_exited(cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    assert has_exited(await cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
 
 
-def test_a_second_cancellation_stops_at_once(tmp_path: Path) -> None:
+async def test_a_second_cancellation_stops_at_once(tmp_path: Path) -> None:
     selected_job = job("ignore_sigterm", Limits(heartbeat_s=60, grace_s=250))  # the test's own time limit is shorter
-    assert has_exited(cancelled_when_it_progresses(tmp_path, selected_job, times=2))
+    assert has_exited(await cancelled_when_it_progresses(tmp_path, selected_job, times=2))
 
 
-def cancelled_when_it_progresses(folder: Path, selected_job: Job, times: int = 1) -> int:
+async def cancelled_when_it_progresses(folder: Path, selected_job: Job, times: int = 1) -> int:
     """Run and cancel; the child's process id."""
+    started, pids = asyncio.Event(), []
 
-    async def main() -> int:
-        started, pids = asyncio.Event(), []
+    def hear(report: Report) -> None:
+        pids.append(report.data.get("pid"))
+        if report.kind is ReportKind.PROGRESS:
+            started.set()
 
-        def hear(report: Report) -> None:
-            pids.append(report.data.get("pid"))
-            if report.kind is ReportKind.PROGRESS:
-                started.set()
-
-        task = asyncio.create_task(executor(folder).run(selected_job, hear))
-        await started.wait()
-        for _ in range(times):
-            task.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return pids[0]
-
-    return asyncio.run(main())
+    task = asyncio.create_task(executor(folder).run(selected_job, hear))
+    await started.wait()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return pids[0]
 
 
-def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: Path) -> None:
-    result = run(tmp_path, job("print_much", mib=100))
+async def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("print_much", mib=100))
     assert result.outcome is JobOutcome.FINISHED
     assert result.evidence.last_lines[-1] == "the last line"
     files = [path for path in (tmp_path / "c1").iterdir() if ".log" in path.name]
@@ -163,8 +159,8 @@ def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: 
     assert (tmp_path / "c1" / "train-dates.log").read_text().endswith("the last line\n")
 
 
-def test_the_output_of_a_child_is_redacted(tmp_path: Path) -> None:
-    result = run(tmp_path, job("tell_secrets"))
+async def test_the_output_of_a_child_is_redacted(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("tell_secrets"))
     log_text = (tmp_path / "c1" / "train-dates.log").read_text() + "".join(result.evidence.last_lines)
     assert "hunter2" not in log_text
     assert result.evidence.last_lines == ["in pieces: password=[redacted]", "token: [redacted]"]
@@ -178,40 +174,40 @@ def test_the_output_of_a_child_is_redacted(tmp_path: Path) -> None:
         ("leave", {"code": 7}, 7, None, ""),
     ],
 )
-def test_a_child_that_exits_without_a_report_crashed(
+async def test_a_child_that_exits_without_a_report_crashed(
     tmp_path: Path, action: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
 ) -> None:
-    result = run(tmp_path, job(action, **arguments))
+    result = await run(tmp_path, job(action, **arguments))
     assert (result.outcome, result.evidence.exit_code, result.evidence.signal) == (JobOutcome.CRASHED, code, name)
     assert result.evidence.detail.endswith("and no result")
     assert line in (tmp_path / "c1" / "train-dates.log").read_text()
 
 
-def test_a_child_stopped_from_outside_is_reported_as_stopped(tmp_path: Path) -> None:
+async def test_a_child_stopped_from_outside_is_reported_as_stopped(tmp_path: Path) -> None:
     def stop(report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
             os.kill(pids[0], signal.SIGTERM)
         pids.append(report.data.get("pid"))
 
     pids: list[int] = []
-    result = run(tmp_path, job("wait", checkpoint=str(tmp_path / "checkpoint")), stop)
+    result = await run(tmp_path, job("wait", checkpoint=str(tmp_path / "checkpoint")), stop)
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.STOPPED, 143)
 
 
-def test_a_result_counts_even_when_the_interpreter_does_not_end(tmp_path: Path) -> None:
-    result = run(tmp_path, job("not_go", Limits(heartbeat_s=60, grace_s=0.3)))
+async def test_a_result_counts_even_when_the_interpreter_does_not_end(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("not_go", Limits(heartbeat_s=60, grace_s=0.3)))
     assert (result.outcome, result.value) == (JobOutcome.FINISHED, {"done": True})
 
 
-def test_a_child_that_sends_invalid_reports_is_stopped(tmp_path: Path) -> None:
-    result = run(tmp_path, job("babble", Limits(heartbeat_s=60, grace_s=0.5), checkpoint=str(tmp_path / "c")))
+async def test_a_child_that_sends_invalid_reports_is_stopped(tmp_path: Path) -> None:
+    result = await run(tmp_path, job("babble", Limits(heartbeat_s=60, grace_s=0.5), checkpoint=str(tmp_path / "c")))
     assert result.outcome is JobOutcome.FAILED
     assert result.failure is not None
     assert result.failure.type == "ReportFault"
     assert "no JSON" in result.failure.message
 
 
-def test_an_error_of_on_report_stops_the_child_and_is_raised(tmp_path: Path) -> None:
+async def test_an_error_of_on_report_stops_the_child_and_is_raised(tmp_path: Path) -> None:
     def refuse(report: Report) -> None:
         pids.append(report.data.get("pid"))
         if report.kind is ReportKind.PROGRESS:
@@ -219,12 +215,12 @@ def test_an_error_of_on_report_stops_the_child_and_is_raised(tmp_path: Path) -> 
 
     pids: list[int] = []
     with pytest.raises(LookupError):
-        run(tmp_path, job("wait", checkpoint=str(tmp_path / "c")), refuse)
+        await run(tmp_path, job("wait", checkpoint=str(tmp_path / "c")), refuse)
     assert has_exited(pids[0])
 
 
-def test_a_missing_module_is_a_crash_with_its_message(tmp_path: Path) -> None:
-    result = run(tmp_path, Job("tests.no_such_module", {}, "c1", "gate"))
+async def test_a_missing_module_is_a_crash_with_its_message(tmp_path: Path) -> None:
+    result = await run(tmp_path, Job("tests.no_such_module", {}, "c1", "gate"))
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.CRASHED, 1)
     assert "No module named tests.no_such_module" in result.evidence.last_lines[-1]
 

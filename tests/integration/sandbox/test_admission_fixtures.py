@@ -1,6 +1,5 @@
 """A handful of the environments that admission is measured by, judged as ``python -m benchmarks.admission`` does."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -28,16 +27,16 @@ UNSOUND = [
 @pytest.mark.parametrize(
     "fixture", [fixture for fixture in sound() if fixture.name in SOUND], ids=lambda fixture: fixture.name
 )
-def test_a_sound_environment_is_admitted(fixture: Fixture) -> None:
-    result = asyncio.run(judge(fixture))
+async def test_a_sound_environment_is_admitted(fixture: Fixture) -> None:
+    result = await judge(fixture)
     assert (result.answer, result.refusals) == (EXPECT_ADMITTED, {})
 
 
 @pytest.mark.parametrize(
     "fixture", [fixture for fixture in unsound() if fixture.name in UNSOUND], ids=lambda fixture: fixture.name
 )
-def test_an_unsound_environment_is_refused_for_its_own_reason(fixture: Fixture) -> None:
-    result = asyncio.run(judge(fixture))
+async def test_an_unsound_environment_is_refused_for_its_own_reason(fixture: Fixture) -> None:
+    result = await judge(fixture)
     assert result.answer == fixture.expected, result.refusals
 
 

@@ -1,6 +1,5 @@
 """Environments that forge a verdict or know that they are probed: each is refused, by the check that saw it."""
 
-import asyncio
 import random
 
 import pytest
@@ -163,14 +162,14 @@ def test_an_episode_broken_by_an_agent_is_reported_with_its_seed() -> None:
     assert rates["exploits"]["at"] in {f"seed {sample['seed']}" for sample in rates["exploits"]["examples"]}
 
 
-def test_a_guess_does_not_draw_the_numbers_that_the_environment_draws() -> None:
+async def test_a_guess_does_not_draw_the_numbers_that_the_environment_draws() -> None:
     async def first_words(seed: int) -> str:
         async with SandboxSource(LAMP_SHOP, owner=OWNER) as source:
             episode = await play(source, seed, lambda task, messages, turn, rng: say(str(rng.random())), 1)
         return str(episode.messages[0]["content"])
 
-    assert asyncio.run(first_words(7)) == asyncio.run(first_words(7))
-    assert asyncio.run(first_words(7)) != str(random.Random(7).random())
+    assert await first_words(7) == await first_words(7)
+    assert await first_words(7) != str(random.Random(7).random())
 
 
 def test_an_unchanged_lamp_shop_is_admitted_here() -> None:

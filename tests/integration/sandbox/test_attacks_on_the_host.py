@@ -221,24 +221,20 @@ def test_sitecustomize_conftest_and_import_paths_poison_nobody(attacker: Hostile
     assert attacker.attack("import_path").reply == path
 
 
-def test_no_state_leaks_between_two_episodes(attacker: Hostile, lamp_shop: str) -> None:
+async def test_no_state_leaks_between_two_episodes(attacker: Hostile, lamp_shop: str) -> None:
     """An environment that keeps no global keeps nothing: what one episode did shows in no other of its container."""
-
-    async def main() -> None:
-        async with SandboxSource(lamp_shop) as source:
-            play = await source.oracle(3)
-            episode, other = source.episode(), source.episode()
-            first = await episode.reset(3)
-            for turn in play.turns:
-                await episode.step(turn.message)
-            assert (await episode.score()).success
-            assert await other.reset(3) == first
-            assert not (await other.score()).success
-            assert [(await other.step(turn.message)).messages for turn in play.turns] == [
-                turn.replies for turn in play.turns
-            ]
-
-    asyncio.run(main())
+    async with SandboxSource(lamp_shop) as source:
+        play = await source.oracle(3)
+        episode, other = source.episode(), source.episode()
+        first = await episode.reset(3)
+        for turn in play.turns:
+            await episode.step(turn.message)
+        assert (await episode.score()).success
+        assert await other.reset(3) == first
+        assert not (await other.score()).success
+        assert [(await other.step(turn.message)).messages for turn in play.turns] == [
+            turn.replies for turn in play.turns
+        ]
 
 
 def test_no_state_leaks_between_two_runs(attacker: Hostile) -> None:

@@ -38,17 +38,13 @@ def test_an_answer_that_is_small_as_text_and_large_as_values_is_refused() -> Non
     assert "bytes, more than 1048320" in failures["runs"]["text"]
 
 
-def test_fields_that_no_agent_reads_are_dropped() -> None:
+async def test_fields_that_no_agent_reads_are_dropped() -> None:
     verbose_source = changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 10_000, ')
-
-    async def main() -> None:
-        async with SandboxSource(verbose_source, owner=owner("cost")) as source:
-            play = await source.oracle(1)
-            replies = [reply for turn in play.turns for reply in turn.replies if reply["role"] == "tool"]
-            assert replies
-            assert {key for reply in replies for key in reply} == {"role", "tool_call_id", "content"}
-
-    asyncio.run(main())
+    async with SandboxSource(verbose_source, owner=owner("cost")) as source:
+        play = await source.oracle(1)
+        replies = [reply for turn in play.turns for reply in turn.replies if reply["role"] == "tool"]
+        assert replies
+        assert {key for reply in replies for key in reply} == {"role", "tool_call_id", "content"}
 
 
 def test_thousands_of_arguments_in_a_message_are_refused() -> None:
@@ -61,24 +57,20 @@ def test_thousands_of_arguments_in_a_message_are_refused() -> None:
     assert "the arguments of a message hold more than 1,000 values" in failures["runs"]["text"]
 
 
-def test_all_answers_of_an_episode_together_are_bounded() -> None:
+async def test_all_answers_of_an_episode_together_are_bounded() -> None:
     long = changed(
         "    def step(",
         "    def step(self, message):\n        return [{'role': 'user', 'content': 'x' * 300_000}]\n\n    def _step(",
     )
-
-    async def main() -> None:
-        async with SandboxSource(long, owner=owner("cost")) as source:
-            episode = source.episode()
-            await episode.reset(1)
-            for _ in range(3):
-                await episode.step(say("go on"))
-            with pytest.raises(EnvironmentFault, match="answers hold more than 1,024 KiB together"):
-                await episode.step(say("go on"))
-            await episode.reset(2)
+    async with SandboxSource(long, owner=owner("cost")) as source:
+        episode = source.episode()
+        await episode.reset(1)
+        for _ in range(3):
             await episode.step(say("go on"))
-
-    asyncio.run(main())
+        with pytest.raises(EnvironmentFault, match="answers hold more than 1,024 KiB together"):
+            await episode.step(say("go on"))
+        await episode.reset(2)
+        await episode.step(say("go on"))
 
 
 def test_admission_looks_like_training_to_an_environment(

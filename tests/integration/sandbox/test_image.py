@@ -1,6 +1,5 @@
 """Both ways to the image give one that serves, without a shell; packing the host is reproducible."""
 
-import asyncio
 import hashlib
 import subprocess
 import sys
@@ -33,12 +32,9 @@ def own_tag(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         engine.images.remove(image_tag())
 
 
-def serves(source: str) -> bool:
-    async def main() -> bool:
-        async with SandboxSource(source) as running:
-            return (await running.oracle(3)).score.success
-
-    return asyncio.run(main())
+async def serves(source: str) -> bool:
+    async with SandboxSource(source) as running:
+        return (await running.oracle(3)).score.success
 
 
 def test_packing_the_host_gives_the_same_bytes_in_another_process() -> None:
@@ -52,21 +48,21 @@ def test_packing_the_host_gives_the_same_bytes_in_another_process() -> None:
     assert len(runs[0].strip()) == hashlib.sha256().digest_size * 2
 
 
-def test_the_host_image_serves_and_is_reused(engine: Any, lamp_shop: str) -> None:
+async def test_the_host_image_serves_and_is_reused(engine: Any, lamp_shop: str) -> None:
     image = build(from_host=True)
     assert image.origin == "host"
     assert ensure_image() == image
-    assert serves(lamp_shop)
+    assert await serves(lamp_shop)
 
 
-def test_an_image_built_on_a_base_serves_without_a_shell_or_another_program(engine: Any, lamp_shop: str) -> None:
+async def test_an_image_built_on_a_base_serves_without_a_shell_or_another_program(engine: Any, lamp_shop: str) -> None:
     host = build(from_host=True)
     engine.images.get(host.id).tag(BASE)
     try:
         image = build(base=BASE)
         assert (image.origin, image.tag) == (BASE, image_tag())
         assert image.id != host.id
-        assert serves(lamp_shop)
+        assert await serves(lamp_shop)
     finally:
         engine.images.remove(BASE)
 
@@ -76,12 +72,12 @@ def test_a_base_that_cannot_be_pulled_names_the_way_out(engine: Any) -> None:
         build(base="traced-sandbox-test:not-there-at-all")
 
 
-def test_a_missing_image_is_reported_before_anything_starts(
+async def test_a_missing_image_is_reported_before_anything_starts(
     engine: Any, lamp_shop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.container.image_tag", lambda: "traced-sandbox:no-such-tag")
     with pytest.raises(ImageMissing, match="no-such-tag"):
-        serves(lamp_shop)
+        await serves(lamp_shop)
     client = connect()
     assert all("no-such-tag" not in str(container.image) for container in client.containers.list(ignore_removed=True))
     client.close()

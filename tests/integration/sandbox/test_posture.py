@@ -42,13 +42,10 @@ def _is_set(value: object) -> bool:
     return any(map(_is_set, value.values())) if isinstance(value, dict) else bool(value)
 
 
-def test_the_golden_posture_of_a_running_container(engine: Any, lamp_shop: str) -> None:
-    async def main() -> dict[str, Any]:
-        async with SandboxSource(lamp_shop, owner=owner("posture")) as source:
-            sandbox = await source.sandbox()
-            return await asyncio.to_thread(lambda: engine.containers.get(sandbox.container_id).attrs)
-
-    inspected = asyncio.run(main())
+async def test_the_golden_posture_of_a_running_container(engine: Any, lamp_shop: str) -> None:
+    async with SandboxSource(lamp_shop, owner=owner("posture")) as source:
+        sandbox = await source.sandbox()
+        inspected = await asyncio.to_thread(lambda: engine.containers.get(sandbox.container_id).attrs)
     assert posture(inspected) == json.loads(GOLDEN.read_text()), json.dumps(posture(inspected), indent=2)
     assert inspected["HostConfig"]["Runtime"] == (GVISOR if GVISOR in engine.info()["Runtimes"] else "runc")
     assert {"/proc/kcore", "/proc/keys", "/sys/firmware"} <= set(inspected["HostConfig"]["MaskedPaths"])

@@ -200,7 +200,7 @@ sys.modules["__main__"]._OPERATIONS["score"] = forged
     [(FORGED_EFFECTS, "effects", "EnvironmentFault"), (LEAVES_AFTER_ITS_SCORE, "runs", "WorkerDied")],
     ids=["its effects", "code 0"],
 )
-def test_a_forged_worker_is_refused_and_admission_goes_on(
+async def test_a_forged_worker_is_refused_and_admission_goes_on(
     image: Image, lamp_shop: str, forgery: str, check: str, fault: str
 ) -> None:
     quick = Thresholds(seeds=4, replica_seeds=2, diversity_seeds=8, distinct_shapes=1)
@@ -212,7 +212,7 @@ def test_a_forged_worker_is_refused_and_admission_goes_on(
         thresholds=quick,
         owner=owner("forgery"),
     )
-    report = asyncio.run(admission)
+    report = await admission
     assert not report.admitted
     assert refusals(report)[check]["fault"] == fault
 

@@ -1,6 +1,5 @@
 """A judge behind a real HTTP server: what it is shown, what comes of its answers, when it counts."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,9 @@ def judge_at(server: Scripted, **settings: Any) -> Judge:
     return judge_from_settings(JudgeSection(model="m", base_url=server.url, **settings))
 
 
-def judge_all(judge: Judge, *conversations: Trajectory) -> list[Judgement]:
+async def judge_all(judge: Judge, *conversations: Trajectory) -> list[Judgement]:
     judgements: list[Judgement] = []
-    asyncio.run(judge_each(judge, conversations, judgements.append))
+    await judge_each(judge, conversations, judgements.append)
     return judgements
 
 
@@ -60,9 +59,9 @@ def answers(*replies: ScriptedReply) -> Script:
     return lambda body, nth: replies[min(nth, len(replies) - 1)]
 
 
-def test_a_judge_sees_public_fields_only() -> None:
+async def test_a_judge_sees_public_fields_only() -> None:
     with scripted_server(verdict("success", "cancelled")) as server:
-        (judgement,) = judge_all(judge_at(server), CANCELLED)
+        (judgement,) = await judge_all(judge_at(server), CANCELLED)
     assert (judgement.decision.outcome, judgement.decision.reward, judgement.decision.reason) == (
         Outcome.SUCCESS,
         1.0,
@@ -79,14 +78,14 @@ def test_a_judge_sees_public_fields_only() -> None:
     assert server.headers[0]["x-traced-record"] == "no"
 
 
-def test_a_conversation_cannot_end_itself() -> None:
+async def test_a_conversation_cannot_end_itself() -> None:
     text = render_conversation(INJECTED.messages)
     marked_text = delimited("conversation", text)
     number = marked_text.split(">", 1)[0].split()[1]
     assert marked_text.count(f"</conversation {number}>") == 1
     assert number not in text
     with scripted_server(by_words) as server:
-        (judgement,) = judge_all(judge_at(server), INJECTED)
+        (judgement,) = await judge_all(judge_at(server), INJECTED)
     assert judgement.decision.outcome is Outcome.FAILURE
 
 
@@ -108,11 +107,11 @@ def test_a_conversation_cannot_end_itself() -> None:
         ((NoChoices(),), Outcome.UNKNOWN, True, "without a finish reason", None),
     ],
 )
-def test_answers_of_a_judge_become_decisions(
+async def test_answers_of_a_judge_become_decisions(
     replies: tuple[ScriptedReply, ...], outcome: Outcome, failed: bool, word: str, request_count: int | None
 ) -> None:
     with scripted_server(answers(*replies)) as server:
-        (judgement,) = judge_all(judge_at(server, timeout_s=0.3 if failed else 20.0), CANCELLED)
+        (judgement,) = await judge_all(judge_at(server, timeout_s=0.3 if failed else 20.0), CANCELLED)
         assert request_count is None or len(server.requests) == request_count
     assert (judgement.decision.outcome, judgement.decision.failed) == (outcome, failed)
     assert word in judgement.decision.reason
@@ -123,14 +122,14 @@ def test_answers_of_a_judge_become_decisions(
         assert judgement.prompt_tokens == 11 * request_count
 
 
-def test_a_lone_surrogate_can_be_judged() -> None:
+async def test_a_lone_surrogate_can_be_judged() -> None:
     half = conversation(text_message("assistant", "done \ud83d"), trajectory_id="half")
     with scripted_server(by_words) as server:
-        (judgement,) = judge_all(judge_at(server), half)
+        (judgement,) = await judge_all(judge_at(server), half)
     assert judgement.decision.outcome is Outcome.SUCCESS
 
 
-def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADA_KEY", KEY)
     for echo in (
         Status(500, message=f"You sent {KEY}"),
@@ -138,61 +137,58 @@ def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None
         verdict("failure", f"Is it {KEY}?"),
     ):
         with scripted_server(echo, key=KEY) as server:
-            (judgement,) = judge_all(judge_at(server, api_key_env="ADA_KEY", timeout_s=0.3), CANCELLED)
+            (judgement,) = await judge_all(judge_at(server, api_key_env="ADA_KEY", timeout_s=0.3), CANCELLED)
         assert "***" in judgement.decision.reason
         assert KEY not in repr(judgement)
 
 
-def test_an_unknown_model_stops_judging_at_once() -> None:
+async def test_an_unknown_model_stops_judging_at_once() -> None:
     with scripted_server(Status(404)) as server, pytest.raises(JudgeError, match="cannot be asked"):
-        judge_all(judge_at(server, concurrency=2), *[CANCELLED] * 20)
+        await judge_all(judge_at(server, concurrency=2), *[CANCELLED] * 20)
     assert len(server.requests) <= 2
 
 
-def test_concurrency_is_limited_and_each_conversation_judged_once() -> None:
+async def test_concurrency_is_limited_and_each_conversation_judged_once() -> None:
     conversations = [conversation(text_message("assistant", "done"), trajectory_id=f"t{n}") for n in range(12)]
     with scripted_server(by_words) as server:
-        judgements = judge_all(judge_at(server, concurrency=3), *conversations)
+        judgements = await judge_all(judge_at(server, concurrency=3), *conversations)
     assert 1 <= server.most_at_once <= 3
     assert sorted(judgement.trajectory.id for judgement in judgements) == sorted(
         judgement.id for judgement in conversations
     )
 
 
-def test_a_conversation_that_is_too_long_is_not_sent() -> None:
+async def test_a_conversation_that_is_too_long_is_not_sent() -> None:
     with scripted_server(by_words) as server:
-        (judgement,) = judge_all(judge_at(server, max_characters=50), CANCELLED)
+        (judgement,) = await judge_all(judge_at(server, max_characters=50), CANCELLED)
     assert (server.requests, judgement.decision.outcome) == ([], Outcome.UNKNOWN)
     assert "max_characters is 50" in judgement.decision.reason
 
 
-def test_a_judge_without_a_model_a_key_or_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_judge_without_a_model_a_key_or_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JudgeError, match="no judge is set"):
         judge_from_settings(JudgeSection())
     with pytest.raises(JudgeError, match="cannot be read"):
         judge_from_settings(JudgeSection(model="m", prompt=str(tmp_path / "none.md")))
     with pytest.raises(JudgeError, match="ADA_KEY is not set"):
-        judge_all(judge_from_settings(JudgeSection(model="m", api_key_env="ADA_KEY")), CANCELLED)
+        await judge_all(judge_from_settings(JudgeSection(model="m", api_key_env="ADA_KEY")), CANCELLED)
     monkeypatch.setenv("ADA_KEY", "k-1")
     with scripted_server(by_words) as server:
-        judge_all(judge_at(server, api_key_env="ADA_KEY"), CANCELLED)
+        await judge_all(judge_at(server, api_key_env="ADA_KEY"), CANCELLED)
     assert server.headers[0]["authorization"] == "Bearer k-1"
 
 
-def test_a_gateway_that_serves_the_judge_does_not_record_it(tmp_path: Path) -> None:
-    async def inside() -> None:
-        async with running_gateway(tmp_path, settings={"serving.silence_s": 0}) as gateway:
-            gateway.engine.fixed_text = verdict("success", "by the router")
-            judge = judge_from_settings(JudgeSection(model="base", base_url=f"{gateway.url}/v1"))
-            judgement: list[Judgement] = []
-            await judge_each(judge, [CANCELLED], judgement.append)
-            assert (judgement[0].decision.outcome, judgement[0].decision.reason) == (Outcome.SUCCESS, "by the router")
-            assert gateway.engine.requests[-1]["response_format"]["json_schema"]["name"] == "judgement"
-            await gateway.ask("base", headers={"X-Traced-Conversation": "of a user"})
-            await wait_until(gateway.trajectories)
-            assert [exchange.task_id for exchange in gateway.trajectories()] == ["of a user"]
-
-    asyncio.run(inside())
+async def test_a_gateway_that_serves_the_judge_does_not_record_it(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, settings={"serving.silence_s": 0}) as gateway:
+        gateway.engine.fixed_text = verdict("success", "by the router")
+        judge = judge_from_settings(JudgeSection(model="base", base_url=f"{gateway.url}/v1"))
+        judgement: list[Judgement] = []
+        await judge_each(judge, [CANCELLED], judgement.append)
+        assert (judgement[0].decision.outcome, judgement[0].decision.reason) == (Outcome.SUCCESS, "by the router")
+        assert gateway.engine.requests[-1]["response_format"]["json_schema"]["name"] == "judgement"
+        await gateway.ask("base", headers={"X-Traced-Conversation": "of a user"})
+        await wait_until(gateway.trajectories)
+        assert [exchange.task_id for exchange in gateway.trajectories()] == ["of a user"]
 
 
 def production(store: Engine) -> None:
@@ -211,17 +207,15 @@ def production(store: Engine) -> None:
         save_trajectories(session, [conversation(text_message("assistant", "Hm."), trajectory_id="u")])
 
 
-def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
+async def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
     store = open_store("sqlite://")
     production(store)
     with scripted_server(by_words) as server:
         judge = judge_at(server)
         with pytest.raises(JudgeNotTrusted, match="never measured"):
-            asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+            await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
         assert server.requests == []
-        agreement: Agreement = asyncio.run(
-            measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=100, seed=7)
-        )
+        agreement: Agreement = await measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=100, seed=7)
         assert (agreement.labelled, agreement.decided, agreement.prompt_tokens) == (40, 40, 440)
         assert (agreement.accuracy, agreement.kappa) == (0.95, 0.9)
         assert sorted(agreement.disagreeing) == ["t00", "t01"]
@@ -229,10 +223,10 @@ def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
         assert agreement.low < 0.9
         with write_session(store) as session:
             save_agreement(session, agreement, judge.settings, T0)
-        applied = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+        applied = await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
         assert (applied.judged, applied.unknown) == ({"success": 3, "failure": 2}, 1)
         request_count = len(server.requests)
-        second_report = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+        second_report = await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
         assert (second_report.judged, len(server.requests)) == (
             {},
             request_count,
@@ -248,28 +242,28 @@ def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
         assert [row.label for row in feedback_on(session, "u")] == ["unknown"]
 
 
-def test_failed_requests_to_the_judge_are_repeated_next_time() -> None:
+async def test_failed_requests_to_the_judge_are_repeated_next_time() -> None:
     store = open_store("sqlite://")
     production(store)
     with scripted_server(by_words) as server:
         judge = judge_at(server)
-        agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
+        agreement = await measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7)
         with write_session(store) as session:
             save_agreement(session, agreement, judge.settings, T0)
         server.script = lambda body, nth: Status(400)
-        first = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+        first = await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
         assert (first.judged, first.unknown) == ({}, 6)
         server.script = by_words
-        second = asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=2, at=T0))
+        second = await rescoring.apply_judge(store, judge, "shop", LABELS, limit=2, at=T0)
         assert sum(second.judged.values()) == 2
 
 
-def test_one_event_announces_all_new_verdicts() -> None:
+async def test_one_event_announces_all_new_verdicts() -> None:
     store = open_store("sqlite://")
     production(store)
     with scripted_server(by_words) as server:
         judge = judge_at(server)
-        agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
+        agreement = await measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7)
         with write_session(store) as session:
             save_agreement(session, agreement, judge.settings, T0)
             earlier_events = newest_events(session, limit=50)
@@ -278,7 +272,7 @@ def test_one_event_announces_all_new_verdicts() -> None:
             f"t{number:02}" for number in range(40)
         }  # of Ada's labels
         for _ in range(2):  # the second has nothing to tell
-            asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+            await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
             with write_session(store) as session:
                 events = newest_events(session, limit=50)
             assert len(events) == len(earlier_events) + 1
@@ -286,25 +280,25 @@ def test_one_event_announces_all_new_verdicts() -> None:
             assert (events[0].kind, events[0].subject, events[0].detail) == ("outcomes", "shop", detail)
 
 
-def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
+async def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
     store = open_store("sqlite://")
     production(store)
     with scripted_server(by_words) as server:
         judge = judge_at(server, concurrency=1)
-        agreement = asyncio.run(measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7))
+        agreement = await measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=40, seed=7)
         with write_session(store) as session:
             save_agreement(session, agreement, judge.settings, T0)
         request_count = len(server.requests)
         server.script = lambda body, nth: Status(404) if nth > request_count else verdict("success", "cancelled")
         with pytest.raises(JudgeError, match="cannot be asked"):
-            asyncio.run(rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+            await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
     with write_session(store) as session:
         [event] = newest_events(session, limit=1)
     assert (event.subject, event.detail["judged"]) == ("shop", {"success": 1})
 
 
-def test_agreement_without_labels_is_an_error() -> None:
+async def test_agreement_without_labels_is_an_error() -> None:
     store = open_store("sqlite://")
     production(store)
     with scripted_server(by_words) as server, pytest.raises(OutcomesError, match="nothing to compare with"):
-        asyncio.run(measure(store, judge_at(server), "shop", LABELS, OutcomeSource.RULES, limit=40, seed=7))
+        await measure(store, judge_at(server), "shop", LABELS, OutcomeSource.RULES, limit=40, seed=7)

@@ -52,16 +52,12 @@ OTHER: list[dict[str, Any]] = [{"role": "user", "content": "Hello."}]
 LABELS = Labels(["good"], ["bad"])
 
 
-def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]]) -> None:
+async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]]) -> None:
     file = tmp_path / "rules.toml"
     if not file.exists():
         file.write_text(RULES)
-
-    async def inside() -> None:
-        async with running_gateway(tmp_path, settings={"serving.silence_s": 0, "outcomes.rules": str(file)}) as gateway:
-            await check(gateway)
-
-    asyncio.run(inside())
+    async with running_gateway(tmp_path, settings={"serving.silence_s": 0, "outcomes.rules": str(file)}) as gateway:
+        await check(gateway)
 
 
 async def ask(gateway: RunningGateway, name: str, messages: list[dict[str, Any]]) -> None:
@@ -90,7 +86,7 @@ def shop(tmp_path: Path, amount: int) -> None:
     connection.close()
 
 
-def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp_path: Path) -> None:
+async def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp_path: Path) -> None:
     shop(tmp_path, amount=1)
 
     async def check(gateway: RunningGateway) -> None:
@@ -107,10 +103,10 @@ def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp
         assert response.json()["trajectories"] == 1
         assert effective_outcomes(gateway)["useless"][:2] == (Outcome.SUCCESS, OutcomeSource.PEOPLE)
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: Path) -> None:
+async def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         feedback = {"conversation_id": "useless", "label": "good", "who": "Ada"}
         answers = await asyncio.gather(
@@ -125,10 +121,10 @@ def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_path: 
             rows = feedback_on(session, gateway.trajectories()[0].id)
         assert {row.who.partition(":")[0] for row in rows} == {"Ada", "rules"}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_path: Path) -> None:
+async def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "paid", PAID_ORDER)
         await wait_until(gateway.trajectories)
@@ -136,10 +132,10 @@ def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_pa
         assert (outcome, source) == (Outcome.UNKNOWN, OutcomeSource.NOBODY)
         assert reason.startswith("paid for in the shop's books: could not be checked: shop (")
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_clients_cannot_use_the_reserved_names(tmp_path: Path) -> None:
+async def test_clients_cannot_use_the_reserved_names(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "other", OTHER)
         for author in ("rules:0123", " Judge:gpt"):
@@ -147,10 +143,10 @@ def test_clients_cannot_use_the_reserved_names(tmp_path: Path) -> None:
             response = await gateway.http.post("/v1/feedback", content=json.dumps(feedback))
             assert (response.status_code, response.json()["error"]["param"]) == (400, "who")
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
-def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_ignored(tmp_path: Path) -> None:
+async def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_ignored(tmp_path: Path) -> None:
     file = tmp_path / "rules.toml"
 
     async def check(gateway: RunningGateway) -> None:
@@ -165,7 +161,7 @@ def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_ignored
         outcomes = {name: outcome for name, (outcome, _, _) in effective_outcomes(gateway).items()}
         assert outcomes == {"a": Outcome.FAILURE, "b": Outcome.FAILURE, "c": Outcome.SUCCESS}
 
-    run(tmp_path, check)
+    await run(tmp_path, check)
 
 
 class Slow(Rules):

@@ -26,29 +26,26 @@ from tests.unit.store.chain import T0
 from traced.api.auth import checked_tokens, tcp_socket, unix_socket
 from traced.api.control import Control
 from traced.api.errors import DoorError
-from traced.client import Client, NoDaemon, RequestRefused
+from traced.client import Client, NoDaemon
 from traced.config.settings import load_settings
 
 ADAPTER = "date-reasoning@v1"
 
 
-def test_the_socket_shows_the_service_and_is_its_users_own(control: Control, path: Path) -> None:
-    async def ask() -> None:
-        async with served(control, path) as client:
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            status = await client.status()
-            assert (status.state, status.target.name, status.pid) == ("ready", "desk", os.getpid())
-            assert [(one.name, one.gate, one.decision, one.live) for one in status.adapters] == [
-                (ADAPTER, "pass", "approved", True)
-            ]
-            assert status.waiting == []
-            assert [one.id for one in await client.cycles()] == ["c1"]
-            assert (await client.ready()).ready
-
-    asyncio.run(ask())
+async def test_the_socket_shows_the_service_and_is_its_users_own(control: Control, path: Path) -> None:
+    async with served(control, path) as client:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        status = await client.status()
+        assert (status.state, status.target.name, status.pid) == ("ready", "desk", os.getpid())
+        assert [(one.name, one.gate, one.decision, one.live) for one in status.adapters] == [
+            (ADAPTER, "pass", "approved", True)
+        ]
+        assert status.waiting == []
+        assert [one.id for one in await client.cycles()] == ["c1"]
+        assert (await client.ready()).ready
 
 
-def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loop: WrittenDown) -> None:
+async def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loop: WrittenDown) -> None:
     async def act() -> list[tuple[str, str, str, str]]:
         async with served(control, path) as client:
             assert (await client.roll_back(ADAPTER, reason="complaints")).live == []
@@ -62,7 +59,7 @@ def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loo
             return [(one.who, one.role, one.action, one.reason) for one in await client.audit()]
 
     person = getpass.getuser()
-    assert asyncio.run(act()) == [
+    assert await act() == [
         (person, "local", "resume", ""),
         (person, "local", "pause", "holidays"),
         (person, "local", "start", "now"),
@@ -72,7 +69,7 @@ def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loo
     assert loop.asked == ["wake"] * 4
 
 
-def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
+async def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
     control: Control, path: Path, loop: WrittenDown
 ) -> None:
     key = InputKey("collect", "", "ab")
@@ -80,57 +77,45 @@ def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
         set_cycle_state(opened, "c1", CycleState.FAILED, at=T0)
         begin_attempt(opened, "c1", key, holder="h", at=T0)
         quarantine(opened, QuarantinedInput("p1", "c1", key, "3 attempts failed", {"until_seq": 1}, T0))
-
-    async def act() -> RequestRefused:
-        async with served(control, path) as client:
-            [parked] = await client.parked()
-            assert (parked.id, parked.stage, parked.tried, parked.evidence) == ("p1", "collect", 1, {"until_seq": 1})
-            assert [(one.id, one.evidence) for one in (await client.status()).parked] == [("p1", {})]
-            assert (await client.release("p1", "more disk", actor="ann")).detail == {"carries_on": "c1"}
-            assert await client.parked() == []
-            assert [one.state for one in await client.cycles()] == ["interrupted"]
-            [entry] = await client.audit()
-            assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
-            return await refused(client.release("p9"))
-
-    unknown = asyncio.run(act())
+    async with served(control, path) as client:
+        [parked] = await client.parked()
+        assert (parked.id, parked.stage, parked.tried, parked.evidence) == ("p1", "collect", 1, {"until_seq": 1})
+        assert [(one.id, one.evidence) for one in (await client.status()).parked] == [("p1", {})]
+        assert (await client.release("p1", "more disk", actor="ann")).detail == {"carries_on": "c1"}
+        assert await client.parked() == []
+        assert [one.state for one in await client.cycles()] == ["interrupted"]
+        [entry] = await client.audit()
+        assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
+        unknown = await refused(client.release("p9"))
     assert (unknown.status, "no parked input" in unknown.message) == (404, True)
     assert loop.asked == ["wake"]
 
 
-def test_devices_and_their_leases_are_shown(control: Control, path: Path) -> None:
+async def test_devices_and_their_leases_are_shown(control: Control, path: Path) -> None:
     with write_session(control.store) as opened:
         acquire(opened, "cpu", "elsewhere/7", "train", "c1", at=T0, ttl=timedelta(days=9))
-
-    async def ask() -> None:
-        async with served(control, path) as client:
-            seen = await client.devices()
-            cpu = next(device for device in seen.devices if device.id == "cpu")
-            assert (cpu.idle, cpu.why_not[-1]) == (False, "leased to elsewhere/7 for train")
-            assert cpu.lease == seen.leases[0]
-            assert cpu.memory_total > cpu.memory_used > 0
-
-    asyncio.run(ask())
+    async with served(control, path) as client:
+        seen = await client.devices()
+        cpu = next(device for device in seen.devices if device.id == "cpu")
+        assert (cpu.idle, cpu.why_not[-1]) == (False, "leased to elsewhere/7 for train")
+        assert cpu.lease == seen.leases[0]
+        assert cpu.memory_total > cpu.memory_used > 0
 
 
-def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_path: Path) -> None:
+async def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_path: Path) -> None:
     control.reread = lambda: load_settings(tmp_path)
     control.apply = lambda settings: ["operator token"]
     file = tmp_path / "traced.toml"
     file.write_text("[retention]\nlogs_days = 7\n[executor]\nfailures = 9\n")
-
-    async def act() -> tuple[str, str]:
-        async with served(control, path) as client:
-            done = await client.reload("less disk", actor="ann")
-            file.write_text("[retention]\nlogs_days = -1\n")
-            error = await refused(client.reload())
-            [entry] = await client.audit()
-            assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
-            assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
-            assert entry.detail["read_again"] == ["operator token"]
-            return done.said, error.message
-
-    said, error = asyncio.run(act())
+    async with served(control, path) as client:
+        done = await client.reload("less disk", actor="ann")
+        file.write_text("[retention]\nlogs_days = -1\n")
+        error = await refused(client.reload())
+        [entry] = await client.audit()
+        assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
+        assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
+        assert entry.detail["read_again"] == ["operator token"]
+        said, error = done.said, error.message
     changed, later = "retention.logs_days, operator token", "executor.failures"
     assert said == f"the settings were read again; changed: {changed}; after a restart: {later}"
     assert "retention.logs_days = -1" in error
@@ -138,115 +123,96 @@ def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_p
     assert control.loop.settings is control.settings
 
 
-def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:
+async def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:
     async def act() -> tuple[int, str]:
         async with served(control, path) as client:
             response = await client._daemon.ask("POST", "/pause", body={"reason": "x" * 3000}, accept=(422,))
             return response.status_code, response.json()["message"]
 
-    assert asyncio.run(act()) == (422, "body.reason: String should have at most 2000 characters")
+    assert await act() == (422, "body.reason: String should have at most 2000 characters")
 
 
-def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: WrittenDown) -> None:
+async def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: WrittenDown) -> None:
     loop.running = "c1"
     with write_session(control.store) as opened:
         set_cycle_state(opened, "c1", CycleState.RUNNING, at=T0)
-
-    async def act() -> tuple[RequestRefused, RequestRefused]:
-        async with served(control, path) as client:
-            await client.cancel("c1", "wrong model")
-            assert [one.state for one in await client.cycles()] == ["cancelled"]
-            return await refused(client.cancel("c1")), await refused(client.cancel("c9"))
-
-    again, unknown = asyncio.run(act())
+    async with served(control, path) as client:
+        await client.cancel("c1", "wrong model")
+        assert [one.state for one in await client.cycles()] == ["cancelled"]
+        again, unknown = await refused(client.cancel("c1")), await refused(client.cancel("c9"))
     assert loop.asked == ["stop c1"]
     assert (again.status, unknown.status) == (409, 404)
     assert "no cycle 'c9'" in unknown.message
 
 
-def test_a_refused_decision_leaves_no_trace(control: Control, path: Path) -> None:
-    async def act() -> tuple[RequestRefused, list[object], list[object]]:
-        async with served(control, path) as client:
-            error = await refused(client.reject(ADAPTER))
-            return error, list(await client.audit()), control.events(0, 10)
-
-    error, audit, events = asyncio.run(act())
+async def test_a_refused_decision_leaves_no_trace(control: Control, path: Path) -> None:
+    async with served(control, path) as client:
+        error = await refused(client.reject(ADAPTER))
+        audit, events = list(await client.audit()), control.events(0, 10)
     assert error.hint == f"traced rollback {ADAPTER}"
     assert (error.status, audit, events) == (409, [], [])
 
 
-def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> None:
-    async def ask() -> None:
-        async with on_tcp(control, "") as client:
-            assert (await refused(client.status())).status == 401
-            assert (await refused(client.pause())).status == 401
-        async with on_tcp(control, READER + "x") as client:
-            assert (await refused(client.status())).status == 401
-        async with on_tcp(control, READER) as client:
-            assert (await client.status()).state == "ready"
-            for act in (
-                client.pause(),
-                client.start_cycle(),
-                client.approve(ADAPTER),
-                client.roll_back(),
-                client.release("p1"),
-            ):
-                assert (await refused(act)).status == 403
-            assert await client.audit() == []
-        async with on_tcp(control, OPERATOR) as client:
-            await client.pause()
-            assert [(one.who, one.role) for one in await client.audit()] == [("operator token", "operator")]
-
-    asyncio.run(ask())
+async def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> None:
+    async with on_tcp(control, "") as client:
+        assert (await refused(client.status())).status == 401
+        assert (await refused(client.pause())).status == 401
+    async with on_tcp(control, READER + "x") as client:
+        assert (await refused(client.status())).status == 401
+    async with on_tcp(control, READER) as client:
+        assert (await client.status()).state == "ready"
+        for act in (
+            client.pause(),
+            client.start_cycle(),
+            client.approve(ADAPTER),
+            client.roll_back(),
+            client.release("p1"),
+        ):
+            assert (await refused(act)).status == 403
+        assert await client.audit() == []
+    async with on_tcp(control, OPERATOR) as client:
+        await client.pause()
+        assert [(one.who, one.role) for one in await client.audit()] == [("operator token", "operator")]
 
 
-def test_half_a_character_ends_no_stream(control: Control, path: Path) -> None:
-    async def follow() -> None:
-        with write_session(control.store) as opened:
-            save_event(opened, Event(T0, "odd", "x\ud800", detail={"said\udfff": ["\ud800"]}))
-        control.present.tell("progress", "y\ud800", T0, {"figure": "\ud800"})
-        async with served(control, path) as client:
-            [one] = await client.last_events(limit=1)
-            assert (one.subject, one.detail) == ("x\ufffd", {"said\ufffd": ["\ufffd"]})
-            async with aclosing(client.listen(0, present=True)) as stream:
-                heard = [await anext(stream), await anext(stream)]
-            assert {event.subject for event in heard} == {"x\ufffd", "y\ufffd"}
-
-    asyncio.run(follow())
+async def test_half_a_character_ends_no_stream(control: Control, path: Path) -> None:
+    with write_session(control.store) as opened:
+        save_event(opened, Event(T0, "odd", "x\ud800", detail={"said\udfff": ["\ud800"]}))
+    control.present.tell("progress", "y\ud800", T0, {"figure": "\ud800"})
+    async with served(control, path) as client:
+        [one] = await client.last_events(limit=1)
+        assert (one.subject, one.detail) == ("x\ufffd", {"said\ufffd": ["\ufffd"]})
+        async with aclosing(client.listen(0, present=True)) as stream:
+            heard = [await anext(stream), await anext(stream)]
+        assert {event.subject for event in heard} == {"x\ufffd", "y\ufffd"}
 
 
-def test_what_looks_like_the_end_of_a_line_ends_no_event(control: Control, path: Path) -> None:
-    async def follow() -> None:
-        async with served(control, path) as client:
-            await client.pause("one\u2028two\u2029three\x85four")
-            async with aclosing(client.listen(0)) as stream:
-                heard = await anext(stream)
-        assert heard.detail["reason"] == "one\u2028two\u2029three\x85four"
-
-    asyncio.run(follow())
+async def test_what_looks_like_the_end_of_a_line_ends_no_event(control: Control, path: Path) -> None:
+    async with served(control, path) as client:
+        await client.pause("one\u2028two\u2029three\x85four")
+        async with aclosing(client.listen(0)) as stream:
+            heard = await anext(stream)
+    assert heard.detail["reason"] == "one\u2028two\u2029three\x85four"
 
 
 @pytest.mark.parametrize("asked", ["/events/last?before=1" + "0" * 25, "/events?after=-1" + "0" * 25])
-def test_a_number_that_no_database_holds_is_the_callers_fault(control: Control, path: Path, asked: str) -> None:
+async def test_a_number_that_no_database_holds_is_the_callers_fault(control: Control, path: Path, asked: str) -> None:
     async def ask() -> None:
         async with served(control, path) as client:
             assert (await client._daemon.ask("GET", asked, accept=(422,))).status_code == 422
 
-    asyncio.run(ask())
+    await ask()
 
 
-def test_events_are_found_by_any_words_in_them(control: Control, path: Path) -> None:
-    async def ask() -> None:
-        async with served(control, path) as client:
-            await client.pause('Müller said "stop"')
-            for text in ("müller", "MÜLLER", 'said "stop', "STOP"):
-                [one] = await client.last_events(text=text)
-                assert one.kind == "pause"
-
-    asyncio.run(ask())
+async def test_events_are_found_by_any_words_in_them(control: Control, path: Path) -> None:
+    async with served(control, path) as client:
+        await client.pause('Müller said "stop"')
+        for text in ("müller", "MÜLLER", 'said "stop', "STOP"):
+            [one] = await client.last_events(text=text)
+            assert one.kind == "pause"
 
 
-def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:
+async def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:
     def happen(kind: str) -> None:
         with write_session(control.store) as opened:
             save_event(opened, Event(T0, kind, "desk"))
@@ -265,10 +231,10 @@ def test_events_are_followed_over_a_broken_connection(control: Control, path: Pa
                 seen.append(await anext(stream))
         return [(event.seq, event.kind) for event in seen]
 
-    assert asyncio.run(asyncio.wait_for(follow(), 30)) == [(1, "before"), (2, "during"), (3, "while it was down")]
+    assert await asyncio.wait_for(follow(), 30) == [(1, "before"), (2, "during"), (3, "while it was down")]
 
 
-def test_who_resumes_behind_what_was_deleted_is_told(control: Control, path: Path) -> None:
+async def test_who_resumes_behind_what_was_deleted_is_told(control: Control, path: Path) -> None:
     with write_session(control.store) as opened:
         for number in range(6):
             save_event(opened, Event(T0 + timedelta(days=number), f"event {number}", "desk"))
@@ -283,33 +249,31 @@ def test_who_resumes_behind_what_was_deleted_is_told(control: Control, path: Pat
         return seen
 
     kept = [(5, "event 4"), (6, "event 5")]
-    assert asyncio.run(asyncio.wait_for(follow(2), 30)) == [(4, "missed"), *kept]
-    assert asyncio.run(asyncio.wait_for(follow(4), 30)) == kept
-    assert asyncio.run(asyncio.wait_for(follow(0), 30)) == kept  # who begins has missed nothing
-    assert asyncio.run(asyncio.wait_for(follow(99), 30)) == [(0, "missed"), *kept]  # the store was restored since
+    assert await asyncio.wait_for(follow(2), 30) == [(4, "missed"), *kept]
+    assert await asyncio.wait_for(follow(4), 30) == kept
+    assert await asyncio.wait_for(follow(0), 30) == kept  # who begins has missed nothing
+    assert await asyncio.wait_for(follow(99), 30) == [(0, "missed"), *kept]  # the store was restored since
 
 
-def test_nobody_at_home(path: Path) -> None:
+async def test_nobody_at_home(path: Path) -> None:
     async def ask() -> None:
         async with Client(path) as client:
             await client.status()
 
     with pytest.raises(NoDaemon, match="traced up"):
-        asyncio.run(ask())
+        await ask()
 
 
-def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_used_one_is_not(control: Control, path: Path) -> None:
+async def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_used_one_is_not(
+    control: Control, path: Path
+) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()
-
-    async def ask() -> None:
-        async with served(control, path) as client:
-            await client.status()
-            with pytest.raises(DoorError, match="something listens"):
-                unix_socket(path)
-
-    asyncio.run(ask())
+    async with served(control, path) as client:
+        await client.status()
+        with pytest.raises(DoorError, match="something listens"):
+            unix_socket(path)
 
 
 def test_doors_that_cannot_be_opened(path: Path, control: Control) -> None:
@@ -326,18 +290,15 @@ def test_doors_that_cannot_be_opened(path: Path, control: Control) -> None:
 
 @pytest.mark.optional
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_is_cut_off_even_when_the_file_lets_them_in(control: Control, path: Path) -> None:
-    async def ask() -> subprocess.CompletedProcess[str]:
-        async with served(control, path):
-            path.chmod(0o666)
-            for folder in (path.parent, *path.parent.parents):
-                folder.chmod(folder.stat().st_mode | 0o011)
-            code = "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-            code += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
-            code += "s.sendall(b'GET /status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); print(len(s.recv(100)))"
-            return await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True
-            )
-
-    done = asyncio.run(ask())
+async def test_another_user_is_cut_off_even_when_the_file_lets_them_in(control: Control, path: Path) -> None:
+    async with served(control, path):
+        path.chmod(0o666)
+        for folder in (path.parent, *path.parent.parents):
+            folder.chmod(folder.stat().st_mode | 0o011)
+        code = "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        code += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        code += "s.sendall(b'GET /status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); print(len(s.recv(100)))"
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True
+        )
     assert done.stdout.strip() == "0" or "Broken pipe" in done.stderr or "reset" in done.stderr, done

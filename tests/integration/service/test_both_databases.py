@@ -1,6 +1,5 @@
 """What is shown is the same on SQLite and on PostgreSQL, for the same history."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -72,25 +71,22 @@ async def looks(client: Client, seeded: Seeded) -> AsyncIterator[tuple[str, Any]
     yield "traffic", (await client.overview.health()).traffic
 
 
-def answers(store: Engine, folder: Path) -> dict[str, str]:
-    async def ask() -> dict[str, str]:
-        seeded = seed_store(store, folder, SEEDED_AT)
-        settings = load_settings(folder, {"serving.port": 0})
-        control = Control(settings, store, WrittenDown(), lambda: SEEDED_AT, SEEDED_AT, state="ready")  # type: ignore[arg-type]
-        async with served(control, folder / "traced.sock") as client:
-            found = {name: str(answer) async for name, answer in looks(client, seeded)}
-            return {name: answer.replace(str(folder), "DIR") for name, answer in found.items()}
-
-    return asyncio.run(ask())
+async def answers(store: Engine, folder: Path) -> dict[str, str]:
+    seeded = seed_store(store, folder, SEEDED_AT)
+    settings = load_settings(folder, {"serving.port": 0})
+    control = Control(settings, store, WrittenDown(), lambda: SEEDED_AT, SEEDED_AT, state="ready")  # type: ignore[arg-type]
+    async with served(control, folder / "traced.sock") as client:
+        found = {name: str(answer) async for name, answer in looks(client, seeded)}
+        return {name: answer.replace(str(folder), "DIR") for name, answer in found.items()}
 
 
-def test_every_look_says_the_same_on_both(tmp_path: Path, url: str) -> None:
+async def test_every_look_says_the_same_on_both(tmp_path: Path, url: str) -> None:
     found = []
     for name, where in (("sqlite", f"sqlite:///{tmp_path / 'one.db'}"), ("postgres", url)):
         folder = tmp_path / name
         folder.mkdir()
         store = open_store(where)
-        found.append(answers(store, folder))
+        found.append(await answers(store, folder))
         store.dispose()
     on_sqlite, on_postgres = found
     assert len(on_sqlite) > 60

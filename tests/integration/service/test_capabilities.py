@@ -1,6 +1,5 @@
 """What the control API says of capabilities, on a real socket."""
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -36,12 +35,9 @@ L, P, N = Verdict.LACKING, Verdict.PRESENT, Verdict.NA
 HOSTILE = "\x1b[31m[bold]\u202e \ud800 end"
 
 
-def asked(control: Control, path: Path, ask: Callable[[Client], Any]) -> Any:
-    async def asking() -> Any:
-        async with served(control, path) as client:
-            return await ask(client)
-
-    return asyncio.run(asking())
+async def asked(control: Control, path: Path, ask: Callable[[Client], Any]) -> Any:
+    async with served(control, path) as client:
+        return await ask(client)
 
 
 def second_cycle(store: Engine) -> list[Label]:
@@ -68,9 +64,9 @@ def second_cycle(store: Engine) -> list[Label]:
     return labels
 
 
-def test_all_capabilities_with_their_newest_finding(control: Control, store: Engine, path: Path) -> None:
+async def test_all_capabilities_with_their_newest_finding(control: Control, store: Engine, path: Path) -> None:
     labels = second_cycle(store)
-    found = asked(control, path, lambda client: client.capabilities.list())
+    found = await asked(control, path, lambda client: client.capabilities.list())
     assert [(one.name, one.standing, one.newest.cycle_id) for one in found] == [
         (NAME, "live", "c2"),
         (OTHER.name, "retained", "c2"),
@@ -80,12 +76,12 @@ def test_all_capabilities_with_their_newest_finding(control: Control, store: Eng
     assert first.agreement == float(agreement(labels) or 0)
     assert (second.delta, second.agreement) == (None, None)
     assert [(one.name, one.standing, one.cycle_id) for one in found[0].adapters] == [(f"{NAME}@v1", "live", "c1")]
-    assert asked(control, path, lambda client: client.capabilities.list(limit=1)) == found[:1]
+    assert await asked(control, path, lambda client: client.capabilities.list(limit=1)) == found[:1]
 
 
-def test_one_over_its_cycles(control: Control, store: Engine, path: Path) -> None:
+async def test_one_over_its_cycles(control: Control, store: Engine, path: Path) -> None:
     second_cycle(store)
-    found = asked(control, path, lambda client: client.capabilities.history(NAME))
+    found = await asked(control, path, lambda client: client.capabilities.history(NAME))
     assert [(one.cycle_id, one.delta, one.standing) for one in found.findings] == [
         ("c2", 0.5, "found"),
         ("c1", 0.9, "live"),
@@ -93,9 +89,9 @@ def test_one_over_its_cycles(control: Control, store: Engine, path: Path) -> Non
     assert [one.version for one in found.adapters] == [1]
 
 
-def test_the_table_of_labels_has_failures_first(control: Control, store: Engine, path: Path) -> None:
+async def test_the_table_of_labels_has_failures_first(control: Control, store: Engine, path: Path) -> None:
     labels = second_cycle(store)
-    found = asked(control, path, lambda client: client.capabilities.in_cycle(NAME, "c2"))
+    found = await asked(control, path, lambda client: client.capabilities.in_cycle(NAME, "c2"))
     assert (found.runs, found.trajectories, found.when_needed) == ([0, 1, 2], 4, CAPABILITY.when_needed)
     assert [(row.trajectory, row.outcome, row.verdicts) for row in found.rows] == [
         ("c", "failure", ["lacking", "lacking", "present"]),
@@ -105,11 +101,11 @@ def test_the_table_of_labels_has_failures_first(control: Control, store: Engine,
     ]
     assert [row.cited for row in found.rows][:2] == [[2, 2, 2], [None, 2, None]]
     assert found.finding.agreement == float(agreement(labels) or 0)
-    without = asked(control, path, lambda client: client.capabilities.in_cycle(OTHER.name, "c2"))
+    without = await asked(control, path, lambda client: client.capabilities.in_cycle(OTHER.name, "c2"))
     assert (without.runs, without.rows, without.trajectories) == ([], [], 0)
 
 
-def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store: Engine, path: Path) -> None:
+async def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store: Engine, path: Path) -> None:
     second_cycle(store)
     with write_session(store) as opened:
         more = [Label("hostile", NAME, 0, L, 2), Label("hostile", NAME, 1, P, 9), Label("hostile", NAME, 2, N)]
@@ -134,18 +130,18 @@ def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store
         own = await client.capabilities.cited(NAME, "c2", trajectory="hostile")
         assert (own.messages, own.total) == (found.messages[2:4], 2)
 
-    asked(control, path, ask)
+    await asked(control, path, ask)
 
 
-def test_what_nobody_named_is_not_found(control: Control, path: Path) -> None:
+async def test_what_nobody_named_is_not_found(control: Control, path: Path) -> None:
     async def ask(client: Client) -> list[int]:
         wrong = [client.capabilities.history("no-such"), client.capabilities.in_cycle(NAME, "c9")]
         return [(await refused(one)).status for one in wrong]
 
-    assert asked(control, path, ask) == [404, 404]
+    assert await asked(control, path, ask) == [404, 404]
 
 
-def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engine, path: Path) -> None:
+async def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engine, path: Path) -> None:
     second_cycle(store)
     name, made = f"{OTHER.name}@v1", EnvironmentRecord(HASH, SOURCE, "c2", OTHER.name, 7, "builtin", later(2))
     run = TrainingRun("r2", "c2", OTHER.name, HASH, "bundled", 7, {}, RunState.RUNNING, later(4))
@@ -176,7 +172,7 @@ def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engin
             words.append((found, listed[0].standing))
         return words
 
-    words = asked(control, path, follow)
+    words = await asked(control, path, follow)
     assert [of_cycle for of_cycle, _ in words] == [
         "environment",
         "refused",

@@ -40,15 +40,12 @@ def put(control: Control, source: str, minutes: int = 0) -> str:
     return name
 
 
-def play(control: Control, path: Path, use: Callable[[Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        try:
-            async with served(control, path) as client:
-                await use(client)
-        finally:
-            await control.playing.close()
-
-    asyncio.run(run())
+async def play(control: Control, path: Path, use: Callable[[Client], Awaitable[None]]) -> None:
+    try:
+        async with served(control, path) as client:
+            await use(client)
+    finally:
+        await control.playing.close()
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ def containers(containers_of: Callable[[str], list[Any]]) -> Callable[[str], int
     return lambda environment: len(containers_of(environment))
 
 
-def test_environments_are_paged_newest_first_with_what_became_of_them(control: Control, path: Path) -> None:
+async def test_environments_are_paged_newest_first_with_what_became_of_them(control: Control, path: Path) -> None:
     names = [put(control, f"class Environment: number = {minute}\n", minute) for minute in range(1, 6)]
     with write_session(control.store) as opened:
         for admitted in (True, False):
@@ -96,10 +93,10 @@ def test_environments_are_paged_newest_first_with_what_became_of_them(control: C
         assert (second[1].standing, second[1].adapters) == ("admitted", ["date-reasoning@v1"])
         assert (await refused(client.environments.page(after="none"))).status == 404
 
-    play(control, path, look)
+    await play(control, path, look)
 
 
-def test_one_is_shown_with_its_origins_and_every_admission(control: Control, path: Path) -> None:
+async def test_one_is_shown_with_its_origins_and_every_admission(control: Control, path: Path) -> None:
     happened = {"seed": 3, "what": "The prompt says it.", "transcript": [{"role": "user", "content": "W1"}]}
     evidence = {"share": 0.5, "allowed": 0.05, "examples": [happened]}
     with write_session(control.store) as opened:
@@ -129,11 +126,11 @@ def test_one_is_shown_with_its_origins_and_every_admission(control: Control, pat
         assert case.adapters == ["date-reasoning@v1"]
         assert (await refused(client.environments.case("none"))).status == 404
 
-    play(control, path, look)
+    await play(control, path, look)
 
 
 @pytest.mark.docker
-def test_an_episode_is_played_to_its_end(control: Control, path: Path, containers: Callable[[str], int]) -> None:
+async def test_an_episode_is_played_to_its_end(control: Control, path: Path, containers: Callable[[str], int]) -> None:
     async def act(client: Client) -> None:
         name = put(control, LAMP_SHOP)
         played = await client.environments.play(name, 7, reason="is it fair?")
@@ -158,7 +155,7 @@ def test_an_episode_is_played_to_its_end(control: Control, path: Path, container
         assert (noted.action, noted.subject, noted.reason) == ("play", name, "is it fair?")
         assert noted.detail["seed"] == 7
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -177,7 +174,7 @@ async def said_until_done(client: Client, episode: str) -> Any:
 
 
 @pytest.mark.docker
-def test_whose_fault_a_failure_is(control: Control, path: Path, containers: Callable[[str], int]) -> None:
+async def test_whose_fault_a_failure_is(control: Control, path: Path, containers: Callable[[str], int]) -> None:
     async def act(client: Client) -> None:
         shop, broken, none = put(control, LAMP_SHOP), put(control, BREAKS), put(control, "import nothing_here\n")
         assert (await refused(client.environments.play("none", 1))).status == 404
@@ -204,10 +201,10 @@ def test_whose_fault_a_failure_is(control: Control, path: Path, containers: Call
         assert "environment.py" in told.message  # its traceback
         assert containers(broken) == 0
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
-def test_without_docker_it_says_what_to_do(
+async def test_without_docker_it_says_what_to_do(
     control: Control, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
@@ -220,11 +217,11 @@ def test_without_docker_it_says_what_to_do(
         assert await client.audit() == []
         assert len(control.playing) == 0
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
 @pytest.mark.docker
-def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers: Callable[[str], int]) -> None:
+async def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers: Callable[[str], int]) -> None:
     control.playing = Playing(idle_s=0.3)
 
     async def act(client: Client) -> None:
@@ -235,11 +232,11 @@ def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers
             "idle for too long" in (await refused(client.environments.say(episode, PlayedMessage(content="Hi")))).hint
         )
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
 @pytest.mark.docker
-def test_a_few_at_once_and_none_is_left_when_the_service_stops(
+async def test_a_few_at_once_and_none_is_left_when_the_service_stops(
     control: Control, path: Path, containers: Callable[[str], int]
 ) -> None:
     name = put(control, LAMP_SHOP)
@@ -253,11 +250,11 @@ def test_a_few_at_once_and_none_is_left_when_the_service_stops(
         assert containers(name) == 0
         assert "stopping" in (await refused(client.environments.play(name, 1))).message
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
 @pytest.mark.docker
-def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
+async def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
     control: Control,
     path: Path,
     containers_of: Callable[[str], list[Any]],
@@ -275,7 +272,7 @@ def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
         with monkeypatch.context() as patched:
             patched.setenv("DOCKER_HOST", engine.host)
             begun = time.monotonic()
-            play(control, path, act)  # its threads have ended too
+            await play(control, path, act)  # its threads have ended too
         assert time.monotonic() - begun < ENGINE_TIMEOUT_SECONDS / 2
         assert "wait for the next start" in caplog.text
         [left] = containers_of(name)
@@ -283,7 +280,7 @@ def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
 
 
 @pytest.mark.docker
-def test_one_whose_caller_hangs_up_before_it_has_begun_is_ended(
+async def test_one_whose_caller_hangs_up_before_it_has_begun_is_ended(
     control: Control, path: Path, containers: Callable[[str], int]
 ) -> None:
     async def act(client: Client) -> None:
@@ -295,11 +292,11 @@ def test_one_whose_caller_hangs_up_before_it_has_begun_is_ended(
         await until(lambda: not containers(name) and not len(control.playing))
         assert [entry.action for entry in await client.audit()] == ["play"]
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
 @pytest.mark.docker
-def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_longest(
+async def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_longest(
     control: Control, path: Path, containers: Callable[[str], int]
 ) -> None:
     control.playing = Playing(away_s=0.0)
@@ -322,11 +319,11 @@ def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_longest
         assert (await refused(client.environments.end(third))).status == 404
         await client.environments.say(first, PlayedMessage(content="I go on."))
 
-    play(control, path, act)
+    await play(control, path, act)
 
 
 @pytest.mark.docker
-def test_a_reader_plays_nothing_and_nobody_plays_anothers_episode(
+async def test_a_reader_plays_nothing_and_nobody_plays_anothers_episode(
     control: Control, path: Path, containers: Callable[[str], int]
 ) -> None:
     async def act(client: Client) -> None:
@@ -345,4 +342,4 @@ def test_a_reader_plays_nothing_and_nobody_plays_anothers_episode(
             assert (await refused(operator.environments.end(episode))).status == 404
         assert containers(name) == 1
 
-    play(control, path, act)
+    await play(control, path, act)

@@ -1,6 +1,5 @@
 """What the API says of the service to machines: readiness, figures, its own description."""
 
-import asyncio
 import os
 import shutil
 import socket
@@ -24,17 +23,13 @@ from traced.api.monitoring import Parts, parts_of
 from traced.client.models import Readiness
 
 
-def test_a_dead_part_is_named(control: Control, path: Path) -> None:
+async def test_a_dead_part_is_named(control: Control, path: Path) -> None:
     parts = parts_of(control).parts
-
-    async def ask() -> list[Readiness]:
-        async with served(control, path, {name: parts[name] for name in ("service", "store", "disk")}) as client:
-            well = await client.ready()
-            control.state = "draining"
-            with locked(control.store):
-                return [well, await client.ready()]
-
-    well, dead = asyncio.run(ask())
+    async with served(control, path, {name: parts[name] for name in ("service", "store", "disk")}) as client:
+        well = await client.ready()
+        control.state = "draining"
+        with locked(control.store):
+            well, dead = [well, await client.ready()]
     assert well == Readiness(ready=True)
     assert dead == Readiness(ready=False, dead={"service": "it is draining", "store": "no answer within 3 s"})
 
@@ -78,13 +73,13 @@ def test_a_full_or_read_only_disk_is_told(control: Control, monkeypatch: pytest.
     assert disk().ready
 
 
-def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> None:
+async def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> None:
     async def ask() -> tuple[str, str]:
         async with served(control, path) as client:
             answer = await client._daemon.ask("GET", "/metrics")
             return answer.headers["content-type"], answer.text
 
-    kind, text = asyncio.run(ask())
+    kind, text = await ask()
     assert kind.startswith("text/plain; version=")
     found = {
         (sample.name, *sorted(sample.labels.values())): sample.value
@@ -98,12 +93,12 @@ def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> 
     assert found[("traced_up_seconds",)] > 0
 
 
-def test_the_api_describes_itself_with_its_token(control: Control) -> None:
+async def test_the_api_describes_itself_with_its_token(control: Control) -> None:
     async def ask() -> dict[str, Any]:
         async with on_tcp(control, "") as client:
             return dict((await client._daemon.ask("GET", "/openapi.json")).json())
 
-    told = asyncio.run(ask())
+    told = await ask()
     assert [scheme["scheme"] for scheme in told["components"]["securitySchemes"].values()] == ["bearer"]
     open_ones = {
         path for path, methods in told["paths"].items() for method in methods.values() if not method.get("security")
@@ -113,10 +108,10 @@ def test_the_api_describes_itself_with_its_token(control: Control) -> None:
     assert all(method["summary"] for methods in told["paths"].values() for method in methods.values())
 
 
-def test_health_and_metrics_need_no_token(control: Control) -> None:
+async def test_health_and_metrics_need_no_token(control: Control) -> None:
     async def ask() -> list[int]:
         async with on_tcp(control, "") as client:
             http = client._daemon._http
             return [(await http.get(path)).status_code for path in ("/alive", "/ready", "/metrics", "/audit")]
 
-    assert asyncio.run(ask()) == [200, 200, 200, 401]
+    assert await ask() == [200, 200, 200, 401]

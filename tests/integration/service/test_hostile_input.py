@@ -1,6 +1,5 @@
 """Whatever is asked for, on both databases: an answer or a refusal in words, and no defect."""
 
-import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -105,27 +104,24 @@ async def wrong(http: httpx.AsyncClient, method: str, url: str, body: str = "") 
     return f"{method} {url[:120]} {body[:80]}: {response.status_code} {told[:300]}"
 
 
-def faults(control: Control, path: Path, calls: Iterable[tuple[str, ...]]) -> list[str]:
-    async def ask() -> list[str]:
-        async with served(control, path) as client:
-            return [fault for call in calls if (fault := await wrong(client._daemon._http, *call))]
-
-    return asyncio.run(ask())
+async def faults(control: Control, path: Path, calls: Iterable[tuple[str, ...]]) -> list[str]:
+    async with served(control, path) as client:
+        return [fault for call in calls if (fault := await wrong(client._daemon._http, *call))]
 
 
-def test_whatever_is_looked_for_is_shown_or_refused_in_words(control: Control, path: Path) -> None:
+async def test_whatever_is_looked_for_is_shown_or_refused_in_words(control: Control, path: Path) -> None:
     calls = [("GET", url) for url in urls(described(control), "get")]
     assert len(calls) > 500
-    assert faults(control, path, calls) == []
+    assert await faults(control, path, calls) == []
 
 
-def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, path: Path) -> None:
+async def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, path: Path) -> None:
     paths = {name: methods for name, methods in described(control).items() if "post" in methods}
     calls = [("POST", url, '{"seed": 1}') for url in urls(paths, "post")]
     unknown = dict.fromkeys(("cycle_id", "environment", "episode", "parked_id"), "x")
     calls += [("POST", name.format(**KNOWN, **unknown), body) for name in paths for body in BODIES]
     assert len(calls) > 200
-    assert faults(control, path, calls) == []
+    assert await faults(control, path, calls) == []
 
 
 @pytest.mark.parametrize(
@@ -142,17 +138,13 @@ def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, path: Pa
         (("GET", "/trajectories?after=x"), 404, "no trajectory 'x'"),
     ],
 )
-def test_what_there_is_not_says_what_to_ask_for(
+async def test_what_there_is_not_says_what_to_ask_for(
     seeded_store: Engine, path: Path, call: tuple[str, str], status: int, said: str
 ) -> None:
     settings = load_settings(path.parent, {"serving.port": 0})
     control = Control(settings, seeded_store, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
-
-    async def ask() -> httpx.Response:
-        async with served(control, path) as client:
-            return await client._daemon._http.request(*call)
-
-    answer = asyncio.run(ask())
+    async with served(control, path) as client:
+        answer = await client._daemon._http.request(*call)
     told = answer.json()
     assert (answer.status_code, told.keys()) == (status, {"type", "message", "hint"})
     assert said in told["message"]
@@ -160,16 +152,12 @@ def test_what_there_is_not_says_what_to_ask_for(
     assert status != 405 or answer.headers["Allow"] == "GET"
 
 
-def test_a_cursor_of_the_other_database_is_none(control: Control, path: Path) -> None:
+async def test_a_cursor_of_the_other_database_is_none(control: Control, path: Path) -> None:
     with write_session(control.store) as opened:
         save_routes(opened, [ConversationRoute(f"c\n{number}", "base", {}, 0.1, "", T0) for number in range(3)])
-
-    async def ask() -> None:
-        async with served(control, path) as client:
-            page = await client.serving.decisions(limit=2)
-            assert page.next is not None
-            assert len((await client.serving.decisions(before=page.next)).decisions) == 2
-            of_the_other = f"{T0.isoformat()} c-1" if page.next.isdigit() else "1"
-            assert (await refused(client.serving.decisions(before=of_the_other))).status == 404
-
-    asyncio.run(ask())
+    async with served(control, path) as client:
+        page = await client.serving.decisions(limit=2)
+        assert page.next is not None
+        assert len((await client.serving.decisions(before=page.next)).decisions) == 2
+        of_the_other = f"{T0.isoformat()} c-1" if page.next.isdigit() else "1"
+        assert (await refused(client.serving.decisions(before=of_the_other))).status == 404

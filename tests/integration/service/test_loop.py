@@ -43,40 +43,34 @@ def kinds(place: Place) -> list[str]:
         return [event.kind for event in list_events(opened)]
 
 
-def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason(reason="to see"))
-        waiting = await place.until(*WAITING)
-        assert waiting.state is CycleState.WAITING
-        assert place.scripted.ran[:2] == ["collect", "analyze"]
-        for capability in place.scripted.capabilities:
-            assert [one for one in place.scripted.ran if one.endswith(capability)] == way(capability)
-        place.fresh()  # the person takes a day, and the machine is started again meanwhile
-        place.control.decide(ADA, Reason(reason="good"), partial(decisions.approve, adapter="alpha@v1"))
-        assert place.cycle().state is CycleState.WAITING
-        place.control.decide(ADA, Reason(reason="not needed"), partial(decisions.reject, adapter="beta@v1"))
-        done = await place.until(*ENDED)
-        assert (done.state, done.summary) == (CycleState.FINISHED, {"made": True})
-        assert place.scripted.ran[-2:] == ["evaluate", "report"]
-        assert len(place.scripted.ran) == 12
-        assert [one.name for one in place.control.adapters() if one.live] == ["alpha@v1"]
-
-    asyncio.run(story())
+async def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -> None:
+    place.control.start(ADA, Reason(reason="to see"))
+    waiting = await place.until(*WAITING)
+    assert waiting.state is CycleState.WAITING
+    assert place.scripted.ran[:2] == ["collect", "analyze"]
+    for capability in place.scripted.capabilities:
+        assert [one for one in place.scripted.ran if one.endswith(capability)] == way(capability)
+    place.fresh()  # the person takes a day, and the machine is started again meanwhile
+    place.control.decide(ADA, Reason(reason="good"), partial(decisions.approve, adapter="alpha@v1"))
+    assert place.cycle().state is CycleState.WAITING
+    place.control.decide(ADA, Reason(reason="not needed"), partial(decisions.reject, adapter="beta@v1"))
+    done = await place.until(*ENDED)
+    assert (done.state, done.summary) == (CycleState.FINISHED, {"made": True})
+    assert place.scripted.ran[-2:] == ["evaluate", "report"]
+    assert len(place.scripted.ran) == 12
+    assert [one.name for one in place.control.adapters() if one.live] == ["alpha@v1"]
     assert kinds(place) == [
         *("start", "cycle begun", "cycle running", "cycle waiting"),
         *("approve", "reject", "cycle running", "stage finished", "cycle finished"),
     ]
 
 
-def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        first = await place.until(*WAITING)
-        said = place.control.start(ADA, Reason(reason="again")).said
-        assert said == f"a cycle of desk begins once {first.id} has ended (now: waiting)"
-        await place.until(CycleState.WAITING)
-
-    asyncio.run(story())
+async def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    first = await place.until(*WAITING)
+    said = place.control.start(ADA, Reason(reason="again")).said
+    assert said == f"a cycle of desk begins once {first.id} has ended (now: waiting)"
+    await place.until(CycleState.WAITING)
     assert len(place.cycles()) == 1
     with read_session(place.store) as opened:
         assert [
@@ -89,87 +83,71 @@ def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
 
 
 @pytest.mark.parametrize("stage", ["collect", "analyze", "train alpha", "gate beta"])
-def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at(stage)
-        assert place.cycle().state is CycleState.INTERRUPTED
-        with read_session(place.store) as opened:
-            assert running_attempts(opened) == []
-        place.fresh()
-        assert (await place.until(*WAITING)).state is CycleState.WAITING
-
-    asyncio.run(story())
+async def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -> None:
+    place.control.start(ADA, Reason())
+    await place.stopped_at(stage)
+    assert place.cycle().state is CycleState.INTERRUPTED
+    with read_session(place.store) as opened:
+        assert running_attempts(opened) == []
+    place.fresh()
+    assert (await place.until(*WAITING)).state is CycleState.WAITING
     again = place.scripted.ran.count(stage)
     assert again == 2
     assert place.scripted.ran.count("collect") == (2 if stage == "collect" else 1)
     assert len(place.cycles()) == 1
 
 
-def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        place.fresh()  # killed before the loop had looked
-        first = await place.until(*WAITING)
-        place.control.start(ADA, Reason(reason="again"))
-        place.fresh()
-        for adapter in ("alpha@v1", "beta@v1"):
-            place.control.decide(ADA, Reason(), partial(decisions.reject, adapter=adapter))
-        await place.until(*ENDED)
-        second = await place.until(CycleState.WAITING)
-        assert second.seed == first.seed + 1
-        assert place.control.status().target.asked_for == ""
-
-    asyncio.run(story())
+async def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    place.fresh()  # killed before the loop had looked
+    first = await place.until(*WAITING)
+    place.control.start(ADA, Reason(reason="again"))
+    place.fresh()
+    for adapter in ("alpha@v1", "beta@v1"):
+        place.control.decide(ADA, Reason(), partial(decisions.reject, adapter=adapter))
+    await place.until(*ENDED)
+    second = await place.until(CycleState.WAITING)
+    assert second.seed == first.seed + 1
+    assert place.control.status().target.asked_for == ""
     assert len(place.cycles()) == 2
 
 
-def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
-    async def story() -> None:
+async def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    await place.stopped_at("train alpha", lambda: place.control.pause(ADA, Reason(reason="lunch")))
+    assert place.cycle().state is CycleState.INTERRUPTED
+    before = list(place.scripted.ran)
+    place.fresh()
+    with pytest.raises(Busy, match="is paused"):
         place.control.start(ADA, Reason())
-        await place.stopped_at("train alpha", lambda: place.control.pause(ADA, Reason(reason="lunch")))
-        assert place.cycle().state is CycleState.INTERRUPTED
-        before = list(place.scripted.ran)
-        place.fresh()
-        with pytest.raises(Busy, match="is paused"):
-            place.control.start(ADA, Reason())
-        await place.until(CycleState.INTERRUPTED)
-        assert place.scripted.ran == before
-        place.control.resume(ADA, Reason())
-        await place.until(CycleState.WAITING)
-
-    asyncio.run(story())
+    await place.until(CycleState.INTERRUPTED)
+    assert place.scripted.ran == before
+    place.control.resume(ADA, Reason())
+    await place.until(CycleState.WAITING)
 
 
-def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at(
-            "admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason(reason="wrong settings"))
-        )
-        assert place.cycle().state is CycleState.CANCELLED
-        assert "train alpha" not in place.scripted.ran
-        place.fresh()
-        await place.until(CycleState.CANCELLED)
-        place.control.start(ADA, Reason(reason="once more"))
-        await place.until(CycleState.WAITING)
-
-    asyncio.run(story())
+async def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    await place.stopped_at(
+        "admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason(reason="wrong settings"))
+    )
+    assert place.cycle().state is CycleState.CANCELLED
+    assert "train alpha" not in place.scripted.ran
+    place.fresh()
+    await place.until(CycleState.CANCELLED)
+    place.control.start(ADA, Reason(reason="once more"))
+    await place.until(CycleState.WAITING)
     new, old = place.cycles()
     assert (old.state, new.state) == (CycleState.CANCELLED, CycleState.WAITING)
     assert new.seed == old.seed + 1
 
 
-def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:
+async def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:
     place.scripted.ends["train alpha"] = [CRASHED] * 3
-
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.until(*WAITING)
-        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="beta@v1"))
-        assert (await place.until(*ENDED)).state is CycleState.FINISHED
-
-    asyncio.run(story())
+    place.control.start(ADA, Reason())
+    await place.until(*WAITING)
+    place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="beta@v1"))
+    assert (await place.until(*ENDED)).state is CycleState.FINISHED
     assert place.scripted.ran.count("train alpha") == 3
     assert "gate alpha" not in place.scripted.ran
     with read_session(place.store) as opened:
@@ -183,16 +161,12 @@ def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place
     assert parked.id in reasons[0]
 
 
-def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place) -> None:
+async def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place) -> None:
     place.scripted.ends["analyze"] = [CRASHED] * 3
-
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        assert (await place.until(*WAITING)).state is CycleState.FAILED
-        place.control.start(ADA, Reason(reason="the service lives on"))
-        await place.until(*WAITING)
-
-    asyncio.run(story())
+    place.control.start(ADA, Reason())
+    assert (await place.until(*WAITING)).state is CycleState.FAILED
+    place.control.start(ADA, Reason(reason="the service lives on"))
+    await place.until(*WAITING)
     assert len(place.cycles()) == 2
     with read_session(place.store) as opened:
         told = [
@@ -202,14 +176,10 @@ def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place)
     assert told[:2] == ["parked", "cycle-failed"]
 
 
-def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
+async def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
     place.scripted.ends["collect"] = [failed("EngineDown", "SandboxError")] * 5
-
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        assert (await place.until(*WAITING)).state is CycleState.WAITING
-
-    asyncio.run(story())
+    place.control.start(ADA, Reason())
+    assert (await place.until(*WAITING)).state is CycleState.WAITING
     assert place.scripted.ran.count("collect") == 6
     with read_session(place.store) as opened:
         assert list_quarantined(opened) == []
@@ -224,24 +194,20 @@ def told(place: Place) -> list[tuple[str, str]]:
     return [(one.body["kind"], one.body["subject"]) for one in due]
 
 
-def test_what_holds_it_up_for_a_minute_is_told_once(place: Place) -> None:
+async def test_what_holds_it_up_for_a_minute_is_told_once(place: Place) -> None:
     place.scripted.ends["collect"] = [failed("EngineDown", "SandboxError")] * 5
 
     async def sleep(seconds: float) -> None:
         place.days += seconds / 86_400
 
     place.loop.ledger = replace(place.loop.ledger, backoff=Backoff(60, 1, 60), sleep=sleep)
-
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at("analyze")
-
-    asyncio.run(story())
+    place.control.start(ADA, Reason())
+    await place.stopped_at("analyze")
     assert [one for one in told(place) if one[0] == "trouble"] == [("trouble", "collect")]
 
 
 @pytest.mark.parametrize("act", ["cancel", "pause"])
-def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act: str) -> None:
+async def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act: str) -> None:
     due = place.loop._next_cycle
 
     def late() -> Cycle | None:
@@ -251,88 +217,75 @@ def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act
             place.control._cancel(who, cycle.id) if act == "cancel" else place.control._pause(who)
         return cycle
 
-    async def story() -> None:
-        draining = asyncio.Event()
-        place.control.start(ADA, Reason())
-        place.loop._next_cycle = late  # type: ignore[method-assign]
-        turns = iter([*[None] * 3, draining.set])
+    draining = asyncio.Event()
+    place.control.start(ADA, Reason())
+    place.loop._next_cycle = late  # type: ignore[method-assign]
+    turns = iter([*[None] * 3, draining.set])
 
-        def beat() -> None:
-            if (end := next(turns, None)) is not None:
-                end()
-            place.loop.wake()
+    def beat() -> None:
+        if (end := next(turns, None)) is not None:
+            end()
+        place.loop.wake()
 
-        place.loop.beat = beat
-        await place.loop.run(draining)
-
-    asyncio.run(story())
+    place.loop.beat = beat
+    await place.loop.run(draining)
     assert place.scripted.ran == []
     assert place.cycle().state is (CycleState.CANCELLED if act == "cancel" else CycleState.RUNNING)
 
 
-def test_a_cycle_whose_settings_are_known_no_more_ends_with_the_reason(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at("collect")
-        with write_session(place.store) as opened:
-            row = opened.exec(select(CycleRow)).one()
-            row.config = {**row.config, "analysis": {**row.config["analysis"], "of_old": 3}}
-            opened.add(row)
-        place.fresh()
-        assert (await place.until(*ENDED)).state is CycleState.FAILED
-        place.control.start(ADA, Reason(reason="anew"))
-        await place.until(CycleState.WAITING)
-
-    asyncio.run(story())
+async def test_a_cycle_whose_settings_are_known_no_more_ends_with_the_reason(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    await place.stopped_at("collect")
+    with write_session(place.store) as opened:
+        row = opened.exec(select(CycleRow)).one()
+        row.config = {**row.config, "analysis": {**row.config["analysis"], "of_old": 3}}
+        opened.add(row)
+    place.fresh()
+    assert (await place.until(*ENDED)).state is CycleState.FAILED
+    place.control.start(ADA, Reason(reason="anew"))
+    await place.until(CycleState.WAITING)
     with read_session(place.store) as opened:
         (ended,) = [one for one in list_events(opened) if one.kind == "cycle failed"]
     assert "began with settings that this version does not take" in ended.detail["reason"]
 
 
-def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop(
+async def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = iter([True, True, False, True])
+    place.control.start(ADA, Reason())
+    due, graph = place.loop._next_cycle, place.loop._run_graph
 
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        due, graph = place.loop._next_cycle, place.loop._run_graph
+    def flaky_due() -> Cycle | None:
+        if next(gone, False):
+            raise StoreUnavailable("the database is locked")
+        return due()
 
-        def flaky_due() -> Cycle | None:
-            if next(gone, False):
-                raise StoreUnavailable("the database is locked")
-            return due()
+    async def flaky_graph(cycle: Cycle) -> None:
+        if next(gone, False):
+            raise StoreUnavailable("the database is locked")
+        await graph(cycle)
 
-        async def flaky_graph(cycle: Cycle) -> None:
-            if next(gone, False):
-                raise StoreUnavailable("the database is locked")
-            await graph(cycle)
-
-        monkeypatch.setattr(place.loop, "_next_cycle", flaky_due)
-        monkeypatch.setattr(place.loop, "_run_graph", flaky_graph)
-        monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
-        assert (await place.until(*WAITING)).state is CycleState.WAITING
-
-    asyncio.run(story())
+    monkeypatch.setattr(place.loop, "_next_cycle", flaky_due)
+    monkeypatch.setattr(place.loop, "_run_graph", flaky_graph)
+    monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
+    assert (await place.until(*WAITING)).state is CycleState.WAITING
 
 
 @pytest.mark.parametrize("days", [-3.0, 3.0], ids=["back", "forward"])
-def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: float) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at("train alpha")
-        place.days += days
-        place.fresh()
-        assert (await place.until(*WAITING)).state is CycleState.WAITING
-        place.days -= days
-        for adapter in ("alpha@v1", "beta@v1"):
-            place.control.decide(ADA, Reason(), partial(decisions.approve, adapter=adapter))
-        assert (await place.until(*ENDED)).state is CycleState.FINISHED
-        place.days += days
-        place.control.start(ADA, Reason(reason="the next one"))
-        await place.until(CycleState.WAITING)
-
-    asyncio.run(story())
+async def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: float) -> None:
+    place.control.start(ADA, Reason())
+    await place.stopped_at("train alpha")
+    place.days += days
+    place.fresh()
+    assert (await place.until(*WAITING)).state is CycleState.WAITING
+    place.days -= days
+    for adapter in ("alpha@v1", "beta@v1"):
+        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter=adapter))
+    assert (await place.until(*ENDED)).state is CycleState.FINISHED
+    place.days += days
+    place.control.start(ADA, Reason(reason="the next one"))
+    await place.until(CycleState.WAITING)
     assert [cycle.seed for cycle in sorted(place.cycles(), key=lambda cycle: cycle.seed)] == [0, 1]
     assert sorted(one.name for one in place.control.adapters()) == ["alpha@v1", "alpha@v2", "beta@v1", "beta@v2"]
     with read_session(place.store) as opened:

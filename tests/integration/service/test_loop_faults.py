@@ -27,24 +27,20 @@ ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 WAITING = (CycleState.WAITING, *ENDED)
 
 
-def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(place: Place) -> None:
+async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(place: Place) -> None:
     settings = place.loop.settings
     missing = settings.model.model_copy(update={"spec": str(place.data_dir / "nowhere")})
-
-    async def story() -> None:
-        place.loop.settings = settings.model_copy(update={"model": missing})
-        place.control.start(ADA, Reason())
-        for minute in range(3):
-            place.days = minute / 24 / 60
-            assert place.loop._next_cycle() is None
-        view = place.control.status().target
-        assert "nowhere" in view.cannot_begin
-        assert view.asked_for == "asked for by ada"
-        place.loop.settings = settings
-        await place.until(*WAITING)
-        assert place.control.status().target.cannot_begin == ""
-
-    asyncio.run(story())
+    place.loop.settings = settings.model_copy(update={"model": missing})
+    place.control.start(ADA, Reason())
+    for minute in range(3):
+        place.days = minute / 24 / 60
+        assert place.loop._next_cycle() is None
+    view = place.control.status().target
+    assert "nowhere" in view.cannot_begin
+    assert view.asked_for == "asked for by ada"
+    place.loop.settings = settings
+    await place.until(*WAITING)
+    assert place.control.status().target.cannot_begin == ""
     with read_session(place.store) as opened:
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
     assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
@@ -65,7 +61,7 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
     assert place.cycles() == []
 
 
-def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:
+async def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:
     present = place.loop.present
     stage = f"train {place.scripted.capabilities[0]}"
 
@@ -81,11 +77,11 @@ def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> N
         place.loop._on_report(stage, waiting_report(5.0, "Docker", FOR_DEVICE))
 
     place.control.start(ADA, Reason())
-    asyncio.run(place.stopped_at(stage, look))
+    await place.stopped_at(stage, look)
     assert (holds(ACTIVITY), holds(WAITS)) == ({ACTIVITY: {"stages": []}}, {})
 
 
-def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
+async def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
@@ -96,27 +92,24 @@ def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
         go.wait(20)
         raise OSError("the engine hangs")
 
-    async def story() -> None:
-        draining = asyncio.Event()
+    draining = asyncio.Event()
 
-        def beat() -> None:
-            if tidying.is_set() and not go.is_set():
-                beats.append(1)
-            if len(beats) == 5:
-                go.set()
-            if go.is_set() and place.loop.running is None:
-                draining.set()
+    def beat() -> None:
+        if tidying.is_set() and not go.is_set():
+            beats.append(1)
+        if len(beats) == 5:
+            go.set()
+        if go.is_set() and place.loop.running is None:
+            draining.set()
 
-        place.loop.tidy, place.loop.beat = tidy, beat
-        place.control.start(ADA, Reason())
-        await asyncio.wait_for(place.loop.run(draining), 60)
-
-    asyncio.run(story())
+    place.loop.tidy, place.loop.beat = tidy, beat
+    place.control.start(ADA, Reason())
+    await asyncio.wait_for(place.loop.run(draining), 60)
     assert len(beats) == 5
     assert place.cycle().state is CycleState.WAITING
 
 
-def test_who_asks_twice_to_stop_does_not_cut_the_safe_point_short(place: Place) -> None:
+async def test_who_asks_twice_to_stop_does_not_cut_the_safe_point_short(place: Place) -> None:
     reached: list[str] = []
 
     async def work() -> None:
@@ -126,39 +119,28 @@ def test_who_asks_twice_to_stop_does_not_cut_the_safe_point_short(place: Place) 
             await asyncio.sleep(0)
             reached.append("checkpoint")
 
-    async def story() -> None:
-        place.loop.running, place.loop._cycle_task = "c", asyncio.ensure_future(work())
-        await asyncio.sleep(0)
-        await asyncio.gather(place.loop.stop_cycle("c"), place.loop.stop_cycle("c"))
-
-    asyncio.run(story())
+    place.loop.running, place.loop._cycle_task = "c", asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    await asyncio.gather(place.loop.stop_cycle("c"), place.loop.stop_cycle("c"))
     assert reached == ["checkpoint"]
 
 
-def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> Lifecycle:
-        lifecycle, work = Lifecycle(60), asyncio.get_running_loop().create_future()
-        work.set_exception(KeyError("a defect"))
-        _on_loop_end(lifecycle, work)
-        lifecycle.close()
-        return lifecycle
-
-    lifecycle = asyncio.run(story())
+async def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    lifecycle, work = Lifecycle(60), asyncio.get_running_loop().create_future()
+    work.set_exception(KeyError("a defect"))
+    _on_loop_end(lifecycle, work)
+    lifecycle.close()
     assert (lifecycle.draining.is_set(), lifecycle.cause) == (True, "the loop failed")
     assert "a defect" in caplog.text
 
 
-def test_what_a_cancelled_stage_left_half_written_goes_at_once(place: Place) -> None:
+async def test_what_a_cancelled_stage_left_half_written_goes_at_once(place: Place) -> None:
     staging = [place.data_dir / "adapters/.staging-1", place.data_dir / "runs/c/.x.partial"]
     whole = place.data_dir / "runs/c/x"
     for folder in (*staging, whole):
         folder.mkdir(parents=True)
     (place.data_dir / "adapters/.lock").touch()
     place.loop.tidy = lambda: sweep(place.data_dir, place.store, is_alive, now=datetime.now(UTC), owner="nobody")
-
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
-
-    asyncio.run(story())
+    place.control.start(ADA, Reason())
+    await place.stopped_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
     assert [folder.exists() for folder in (*staging, whole)] == [False, False, True]

@@ -39,42 +39,36 @@ async def answered(place: Place) -> None:
     await place.loop.run(draining)
 
 
-def test_more_episodes_are_played_and_the_adapter_waits_again_with_the_new_answer(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.until(*WAITING)
-        assert "takes look 2" in more(place, "alpha@v1")
-        place.fresh()  # killed before the loop had looked
-        await answered(place)
-        assert place.scripted.ran.count("gate alpha") == 2
-        assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
-        assert "takes look 3" in more(place, "alpha@v1")
-        place.scripted.looks["alpha@v1"] = GateAnswer.INCONCLUSIVE
-        await answered(place)
-        assert place.scripted.ran.count("gate alpha") == 3
-        assert place.control.status().waiting == ["beta@v1"]
-        with pytest.raises(PromotionError, match="its gate answered inconclusive"):
-            place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))
-        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="beta@v1"))
-        assert (await place.until(*ENDED)).state is CycleState.FINISHED
-        assert [one.name for one in place.control.adapters() if one.live] == ["beta@v1"]
-
-    asyncio.run(story())
+async def test_more_episodes_are_played_and_the_adapter_waits_again_with_the_new_answer(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    await place.until(*WAITING)
+    assert "takes look 2" in more(place, "alpha@v1")
+    place.fresh()  # killed before the loop had looked
+    await answered(place)
+    assert place.scripted.ran.count("gate alpha") == 2
+    assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
+    assert "takes look 3" in more(place, "alpha@v1")
+    place.scripted.looks["alpha@v1"] = GateAnswer.INCONCLUSIVE
+    await answered(place)
+    assert place.scripted.ran.count("gate alpha") == 3
+    assert place.control.status().waiting == ["beta@v1"]
+    with pytest.raises(PromotionError, match="its gate answered inconclusive"):
+        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))
+    place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="beta@v1"))
+    assert (await place.until(*ENDED)).state is CycleState.FINISHED
+    assert [one.name for one in place.control.adapters() if one.live] == ["beta@v1"]
     with read_session(place.store) as opened:
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
     assert [one.body["subject"] for one in told] == ["alpha@v1", "beta@v1", "alpha@v1"]
 
 
-def test_a_look_that_is_parked_leaves_the_earlier_answer_to_decide_on(place: Place) -> None:
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.until(*WAITING)
-        place.scripted.ends["gate alpha"] = [failed("builtins.ValueError")] * 3
-        more(place, "alpha@v1")
-        await answered(place)
-        [parked] = place.control.parked()
-        assert (parked.stage, parked.capability) == ("gate", "alpha")
-        assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
-        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))
-
-    asyncio.run(story())
+async def test_a_look_that_is_parked_leaves_the_earlier_answer_to_decide_on(place: Place) -> None:
+    place.control.start(ADA, Reason())
+    await place.until(*WAITING)
+    place.scripted.ends["gate alpha"] = [failed("builtins.ValueError")] * 3
+    more(place, "alpha@v1")
+    await answered(place)
+    [parked] = place.control.parked()
+    assert (parked.stage, parked.capability) == ("gate", "alpha")
+    assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
+    place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))

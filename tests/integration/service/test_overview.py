@@ -33,77 +33,67 @@ def seeded(tmp_path: Path) -> Control:
     return Control(settings, store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
 
 
-def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -> None:
-    async def ask() -> None:
-        async with served(seeded, path) as client:
-            rates = await client.overview.rates()
-            assert [(one.cycle_id, one.base, one.tasks) for one in rates.cycles] == [
-                ("c-0001", 0.4, 100),
-                ("c-0002", pytest.approx(0.47), 100),
-            ]
-            health = await client.overview.health()
-            assert health.router.state == "unknown"
-            outcomes = health.traffic.outcomes
-            judged = sum(one.judged for one in rates.days)
-            assert judged <= outcomes["success"] + outcomes["failure"] <= judged + health.traffic.unsettled
-            assert rates.days == sorted(rates.days, key=lambda one: one.day)
-            assert rates.days[-1].day <= date(2026, 3, 14)
-            assert not rates.partial
-
-    asyncio.run(ask())
+async def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -> None:
+    async with served(seeded, path) as client:
+        rates = await client.overview.rates()
+        assert [(one.cycle_id, one.base, one.tasks) for one in rates.cycles] == [
+            ("c-0001", 0.4, 100),
+            ("c-0002", pytest.approx(0.47), 100),
+        ]
+        health = await client.overview.health()
+        assert health.router.state == "unknown"
+        outcomes = health.traffic.outcomes
+        judged = sum(one.judged for one in rates.days)
+        assert judged <= outcomes["success"] + outcomes["failure"] <= judged + health.traffic.unsettled
+        assert rates.days == sorted(rates.days, key=lambda one: one.day)
+        assert rates.days[-1].day <= date(2026, 3, 14)
+        assert not rates.partial
 
 
-def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_it(seeded: Control, path: Path) -> None:
+async def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_it(seeded: Control, path: Path) -> None:
     made = replace(REPLY, cycle_id="c-0003", prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
     told = [("analyze", "", False), ("synthesize", "dates", True), ("synthesize", "names", False)]
     with write_session(seeded.store) as opened:
         for number, (stage, capability, about) in enumerate(told):
             asked = replace(made, key=f"{number:064}", stage=stage, capability=capability, estimated=about)
             save_reply(opened, asked)
-
-    async def ask() -> None:
-        async with served(seeded, path) as client:
-            newest, *others = (await client.status()).cycles
-            assert newest.costs == [
-                CostView(
-                    stage="analyze",
-                    calls=1,
-                    prompt_tokens=900,
-                    completion_tokens=12,
-                    cost=0.5,
-                    seconds=1.5,
-                    estimated=0,
-                ),
-                CostView(
-                    stage="synthesize",
-                    calls=2,
-                    prompt_tokens=1800,
-                    completion_tokens=24,
-                    cost=1.0,
-                    seconds=3.0,
-                    estimated=1,
-                ),
-            ]
-            assert (await client.cycle("c-0003")).costs == newest.costs
-            assert [one.costs for one in others] == [[]] * len(others)
-
-    asyncio.run(ask())
+    async with served(seeded, path) as client:
+        newest, *others = (await client.status()).cycles
+        assert newest.costs == [
+            CostView(
+                stage="analyze",
+                calls=1,
+                prompt_tokens=900,
+                completion_tokens=12,
+                cost=0.5,
+                seconds=1.5,
+                estimated=0,
+            ),
+            CostView(
+                stage="synthesize",
+                calls=2,
+                prompt_tokens=1800,
+                completion_tokens=24,
+                cost=1.0,
+                seconds=3.0,
+                estimated=1,
+            ),
+        ]
+        assert (await client.cycle("c-0003")).costs == newest.costs
+        assert [one.costs for one in others] == [[]] * len(others)
 
 
-def test_any_cycle_is_told_by_its_id(seeded: Control, path: Path) -> None:
-    async def ask() -> None:
-        async with served(seeded, path) as client:
-            every = await client.cycles()
-            assert [await client.cycle(one.id) for one in every] == every
-            for unknown in ("c-0009", "c-0001/cancel", "../status"):
-                with pytest.raises(RequestRefused, match="there is no cycle") as refused:
-                    await client.cycle(unknown)
-                assert refused.value.status == 404
-
-    asyncio.run(ask())
+async def test_any_cycle_is_told_by_its_id(seeded: Control, path: Path) -> None:
+    async with served(seeded, path) as client:
+        every = await client.cycles()
+        assert [await client.cycle(one.id) for one in every] == every
+        for unknown in ("c-0009", "c-0001/cancel", "../status"):
+            with pytest.raises(RequestRefused, match="there is no cycle") as refused:
+                await client.cycle(unknown)
+            assert refused.value.status == 404
 
 
-def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path: Path) -> None:
+async def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path: Path) -> None:
     looks: list[datetime] = []
 
     def look(leases: object, section: object, now: datetime) -> Devices:
@@ -124,7 +114,7 @@ def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path
             await wait_until(lambda: not seeded.watch.at_work)
             assert seeded.present.of(DEVICES) == []
 
-    asyncio.run(asyncio.wait_for(watch(), 20))
+    await asyncio.wait_for(watch(), 20)
     assert looks
 
 
@@ -148,16 +138,13 @@ def test_a_phase_is_known_by_when_it_was_first_heard_of() -> None:
     assert known.told("train x", AT, {"phase": "b", "done": 6})["since"] == AT.isoformat()
 
 
-def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_engines(tmp_path: Path) -> None:
-    async def ask() -> None:
-        async with running_gateway(tmp_path) as running:
-            port = int(running.url.rpartition(":")[2])
-            section = running.settings.serving.model_copy(update={"port": port, "host": "0.0.0.0"})
-            found = await asyncio.to_thread(router_health, section)
-            assert (found.state, found.trouble) == ("ready", "")
-            assert list(found.engines.values()) == ["ok"]
-        gone = await asyncio.to_thread(router_health, section)
-        assert (gone.state, gone.engines) == ("away", {})
-        assert gone.trouble
-
-    asyncio.run(ask())
+async def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_engines(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as running:
+        port = int(running.url.rpartition(":")[2])
+        section = running.settings.serving.model_copy(update={"port": port, "host": "0.0.0.0"})
+        found = await asyncio.to_thread(router_health, section)
+        assert (found.state, found.trouble) == ("ready", "")
+        assert list(found.engines.values()) == ["ok"]
+    gone = await asyncio.to_thread(router_health, section)
+    assert (gone.state, gone.engines) == ("away", {})
+    assert gone.trouble

@@ -1,6 +1,5 @@
 """Serving through the control API: models, a canary, the router's own word, decisions, conversations."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -24,12 +23,9 @@ NOW = T0 + timedelta(days=1)  # of the control's clock, which tells minutes
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
 
 
-def ask(control: Control, path: Path, check: Callable[[Client], Awaitable[None]]) -> None:
-    async def inside() -> None:
-        async with served(control, path) as client:
-            await check(client)
-
-    asyncio.run(inside())
+async def ask(control: Control, path: Path, check: Callable[[Client], Awaitable[None]]) -> None:
+    async with served(control, path) as client:
+        await check(client)
 
 
 def by_name(models: list[ModelView]) -> dict[str, ModelView]:
@@ -57,7 +53,7 @@ def begin_canary(store: Engine, *shares: float) -> list[int]:
         return list(promotions.canary_shares(opened, V2))
 
 
-def test_the_models_and_their_traffic(control: Control, store: Engine, path: Path) -> None:
+async def test_the_models_and_their_traffic(control: Control, store: Engine, path: Path) -> None:
     lately = NOW - timedelta(minutes=5)
     with write_session(store) as opened:
         told = [Exchange("a", "c-1", lately, "base", 200, 1.5), Exchange("b", "c-2", lately, "gpt-9", 429, 0.1)]
@@ -84,10 +80,10 @@ def test_the_models_and_their_traffic(control: Control, store: Engine, path: Pat
         assert (live.who, live.brought_back, live.canary) == ("Ada", "base", None)
         assert not found.partial
 
-    ask(control, path, check)
+    await ask(control, path, check)
 
 
-def test_a_canary_with_what_its_evidence_says(control: Control, store: Engine, path: Path) -> None:
+async def test_a_canary_with_what_its_evidence_says(control: Control, store: Engine, path: Path) -> None:
     first, second = begin_canary(store, 0.05, 0.25)
     judged(store, V2, first, [1.0] * 30)
     judged(store, V1, first, [0.0] * 20)
@@ -110,10 +106,10 @@ def test_a_canary_with_what_its_evidence_says(control: Control, store: Engine, p
         gone = by_name((await client.serving.models()).models)[V2]
         assert (gone.state, gone.reason, gone.canary, gone.brought_back) == ("rolled_back", "enough seen", None, "")
 
-    ask(control, path, check)
+    await ask(control, path, check)
 
 
-def test_a_canary_of_very_many_conversations_is_left_to_the_router(
+async def test_a_canary_of_very_many_conversations_is_left_to_the_router(
     control: Control, store: Engine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving_views, "MOST_IN_TRIAL", 3)
@@ -126,10 +122,10 @@ def test_a_canary_of_very_many_conversations_is_left_to_the_router(
         assert (canary.uncounted, canary.harm, canary.fine, canary.conversations) == (True, None, None, 4)
         assert [(step.share, step.state) for step in canary.steps] == [(0.25, "now"), (0.5, "next")]
 
-    ask(control, path, check)
+    await ask(control, path, check)
 
 
-def test_decisions_page_by_page(control: Control, store: Engine, path: Path) -> None:
+async def test_decisions_page_by_page(control: Control, store: Engine, path: Path) -> None:
     with write_session(store) as opened:
         odd = ConversationRoute("odd", "base", {"base": float("-inf")}, 2.0, "why" * 1000, later(99))
         many = [ConversationRoute(f"c-{number}", "base", {"base": -0.1}, 0.01, "", later(10)) for number in range(5)]
@@ -146,10 +142,10 @@ def test_decisions_page_by_page(control: Control, store: Engine, path: Path) -> 
         assert [one.id for one in (await client.serving.decisions(model=V1)).decisions] == ["conv-1"]
         assert (await refused(client.serving.decisions(before="1; DROP TABLE"))).status == 404
 
-    ask(control, path, check)
+    await ask(control, path, check)
 
 
-def test_one_conversation(control: Control, store: Engine, path: Path) -> None:
+async def test_one_conversation(control: Control, store: Engine, path: Path) -> None:
     with write_session(store) as opened:
         many = [Exchange(f"m-{number:03d}", "many/..?", later(number), "base", 200, 0.1) for number in range(205)]
         serving.save_exchanges(opened, [replace(one, detail="x" * 9000) for one in many])
@@ -167,10 +163,10 @@ def test_one_conversation(control: Control, store: Engine, path: Path) -> None:
         assert len(long.exchanges[0].detail) == serving_views.TEXT
         assert (await refused(client.serving.conversation("nobody"))).status == 404
 
-    ask(control, path, check)
+    await ask(control, path, check)
 
 
-def test_the_router_that_is_not_there(control: Control, path: Path) -> None:
+async def test_the_router_that_is_not_there(control: Control, path: Path) -> None:
     spool = control.settings.data_dir / "spool"
     spool.mkdir()
     (spool / "exchanges-1-1.jsonl").write_text("x")
@@ -185,29 +181,23 @@ def test_the_router_that_is_not_there(control: Control, path: Path) -> None:
         assert (found.waiting_files, found.damaged) == (1, 2)
         assert found.decided_by.startswith("label tokens: no router was fitted")
 
-    ask(control, path, check)
+    await ask(control, path, check)
 
 
-def test_the_router_says_how_its_engines_are(control: Control, path: Path, tmp_path: Path) -> None:
-    async def inside() -> None:
-        folder = tmp_path / "router"
-        folder.mkdir()
-        async with running_gateway(folder, engines=2) as router, served(control, path) as client:
-            port = int(router.url.rpartition(":")[2])
-            there = control.settings.serving.model_copy(update={"port": port})
-            control.settings = control.settings.model_copy(update={"serving": there})
-            found = await client.serving.router()
-            assert (found.state, found.address, found.trouble) == ("ready", router.url, "")
-            assert found.engines == {engine.url: "ok" for engine in router.engines}
-
-    asyncio.run(inside())
+async def test_the_router_says_how_its_engines_are(control: Control, path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "router"
+    folder.mkdir()
+    async with running_gateway(folder, engines=2) as router, served(control, path) as client:
+        port = int(router.url.rpartition(":")[2])
+        there = control.settings.serving.model_copy(update={"port": port})
+        control.settings = control.settings.model_copy(update={"serving": there})
+        found = await client.serving.router()
+        assert (found.state, found.address, found.trouble) == ("ready", router.url, "")
+        assert found.engines == {engine.url: "ok" for engine in router.engines}
 
 
-def test_a_reader_may_look_and_not_roll_back(control: Control) -> None:
-    async def inside() -> None:
-        async with on_tcp(control, READER) as client:
-            assert (await client.serving.models()).models[1].name == V1
-            assert (await refused(client.roll_back(V1, "no"))).status == 403
-            assert by_name((await client.serving.models()).models)[V1].state == "live"
-
-    asyncio.run(inside())
+async def test_a_reader_may_look_and_not_roll_back(control: Control) -> None:
+    async with on_tcp(control, READER) as client:
+        assert (await client.serving.models()).models[1].name == V1
+        assert (await refused(client.roll_back(V1, "no"))).status == 403
+        assert by_name((await client.serving.models()).models)[V1].state == "live"

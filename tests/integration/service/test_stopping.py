@@ -123,34 +123,31 @@ def is_asked_to_end(place: Stopping) -> bool:
 
 @pytest.mark.parametrize("stopped_first", [True, False])
 @pytest.mark.parametrize("how", ["pause", "cancel", "drain"])
-def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_stopped_for_good(
+async def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_stopped_for_good(
     place: Stopping, how: str, stopped_first: bool
 ) -> None:
-    async def story() -> str:
-        draining, said = asyncio.Event(), list[str]()
+    draining, said = asyncio.Event(), list[str]()
 
-        async def act() -> None:
-            if stopped_first:
-                stopping = place.stop()
-                await until(place.has(ASKED))
-                whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
-                await until(lambda: is_asked_to_end(place))
-            else:
-                whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
-                await until(place.has(ASKED))
-                stopping = place.stop()
-                await until(place.decided)
-            for _ in range(100):  # let whoever would cut it short do so
-                await asyncio.sleep(0)
-            assert not stopping.done()
-            place.put(GO)
-            said.append(await stopping)
-            await whole
+    async def act() -> None:
+        if stopped_first:
+            stopping = place.stop()
+            await until(place.has(ASKED))
+            whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
+            await until(lambda: is_asked_to_end(place))
+        else:
+            whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
+            await until(place.has(ASKED))
+            stopping = place.stop()
+            await until(place.decided)
+        for _ in range(100):  # let whoever would cut it short do so
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        place.put(GO)
+        said.append(await stopping)
+        await whole
 
-        await at_training(place, act, draining)
-        return said[0]
-
-    said, cycle = asyncio.run(story()), place.cycle().id
+    await at_training(place, act, draining)
+    said, cycle = said[0], place.cycle().id
     became = f"{cycle} is cancelled" if how == "cancel" else f"{cycle} goes on without it once it is carried on"
     assert said == f"the training of alpha is stopped; {became}"
     assert (place.has(CHECKPOINT)(), place.has(CUT_SHORT)()) == (True, False)
@@ -162,7 +159,7 @@ def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_stopped_f
     place.fresh()
     if how == "pause":
         place.control.resume(BOB, Reason())
-    asyncio.run(place.until(CycleState.WAITING))
+    await place.until(CycleState.WAITING)
     assert place.dropped() == [("train", "alpha", DULL)]
     assert place.scripted.ran.count(STAGE) == 1
     assert "gate beta" in place.scripted.ran
@@ -186,26 +183,23 @@ def test_a_service_that_is_cut_short_does_not_forget_it(place: Stopping) -> None
     assert place.scripted.ran.count(STAGE) == 1
 
 
-def test_who_comes_second_waits_for_the_same_safe_point_and_is_told_who_was_first(place: Stopping) -> None:
-    async def story() -> list[str]:
-        draining, said = asyncio.Event(), list[str]()
+async def test_who_comes_second_waits_for_the_same_safe_point_and_is_told_who_was_first(place: Stopping) -> None:
+    draining, said = asyncio.Event(), list[str]()
 
-        async def act() -> None:
-            first = place.stop()
-            await until(place.has(ASKED))
-            second = place.stop(BOB, "the same")
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert [first.done(), second.done()] == [False, False]
-            place.put(GO)
-            said.extend([await first, await second])
-            await until(lambda: place.dropped())
-            said.append(await place.stop(BOB, "once more"))
+    async def act() -> None:
+        first = place.stop()
+        await until(place.has(ASKED))
+        second = place.stop(BOB, "the same")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert [first.done(), second.done()] == [False, False]
+        place.put(GO)
+        said.extend([await first, await second])
+        await until(lambda: place.dropped())
+        said.append(await place.stop(BOB, "once more"))
 
-        await at_training(place, act, draining)
-        return said
-
-    first, second, later = asyncio.run(story())
+    await at_training(place, act, draining)
+    first, second, later = said
     assert first == f"the training of alpha is stopped; {place.cycle().id} goes on without it"
     assert second.startswith(f"the training of alpha was stopped before: {DULL}; {place.cycle().id}")
     assert later.startswith(f"the training of alpha was stopped before: {DULL}; {place.cycle().id}")
@@ -214,22 +208,19 @@ def test_who_comes_second_waits_for_the_same_safe_point_and_is_told_who_was_firs
     assert (place.has(CHECKPOINT)(), place.has(CUT_SHORT)()) == (True, False)
 
 
-def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: Stopping) -> None:
-    async def story() -> str:
-        draining, said = asyncio.Event(), list[str]()
+async def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: Stopping) -> None:
+    draining, said = asyncio.Event(), list[str]()
 
-        async def act() -> None:
-            place.put(LAST)
-            stopping = place.stop()
-            await until(place.has(ASKED))
-            place.put(GO)
-            said.append(await stopping)
-            await until(lambda: place.cycle().state is CycleState.WAITING)
+    async def act() -> None:
+        place.put(LAST)
+        stopping = place.stop()
+        await until(place.has(ASKED))
+        place.put(GO)
+        said.append(await stopping)
+        await until(lambda: place.cycle().state is CycleState.WAITING)
 
-        await at_training(place, act, draining)
-        return said[0]
-
-    said = asyncio.run(story())
+    await at_training(place, act, draining)
+    said = said[0]
     ended = "it had come to its end by then, which nothing is made of"
     assert said == f"the training of alpha is stopped; {ended}; {place.cycle().id} goes on without it"
     assert place.dropped() == [("train", "alpha", DULL)]
@@ -237,19 +228,16 @@ def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: Stoppi
     assert "gate alpha" not in place.scripted.ran
 
 
-def test_one_that_was_over_is_not_stopped_and_no_entry_says_so(place: Stopping) -> None:
-    async def story() -> None:
-        draining = asyncio.Event()
+async def test_one_that_was_over_is_not_stopped_and_no_entry_says_so(place: Stopping) -> None:
+    draining = asyncio.Event()
 
-        async def act() -> None:
-            pausing = asyncio.ensure_future(place.control.pause(BOB, Reason()))
-            await until(place.has(ASKED))
-            place.put(GO)
-            await pausing
-            with pytest.raises(Busy, match="is not at work"):
-                await place.stop()
+    async def act() -> None:
+        pausing = asyncio.ensure_future(place.control.pause(BOB, Reason()))
+        await until(place.has(ASKED))
+        place.put(GO)
+        await pausing
+        with pytest.raises(Busy, match="is not at work"):
+            await place.stop()
 
-        await at_training(place, act, draining)
-
-    asyncio.run(story())
+    await at_training(place, act, draining)
     assert (place.stops(), place.decided()) == ([], False)

@@ -1,6 +1,5 @@
 """Spans as a collector gets them: a real HTTP receiver on loopback that reads OTLP."""
 
-import asyncio
 import gzip
 import subprocess
 import sys
@@ -119,7 +118,7 @@ def test_a_child_continues_the_trace(collector: Collector, monkeypatch: pytest.M
     assert (child.trace_id, child.parent_span_id) == (cycle.trace_id, cycle.span_id)
 
 
-def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
 
     async def settled(executor: object, job: Job, ledger: object, on_report: object) -> dict[str, Any]:
@@ -131,9 +130,9 @@ def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytes
     context: Any = SimpleNamespace(settings=SimpleNamespace(data_dir="d"), sandbox_owner="nobody in these tests")
     unused: Any = None
     stations = ChildStageRunner(context, CYCLE, {}, unused, unused, lambda stage, told: None, DevicesSection)
-    asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))
+    await stations.run("synthesize", "dates", 0, capability="dates")
     telemetry.begin(collector.url)
-    asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))
+    await stations.run("synthesize", "dates", 0, capability="dates")
     telemetry.end()
     stage = collector.spans["traced.stage"]
     assert jobs[0].variables == {}

@@ -55,16 +55,13 @@ def happen(control: Control, kind: str) -> None:
         save_event(opened, Event(T0, kind, "desk"))
 
 
-def test_a_door_takes_the_tokens_of_the_moment(control: Control, tokens: Tokens, tmp_path: Path) -> None:
-    async def ask() -> None:
-        async with on_tcp(control, tokens) as (operator, reader):
-            await reader.status()
-            (tmp_path / "read").write_text("n" * 30)
-            assert (await operator.reload()).detail["read_again"] == ["tokens"]
-            assert (await refused(reader.status())).status == 401
-            await operator.status()
-
-    asyncio.run(ask())
+async def test_a_door_takes_the_tokens_of_the_moment(control: Control, tokens: Tokens, tmp_path: Path) -> None:
+    async with on_tcp(control, tokens) as (operator, reader):
+        await reader.status()
+        (tmp_path / "read").write_text("n" * 30)
+        assert (await operator.reload()).detail["read_again"] == ["tokens"]
+        assert (await refused(reader.status())).status == 401
+        await operator.status()
 
 
 @pytest.mark.parametrize("busy", [False, True])

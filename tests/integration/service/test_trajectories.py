@@ -1,6 +1,5 @@
 """Trajectories through the control API: pages, one in full, the other trials of its task."""
 
-import asyncio
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -16,62 +15,52 @@ from traced.api.control import Control
 from traced.client.trajectories import TrajectoryQuery
 
 
-def test_pages_filters_and_choices(control: Control, path: Path) -> None:
-    async def ask() -> None:
-        async with served(control, path) as client:
-            first = await client.trajectories.page(TrajectoryQuery(limit=2))
-            assert ([row.id for row in first.rows], first.next) == (["t3", "t1"], "t1")
-            rest = await client.trajectories.page(after=first.next)
-            assert ([row.id for row in rest.rows], rest.next, rest.gave_up) == (["t2"], None, False)
-            one = first.rows[1]
-            assert (one.task_id, one.outcome, one.messages, one.asked) == ("41", "failure", 3, "I am t1")
-            asked = TrajectoryQuery(capability=CAPABILITY.name, label="lacking", outcome="failure", text="I AM")
-            labelled = await client.trajectories.page(asked)
-            assert labelled.cycle_id == "c1"
-            assert [(row.id, row.verdicts) for row in labelled.rows] == [("t1", {"lacking": 2})]
-            choices = await client.trajectories.choices()
-            assert (choices.sources, choices.cycles[0].capabilities) == (["desk"], [CAPABILITY.name])
-            assert [row.id for row in await client.trajectories.trials("t1")] == ["t2"]
-
-    asyncio.run(ask())
+async def test_pages_filters_and_choices(control: Control, path: Path) -> None:
+    async with served(control, path) as client:
+        first = await client.trajectories.page(TrajectoryQuery(limit=2))
+        assert ([row.id for row in first.rows], first.next) == (["t3", "t1"], "t1")
+        rest = await client.trajectories.page(after=first.next)
+        assert ([row.id for row in rest.rows], rest.next, rest.gave_up) == (["t2"], None, False)
+        one = first.rows[1]
+        assert (one.task_id, one.outcome, one.messages, one.asked) == ("41", "failure", 3, "I am t1")
+        asked = TrajectoryQuery(capability=CAPABILITY.name, label="lacking", outcome="failure", text="I AM")
+        labelled = await client.trajectories.page(asked)
+        assert labelled.cycle_id == "c1"
+        assert [(row.id, row.verdicts) for row in labelled.rows] == [("t1", {"lacking": 2})]
+        choices = await client.trajectories.choices()
+        assert (choices.sources, choices.cycles[0].capabilities) == (["desk"], [CAPABILITY.name])
+        assert [row.id for row in await client.trajectories.trials("t1")] == ["t2"]
 
 
-def test_one_in_full_with_its_labels_and_who_judged_it(control: Control, path: Path, store: Engine) -> None:
+async def test_one_in_full_with_its_labels_and_who_judged_it(control: Control, path: Path, store: Engine) -> None:
     odd = "a/../%2e?#\u202e\x1b"
-
-    async def ask() -> None:
-        with write_session(store) as writing:
-            save_trajectories(writing, [trajectory(odd, Outcome.SUCCESS, cycle_id=None)])
-            save_feedback(writing, Feedback(odd, T0, score=1.0, comment="well done", who="Ada"))
-        async with served(control, path) as client:
-            one = await client.trajectories.get("t1")
-            assert one.messages[0]["content"] == "Be exact. \u2028 \ufffd \x00"
-            assert one.messages[2]["tool_calls"] == [{"z": 1, "a": 2}]
-            assert (one.by, one.said) == ("source", None)
-            assert [(run.run, run.verdict, run.message_index) for run in one.labels[0].runs] == [
-                (0, "lacking", 2),
-                (1, "lacking", 2),
-            ]
-            judged = await client.trajectories.get(odd)
-            assert judged.said is not None
-            assert (judged.id, judged.by, judged.said.who, judged.said.comment) == (odd, "people", "Ada", "well done")
-
-    asyncio.run(ask())
+    with write_session(store) as writing:
+        save_trajectories(writing, [trajectory(odd, Outcome.SUCCESS, cycle_id=None)])
+        save_feedback(writing, Feedback(odd, T0, score=1.0, comment="well done", who="Ada"))
+    async with served(control, path) as client:
+        one = await client.trajectories.get("t1")
+        assert one.messages[0]["content"] == "Be exact. \u2028 \ufffd \x00"
+        assert one.messages[2]["tool_calls"] == [{"z": 1, "a": 2}]
+        assert (one.by, one.said) == ("source", None)
+        assert [(run.run, run.verdict, run.message_index) for run in one.labels[0].runs] == [
+            (0, "lacking", 2),
+            (1, "lacking", 2),
+        ]
+        judged = await client.trajectories.get(odd)
+        assert judged.said is not None
+        assert (judged.id, judged.by, judged.said.who, judged.said.comment) == (odd, "people", "Ada", "well done")
 
 
-def test_what_cannot_be_asked_is_refused_with_why(control: Control, path: Path) -> None:
-    async def ask() -> None:
-        async with served(control, path) as client:
-            assert (await refused(client.trajectories.get("none"))).status == 404
-            assert (await refused(client.trajectories.trials("none"))).status == 404
-            assert "the previous page" in (await refused(client.trajectories.page(after="none"))).hint
-            too_many = TrajectoryQuery().model_copy(update={"limit": 5000})
-            assert (await refused(client.trajectories.page(too_many))).status == 422
-        for token, status in ((READER, None), (OPERATOR, None), ("x" * 30, 401)):
-            async with on_tcp(control, token) as client:
-                if status is None:
-                    assert (await client.trajectories.page()).rows
-                else:
-                    assert (await refused(client.trajectories.page())).status == status
-
-    asyncio.run(ask())
+async def test_what_cannot_be_asked_is_refused_with_why(control: Control, path: Path) -> None:
+    async with served(control, path) as client:
+        assert (await refused(client.trajectories.get("none"))).status == 404
+        assert (await refused(client.trajectories.trials("none"))).status == 404
+        assert "the previous page" in (await refused(client.trajectories.page(after="none"))).hint
+        too_many = TrajectoryQuery().model_copy(update={"limit": 5000})
+        assert (await refused(client.trajectories.page(too_many))).status == 422
+    for token, status in ((READER, None), (OPERATOR, None), ("x" * 30, 401)):
+        async with on_tcp(control, token) as client:
+            if status is None:
+                assert (await client.trajectories.page()).rows
+            else:
+                assert (await refused(client.trajectories.page())).status == status

@@ -54,7 +54,7 @@ def held(store: Engine) -> Iterator[Held]:
         event.remove(store, "before_cursor_execute", found.hold)
 
 
-def test_slow_readings_hold_up_neither_the_work_nor_an_act_nor_a_listener(
+async def test_slow_readings_hold_up_neither_the_work_nor_an_act_nor_a_listener(
     on_either: Engine, tmp_path: Path, path: Path
 ) -> None:
     def work() -> None:
@@ -94,10 +94,10 @@ def test_slow_readings_hold_up_neither_the_work_nor_an_act_nor_a_listener(
     settings = load_settings(tmp_path, {"serving.port": 0})
     control = Control(settings, on_either, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
     control.readings.patience_s = 0.3
-    asyncio.run(asyncio.wait_for(look(), 25))
+    await asyncio.wait_for(look(), 25)
 
 
-def test_turns_come_in_the_order_of_asking_and_who_is_patient_waits() -> None:
+async def test_turns_come_in_the_order_of_asking_and_who_is_patient_waits() -> None:
     async def ask() -> list[str]:
         turns, had = Turns(1, patience_s=0.01), list[str]()
         over = asyncio.Event()
@@ -116,4 +116,4 @@ def test_turns_come_in_the_order_of_asking_and_who_is_patient_waits() -> None:
         async with turns.one():  # a turn that was not taken is not lost
             return had
 
-    assert asyncio.run(ask()) == ["first", "second"]
+    assert await ask() == ["first", "second"]

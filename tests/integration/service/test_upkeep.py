@@ -1,6 +1,5 @@
 """Daily upkeep: when it is due, what it leaves behind, and that its failure stops nothing."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -92,7 +91,7 @@ def test_a_failure_is_told_and_not_repeated_before_the_next_day(
     assert told(daily) == [("prune", {"failed": "OSError: [Errno 28] No space left on device"})]
 
 
-def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[datetime] = []
 
     def look(control: Control, last: datetime) -> datetime:
@@ -107,7 +106,7 @@ def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatc
     monkeypatch.setattr(traced.app.service, "LOOK_S", 0.01)
 
     with pytest.raises(Enough):
-        asyncio.run(keep_up(daily))
+        await keep_up(daily)
     assert looks == [T0, T0 + timedelta(days=1), T0 + timedelta(days=1), T0 + timedelta(days=2)]
 
 

@@ -3,7 +3,6 @@
 What is evidence (adapters, gates, decisions) is kept for ever, so it may grow by the same few rows with every cycle.
 """
 
-import asyncio
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -62,20 +61,16 @@ async def hour(place: Place) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_week_of_cycles_stays_bounded(place: Place) -> None:
+async def test_a_week_of_cycles_stays_bounded(place: Place) -> None:
     me, settings = psutil.Process(os.getpid()), load_settings(place.data_dir)
     seen: list[tuple[dict[str, int], int, int, int]] = []
-
-    async def week() -> None:
-        for number in range(HOURS):
-            await hour(place)
-            if number % 24 == 23:
-                prune(settings, place.store, now=place.now(), owner="nobody in these tests")
-                size = (place.data_dir / "checkpoints.db").stat().st_size
-                seen.append((rows(place), me.num_fds(), me.memory_info().rss, size))
-                place.scripted.ran.clear()
-
-    asyncio.run(week())
+    for number in range(HOURS):
+        await hour(place)
+        if number % 24 == 23:
+            prune(settings, place.store, now=place.now(), owner="nobody in these tests")
+            size = (place.data_dir / "checkpoints.db").stat().st_size
+            seen.append((rows(place), me.num_fds(), me.memory_info().rss, size))
+            place.scripted.ran.clear()
     (early, handles, memory, steps), (late, handles_late, memory_late, steps_late) = seen[2], seen[-1]
     days = len(seen) - 3
     assert handles_late <= handles

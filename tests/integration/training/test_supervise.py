@@ -31,10 +31,10 @@ def job(model_path: Path, out: Path, **changes: Any) -> TrainingJob:
     return TrainingJob(run_id="r", capability="direct", **settings | changes)
 
 
-def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Path, tmp_path: Path) -> None:
+async def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Path, tmp_path: Path) -> None:
     training_job = job(model_path, tmp_path / "out")
     metrics: list[Metrics] = []
-    result = asyncio.run(train(training_job, metrics.append))
+    result = await train(training_job, metrics.append)
     assert [m["iteration"] for m in metrics] == [1, 2]
     assert metrics == read_metrics(training_job.metrics)
     assert Path(result.adapter) == training_job.adapter
@@ -42,16 +42,14 @@ def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Path, tm
     assert (result.iterations, result.resumed_from) == (2, 0)
 
 
-def test_the_childs_own_error_is_raised_here(model_path: Path, tmp_path: Path) -> None:
+async def test_the_childs_own_error_is_raised_here(model_path: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="leave desk's split 'gate'"):
-        asyncio.run(
-            train(job(model_path, tmp_path / "a", environment_source={"target": "desk", "split": "gate"}), print)
-        )
+        await train(job(model_path, tmp_path / "a", environment_source={"target": "desk", "split": "gate"}), print)
     with pytest.raises(TrainingError, match="no model directory"):
-        asyncio.run(train(job(tmp_path / "nowhere", tmp_path / "b"), print))
+        await train(job(tmp_path / "nowhere", tmp_path / "b"), print)
 
 
-def test_a_child_that_dies_without_a_word_shows_its_last_lines(model_path: Path, tmp_path: Path) -> None:
+async def test_a_child_that_dies_without_a_word_shows_its_last_lines(model_path: Path, tmp_path: Path) -> None:
     def kill(metrics: Metrics) -> None:
         [child] = [p for p in psutil.Process().children() if str(tmp_path) in " ".join(p.cmdline())]
         child.kill()
@@ -60,7 +58,7 @@ def test_a_child_that_dies_without_a_word_shows_its_last_lines(model_path: Path,
     training_job.out.mkdir()
     (training_job.out / "train.log").write_text("the last line\n")
     with pytest.raises(TrainerDied, match=r"code -9 and no result(.|\n)*the last line"):
-        asyncio.run(train(training_job, kill))
+        await train(training_job, kill)
 
 
 def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Path, tmp_path: Path) -> None:
@@ -82,10 +80,10 @@ def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Pat
     assert [m["iteration"] for m in read_metrics(training_job.metrics)] == [1, 2, 3, 4]
 
 
-def test_a_run_that_is_asked_to_pause_ends_with_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
+async def test_a_run_that_is_asked_to_pause_ends_with_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
     training_job = job(model_path, tmp_path / "out", iterations=1000, checkpoint_every=1000)
     with pytest.raises(TrainingPaused, match=r"paused after iteration \d+ of 1000"):
-        asyncio.run(train(training_job, lambda m: training_job.pause.touch()))
+        await train(training_job, lambda m: training_job.pause.touch())
     assert len(list((training_job.out / "checkpoints").glob("checkpoint-*"))) == 1
     assert not training_job.adapter.exists()
     assert not training_job.pause.exists()

@@ -25,23 +25,20 @@ from tui.connection import Link, News, Where
 from tui.widgets.lines import Lines
 
 
-def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, control: Control) -> None:
-    async def lose() -> None:
-        path = tmp_path / "traced.sock"
-        app = TracedApp(Where(path))
-        async with AsyncExitStack() as first, app.run_test(size=(120, 40), notifications=True) as pilot:
-            await first.enter_async_context(served(control, path))
-            await until(pilot, lambda: "policy-checks@v1" in text_of(app))
-            await first.aclose()
-            await until(pilot, lambda: "✗ no answer, asked again in" in text_of(app))
-            assert "policy-checks@v1" in text_of(app)  # the last that was known stays
-            async with served(control, path) as client:
-                await until(pilot, lambda: "● connected" in text_of(app))
-                assert "The daemon answers again." in text_of(app)
-                await client.reject("policy-checks@v1")
-                await until(pilot, lambda: "✓ nothing waits for you" in text_of(app))
-
-    asyncio.run(lose())
+async def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, control: Control) -> None:
+    path = tmp_path / "traced.sock"
+    app = TracedApp(Where(path))
+    async with AsyncExitStack() as first, app.run_test(size=(120, 40), notifications=True) as pilot:
+        await first.enter_async_context(served(control, path))
+        await until(pilot, lambda: "policy-checks@v1" in text_of(app))
+        await first.aclose()
+        await until(pilot, lambda: "✗ no answer, asked again in" in text_of(app))
+        assert "policy-checks@v1" in text_of(app)  # the last that was known stays
+        async with served(control, path) as client:
+            await until(pilot, lambda: "● connected" in text_of(app))
+            assert "The daemon answers again." in text_of(app)
+            await client.reject("policy-checks@v1")
+            await until(pilot, lambda: "✓ nothing waits for you" in text_of(app))
 
 
 async def holds(what: Callable[[], bool]) -> None:
@@ -86,7 +83,7 @@ def test_every_event_is_heard_once_over_a_connection_that_breaks(
     assert heard == ["a", "b", "c", "d", "e"]
 
 
-def test_a_daemon_that_stops_is_not_asked_without_end_and_says_so(
+async def test_a_daemon_that_stops_is_not_asked_without_end_and_says_so(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -96,199 +93,160 @@ def test_a_daemon_that_stops_is_not_asked_without_end_and_says_so(
         asked.append(path)
         return await before(self, method, path, **how)
 
-    async def drain() -> None:
-        async with opened() as on:
-            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
-            monkeypatch.setattr(Transport, "ask", counted)
-            on.control.state = "draining"
-            await until(on.pilot, lambda: "‖ stopping" in text_of(on.app))
-            asked.clear()
-            await asyncio.sleep(2)
-            assert len(asked) <= 12, asked
-            assert "/rates" not in asked
-            on.control.state = "ready"
-            await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
-
-    asyncio.run(drain())
+    async with opened() as on:
+        await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+        monkeypatch.setattr(Transport, "ask", counted)
+        on.control.state = "draining"
+        await until(on.pilot, lambda: "‖ stopping" in text_of(on.app))
+        asked.clear()
+        await asyncio.sleep(2)
+        assert len(asked) <= 12, asked
+        assert "/rates" not in asked
+        on.control.state = "ready"
+        await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
 
 
-def test_a_daemon_that_is_ready_between_being_asked_and_being_listened_to_is_shown_as_it_is(
+async def test_a_daemon_that_is_ready_between_being_asked_and_being_listened_to_is_shown_as_it_is(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = Client.status
+    async with opened() as on:
+        await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
 
-    async def drain() -> None:
-        async with opened() as on:
-            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+        async def then_ready(self: Client) -> Any:
+            told = await before(self)
+            if get_current_worker().name == "link" and told.state == "draining":
+                on.control.state = "ready"
+            return told
 
-            async def then_ready(self: Client) -> Any:
-                told = await before(self)
-                if get_current_worker().name == "link" and told.state == "draining":
-                    on.control.state = "ready"
-                return told
-
-            on.control.state = "draining"
-            await until(on.pilot, lambda: "‖ stopping" in text_of(on.app))
-            monkeypatch.setattr(Client, "status", then_ready)
-            await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
-
-    asyncio.run(drain())
+        on.control.state = "draining"
+        await until(on.pilot, lambda: "‖ stopping" in text_of(on.app))
+        monkeypatch.setattr(Client, "status", then_ready)
+        await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
 
 
-def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Client.status
 
     async def slowly(self: Client) -> Any:
         await asyncio.sleep(0.8)  # longer than the daemon takes between two looks for events
         return await before(self)
 
-    async def burst() -> None:
-        async with opened() as on:
-            monkeypatch.setattr(Client, "status", slowly)
-            on.control.loop.running, on.control.loop.doing = "c-0003", ["gate x"]
-            for _ in range(50):
-                with write_session(on.control.store) as opened_store:
-                    save_event(opened_store, Event(AT, "noise", "x"))
-                await asyncio.sleep(0.1)
-                if "▶ c-0003: gate x" in text_of(on.app):
-                    break
-            assert "▶ c-0003: gate x" in text_of(on.app)
-
-    asyncio.run(burst())
+    async with opened() as on:
+        monkeypatch.setattr(Client, "status", slowly)
+        on.control.loop.running, on.control.loop.doing = "c-0003", ["gate x"]
+        for _ in range(50):
+            with write_session(on.control.store) as opened_store:
+                save_event(opened_store, Event(AT, "noise", "x"))
+            await asyncio.sleep(0.1)
+            if "▶ c-0003: gate x" in text_of(on.app):
+                break
+        assert "▶ c-0003: gate x" in text_of(on.app)
 
 
-def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: Control) -> None:
-    async def wait() -> None:
-        path = tmp_path / "traced.sock"
-        app = TracedApp(Where(path))
+async def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: Control) -> None:
+    path = tmp_path / "traced.sock"
+    app = TracedApp(Where(path))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: "This fills as soon as it does" in text_of(app))
+        async with served(control, path):
+            await until(pilot, lambda: "policy-checks@v1" in text_of(app))
+
+
+async def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
+    async with on_tcp(control, OPERATOR) as client:
+        app = TracedApp(Where(None, client._daemon.address, "x" * 30))
+        async with app.run_test(size=(160, 40)) as pilot:
+            await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
+            assert "the daemon does not know the token; --token-file FILE" in text_of(app)
+            assert "x" * 30 not in text_of(app)
+        app = TracedApp(Where(None, client._daemon.address, OPERATOR))
+        async with app.run_test(size=(160, 40)) as pilot:
+            await until(pilot, lambda: "● connected" in text_of(app))
+
+
+async def test_a_token_that_may_only_look_is_offered_no_act(control: Control) -> None:
+    async with on_tcp(control, READER) as client:
+        app = TracedApp(Where(None, client._daemon.address, READER))
         async with app.run_test(size=(120, 40)) as pilot:
-            await until(pilot, lambda: "This fills as soon as it does" in text_of(app))
-            async with served(control, path):
-                await until(pilot, lambda: "policy-checks@v1" in text_of(app))
-
-    asyncio.run(wait())
-
-
-def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
-    async def knock() -> None:
-        async with on_tcp(control, OPERATOR) as client:
-            app = TracedApp(Where(None, client._daemon.address, "x" * 30))
-            async with app.run_test(size=(160, 40)) as pilot:
-                await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
-                assert "the daemon does not know the token; --token-file FILE" in text_of(app)
-                assert "x" * 30 not in text_of(app)
-            app = TracedApp(Where(None, client._daemon.address, OPERATOR))
-            async with app.run_test(size=(160, 40)) as pilot:
-                await until(pilot, lambda: "● connected" in text_of(app))
-
-    asyncio.run(knock())
+            await pilot.press(str(list(SCREENS).index("approvals") + 1))
+            await until(pilot, lambda: "policy-checks@v1" in text_of(app) and "⊘ read-only" in text_of(app))
+            await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])
+            await pilot.press("a")
+            assert app.screen.is_current
+            assert not app.screen.is_modal
 
 
-def test_a_token_that_may_only_look_is_offered_no_act(control: Control) -> None:
-    async def look() -> None:
-        async with on_tcp(control, READER) as client:
-            app = TracedApp(Where(None, client._daemon.address, READER))
-            async with app.run_test(size=(120, 40)) as pilot:
-                await pilot.press(str(list(SCREENS).index("approvals") + 1))
-                await until(pilot, lambda: "policy-checks@v1" in text_of(app) and "⊘ read-only" in text_of(app))
-                await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])
-                await pilot.press("a")
-                assert app.screen.is_current
-                assert not app.screen.is_modal
-
-    asyncio.run(look())
-
-
-def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Control) -> None:
+async def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Control) -> None:
     known: dict[str, Role] = {OPERATOR: "operator"}
-
-    async def revoke() -> None:
-        async with on_tcp(control, OPERATOR, known) as client:
-            app = TracedApp(Where(None, client._daemon.address, OPERATOR))
-            async with app.run_test(size=(160, 40)) as pilot:
-                await until(pilot, lambda: "● connected" in text_of(app))
-                known.clear()
-                await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
-                assert "the daemon does not know the token; --token-file FILE" in text_of(app)
-
-    asyncio.run(revoke())
+    async with on_tcp(control, OPERATOR, known) as client:
+        app = TracedApp(Where(None, client._daemon.address, OPERATOR))
+        async with app.run_test(size=(160, 40)) as pilot:
+            await until(pilot, lambda: "● connected" in text_of(app))
+            known.clear()
+            await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
+            assert "the daemon does not know the token; --token-file FILE" in text_of(app)
 
 
-def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Control) -> None:
+async def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Control) -> None:
     known: dict[str, Role] = {OPERATOR: "operator"}
-
-    async def take_away() -> None:
-        async with on_tcp(control, OPERATOR, known) as client:
-            app = TracedApp(Where(None, client._daemon.address, OPERATOR))
-            async with app.run_test(size=(120, 40)) as pilot:
-                await pilot.press(str(list(SCREENS).index("approvals") + 1))
-                await until(pilot, lambda: "a Approve" in text_of(app).splitlines()[-1])
-                known[OPERATOR] = "read-only"
-                with write_session(control.store) as opened:
-                    save_event(opened, Event(AT, "noise", "x"))  # none that the screen asks anew for
-                await until(pilot, lambda: "⊘ read-only" in text_of(app))
-                await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])
-
-    asyncio.run(take_away())
+    async with on_tcp(control, OPERATOR, known) as client:
+        app = TracedApp(Where(None, client._daemon.address, OPERATOR))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press(str(list(SCREENS).index("approvals") + 1))
+            await until(pilot, lambda: "a Approve" in text_of(app).splitlines()[-1])
+            known[OPERATOR] = "read-only"
+            with write_session(control.store) as opened:
+                save_event(opened, Event(AT, "noise", "x"))  # none that the screen asks anew for
+            await until(pilot, lambda: "⊘ read-only" in text_of(app))
+            await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])
 
 
-def test_read_only_is_said(opened: Opened) -> None:
-    async def look() -> None:
-        async with opened(read_only=True) as on:
-            assert "⊘ read-only" in text_of(on.app)
-
-    asyncio.run(look())
+async def test_read_only_is_said(opened: Opened) -> None:
+    async with opened(read_only=True) as on:
+        assert "⊘ read-only" in text_of(on.app)
 
 
-def test_themes_change_and_without_colour_there_is_none(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def switch() -> None:
-        async with opened() as on:
-            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
-            shown = await at_rest(on.app)
-            for wanted in (LIGHT, DARK):
-                await on.pilot.press("t")
-                assert on.app.theme == wanted
-            assert await at_rest(on.app) == shown
-        monkeypatch.setenv("NO_COLOR", "1")
-        async with opened() as on:
-            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
-            assert on.app.no_color
-            assert text_of(on.app).splitlines()[2] == shown.splitlines()[2]
-
-    asyncio.run(switch())
+async def test_themes_change_and_without_colour_there_is_none(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as on:
+        await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+        shown = await at_rest(on.app)
+        for wanted in (LIGHT, DARK):
+            await on.pilot.press("t")
+            assert on.app.theme == wanted
+        assert await at_rest(on.app) == shown
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with opened() as on:
+        await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+        assert on.app.no_color
+        assert text_of(on.app).splitlines()[2] == shown.splitlines()[2]
 
 
-def test_resizing_while_running_keeps_the_cursor(opened: Opened) -> None:
-    async def resize() -> None:
-        async with opened((80, 24)) as on:
-            await on.pilot.press(str(list(SCREENS).index("log") + 1))
-            await until(on.pilot, lambda: "● following" in text_of(on.app))
-            table = on.app.screen.query_one("#events", Lines)
-            table.focus()
-            await until(on.pilot, lambda: table.row_count)
-            await on.pilot.press(*["up"] * 20)
-            await until(on.pilot, lambda: "‖ staying" in text_of(on.app))
-            chosen = table.selected
-            for size in ((200, 60), (80, 24)):
-                await on.pilot.resize_terminal(*size)
-                await on.pilot.pause()
-                assert (table.selected, on.app.size) == (chosen, size)
-                lines = text_of(on.app).splitlines()
-                assert len(lines) == size[1]
-                assert max(map(len, lines)) <= size[0]
-                assert table.scroll_offset.y <= table.cursor_row < table.scroll_offset.y + table.size.height
-
-    asyncio.run(resize())
+async def test_resizing_while_running_keeps_the_cursor(opened: Opened) -> None:
+    async with opened((80, 24)) as on:
+        await on.pilot.press(str(list(SCREENS).index("log") + 1))
+        await until(on.pilot, lambda: "● following" in text_of(on.app))
+        table = on.app.screen.query_one("#events", Lines)
+        table.focus()
+        await until(on.pilot, lambda: table.row_count)
+        await on.pilot.press(*["up"] * 20)
+        await until(on.pilot, lambda: "‖ staying" in text_of(on.app))
+        chosen = table.selected
+        for size in ((200, 60), (80, 24)):
+            await on.pilot.resize_terminal(*size)
+            await on.pilot.pause()
+            assert (table.selected, on.app.size) == (chosen, size)
+            lines = text_of(on.app).splitlines()
+            assert len(lines) == size[1]
+            assert max(map(len, lines)) <= size[0]
+            assert table.scroll_offset.y <= table.cursor_row < table.scroll_offset.y + table.size.height
 
 
-def test_the_palette_finds_each_screen(opened: Opened) -> None:
-    async def find() -> None:
-        async with opened() as on:
-            for name, kind in SCREENS.items():
-                await on.pilot.press("ctrl+p")
-                await on.pilot.press(*kind.TITLE_TEXT.lower())
-                await until(on.pilot, lambda kind=kind: f"Go to {kind.TITLE_TEXT}" in text_of(on.app))
-                await on.pilot.press("enter")
-                await until(on.pilot, lambda name=name: on.app.current_mode == name)
-
-    asyncio.run(find())
+async def test_the_palette_finds_each_screen(opened: Opened) -> None:
+    async with opened() as on:
+        for name, kind in SCREENS.items():
+            await on.pilot.press("ctrl+p")
+            await on.pilot.press(*kind.TITLE_TEXT.lower())
+            await until(on.pilot, lambda kind=kind: f"Go to {kind.TITLE_TEXT}" in text_of(on.app))
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda name=name: on.app.current_mode == name)

@@ -1,6 +1,5 @@
 """Prompts that are enough, on the approvals screen: who is offered what, and its text."""
 
-import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,54 +26,45 @@ def save(on: Running, **changed: Any) -> PromptPatch:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-def test_a_prompt_that_is_enough_stands_above_the_adapters_and_is_read_with_its_gates(
+async def test_a_prompt_that_is_enough_stands_above_the_adapters_and_is_read_with_its_gates(
     opened: Opened, size: tuple[int, int]
 ) -> None:
-    async def look() -> None:
-        async with opened(size) as on:
-            patch = save(on, text="Check the [bold]policy[/] first.\x1b[2J")
-            await there(on)
-            assert FIXED in shown(on)
-            await on.pilot.press("p")
-            await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
-            text = shown(on)
-            assert "Check the [bold]policy[/] first." in text
-            assert "prompt against base: pass" in text
-            assert "environment  25 % → 100 %, +75.0 points [+50.0, +90.0] on 24 seeds" in text
-            assert f"traced show patch {patch.id[:12]} --into FILE" in text
-            await on.pilot.press("escape")
-            await until(on.pilot, lambda: isinstance(on.app.screen, Approvals))
-
-    asyncio.run(look())
+    async with opened(size) as on:
+        patch = save(on, text="Check the [bold]policy[/] first.\x1b[2J")
+        await there(on)
+        assert FIXED in shown(on)
+        await on.pilot.press("p")
+        await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
+        text = shown(on)
+        assert "Check the [bold]policy[/] first." in text
+        assert "prompt against base: pass" in text
+        assert "environment  25 % → 100 %, +75.0 points [+50.0, +90.0] on 24 seeds" in text
+        assert f"traced show patch {patch.id[:12]} --into FILE" in text
+        await on.pilot.press("escape")
+        await until(on.pilot, lambda: isinstance(on.app.screen, Approvals))
 
 
-def test_who_took_a_prompt_and_why_stands_with_it_and_others_decisions_come_at_once(opened: Opened) -> None:
-    async def look() -> None:
-        async with opened((200, 60)) as on:
-            patch = save(on)
-            await there(on)
-            assert "approved by" not in shown(on)
-            await on.client.prompts.approve(patch.id[:12], "it [bold]reads[/] well", "ann\x1b[2J")
-            await until(on.pilot, lambda: "instead of an adapter; approved by ann" in shown(on))
-            await on.pilot.press("p")
-            await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
-            assert ": it [bold]reads[/] well" in shown(on)
-            assert "For the record" not in shown(on)
-
-    asyncio.run(look())
+async def test_who_took_a_prompt_and_why_stands_with_it_and_others_decisions_come_at_once(opened: Opened) -> None:
+    async with opened((200, 60)) as on:
+        patch = save(on)
+        await there(on)
+        assert "approved by" not in shown(on)
+        await on.client.prompts.approve(patch.id[:12], "it [bold]reads[/] well", "ann\x1b[2J")
+        await until(on.pilot, lambda: "instead of an adapter; approved by ann" in shown(on))
+        await on.pilot.press("p")
+        await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
+        assert ": it [bold]reads[/] well" in shown(on)
+        assert "For the record" not in shown(on)
 
 
-def test_what_was_found_last_counts_and_without_an_offer_there_is_no_line_and_no_key(opened: Opened) -> None:
-    async def look() -> None:
-        async with opened() as on:
-            save(on)
-            later = replace(FIXING, text="Other.", figures={"enough": "neither"}, cycle_id="c-0003")
-            with write_session(on.control.store) as store:
-                save_patch(store, replace(later, capability="policy-checks", at=AT + timedelta(hours=1)))
-            await there(on)
-            assert "a prompt is enough" not in shown(on)
-            assert "Read prompts" not in shown(on)
-            await on.pilot.press("p", KEY)
-            assert isinstance(on.app.screen, Approvals)
-
-    asyncio.run(look())
+async def test_what_was_found_last_counts_and_without_an_offer_there_is_no_line_and_no_key(opened: Opened) -> None:
+    async with opened() as on:
+        save(on)
+        later = replace(FIXING, text="Other.", figures={"enough": "neither"}, cycle_id="c-0003")
+        with write_session(on.control.store) as store:
+            save_patch(store, replace(later, capability="policy-checks", at=AT + timedelta(hours=1)))
+        await there(on)
+        assert "a prompt is enough" not in shown(on)
+        assert "Read prompts" not in shown(on)
+        await on.pilot.press("p", KEY)
+        assert isinstance(on.app.screen, Approvals)

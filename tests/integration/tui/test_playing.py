@@ -1,6 +1,5 @@
 """An episode played by hand, by keys, against the real sandbox."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -36,12 +35,9 @@ def containers(image: object) -> Iterator[Callable[[str], int]]:
     engine.close()
 
 
-def press(opened: Opened, use: Callable[[Running], Awaitable[None]], size: tuple[int, int] = (120, 40)) -> None:
-    async def run() -> None:
-        async with opened(size) as on:
-            await use(on)
-
-    asyncio.run(run())
+async def press(opened: Opened, use: Callable[[Running], Awaitable[None]], size: tuple[int, int] = (120, 40)) -> None:
+    async with opened(size) as on:
+        await use(on)
 
 
 async def begin(on: Running, key: str, seed: str = "7") -> Environment:
@@ -61,7 +57,7 @@ async def type_over(on: Running, text: str) -> None:
 
 @pytest.mark.docker
 @pytest.mark.parametrize("size", SIZES[1:], ids=str)
-def test_what_an_agent_sees_first_looks_as_it_did(opened: Opened, image: object, size: tuple[int, int]) -> None:
+async def test_what_an_agent_sees_first_looks_as_it_did(opened: Opened, image: object, size: tuple[int, int]) -> None:
     async def play(on: Running) -> None:
         await begin(on, on.seeded.environments["policy-checks"])
         await same_picture(on.app, "environment-play")
@@ -71,11 +67,11 @@ def test_what_an_agent_sees_first_looks_as_it_did(opened: Opened, image: object,
         await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
         await same_picture(on.app, "environment-call")
 
-    press(opened, play, size)
+    await press(opened, play, size)
 
 
 @pytest.mark.docker
-def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str], int]) -> None:
+async def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str], int]) -> None:
     async def play(on: Running) -> None:
         key = on.seeded.environments["policy-checks"]
         await begin(on, key)
@@ -111,11 +107,11 @@ def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str]
         assert containers(key) == 0
         assert (await on.client.audit())[0].subject == key
 
-    press(opened, play, SIZES[0])
+    await press(opened, play, SIZES[0])
 
 
 @pytest.mark.docker
-def test_an_oracles_way_succeeds(opened: Opened, control: Control, image: object) -> None:
+async def test_an_oracles_way_succeeds(opened: Opened, control: Control, image: object) -> None:
     """Seed 7 of the lamp shop by hand: the order's number, both returns, a last word."""
 
     async def play(on: Running) -> None:
@@ -144,11 +140,11 @@ def test_an_oracles_way_succeeds(opened: Opened, control: Control, image: object
         await until(on.pilot, lambda: "✓ success   reward 1" in text_of(on.app))
         assert "requests  1" in text_of(on.app)
 
-    press(opened, play)
+    await press(opened, play)
 
 
 @pytest.mark.docker
-def test_escape_ends_it_after_a_question(opened: Opened, containers: Callable[[str], int]) -> None:
+async def test_escape_ends_it_after_a_question(opened: Opened, containers: Callable[[str], int]) -> None:
     async def play(on: Running) -> None:
         key = on.seeded.environments["policy-checks"]
         screen = await begin(on, key)
@@ -168,11 +164,11 @@ def test_escape_ends_it_after_a_question(opened: Opened, containers: Callable[[s
         await on.pilot.press("p", "enter")  # another, of the same seed
         await until(on.pilot, lambda: "● playing seed 7: 0 sent" in text_of(on.app))
 
-    press(opened, play)
+    await press(opened, play)
 
 
 @pytest.mark.docker
-def test_tabs_and_screens_change_while_it_is_played(opened: Opened, image: object) -> None:
+async def test_tabs_and_screens_change_while_it_is_played(opened: Opened, image: object) -> None:
     async def play(on: Running) -> None:
         screen = await begin(on, on.seeded.environments["policy-checks"])
         await on.pilot.press("shift+tab")  # from the field to the conversation
@@ -188,11 +184,11 @@ def test_tabs_and_screens_change_while_it_is_played(opened: Opened, image: objec
         await on.pilot.press(*"Hm.", "enter")
         await until(on.pilot, lambda: "● playing seed 7: 1 sent" in text_of(on.app))
 
-    press(opened, play)
+    await press(opened, play)
 
 
 @pytest.mark.docker
-def test_choosing_and_filling_in_can_be_left(opened: Opened, image: object) -> None:
+async def test_choosing_and_filling_in_can_be_left(opened: Opened, image: object) -> None:
     async def play(on: Running) -> None:
         screen = await begin(on, on.seeded.environments["policy-checks"])
         await on.pilot.press("ctrl+t")
@@ -206,11 +202,11 @@ def test_choosing_and_filling_in_can_be_left(opened: Opened, image: object) -> N
         await on.pilot.press("enter")  # nothing to say
         assert "● playing seed 7: 0 sent" in text_of(on.app)
 
-    press(opened, play)
+    await press(opened, play)
 
 
 @pytest.mark.docker
-def test_hostile_text_is_harmless(opened: Opened, control: Control, image: object) -> None:
+async def test_hostile_text_is_harmless(opened: Opened, control: Control, image: object) -> None:
     source = LAMP_SHOP.replace("You work at a shop.", NASTY).replace(
         "TOOLS = [", f'TOOLS = [_tool("{NASTY}", **{{"{NASTY}": TEXT}}),'
     )
@@ -233,11 +229,11 @@ def test_hostile_text_is_harmless(opened: Opened, control: Control, image: objec
             assert "␛[31m[red]boo[/red] ‹U+202E›eno" in text
             assert not {"\x1b", "\u202e"} & set(text)
 
-    press(opened, play)
+    await press(opened, play)
 
 
 @pytest.mark.docker
-def test_a_failure_of_the_environment_is_part_of_the_conversation(
+async def test_a_failure_of_the_environment_is_part_of_the_conversation(
     opened: Opened, control: Control, containers: Callable[[str], int]
 ) -> None:
     async def play(on: Running) -> None:
@@ -251,10 +247,12 @@ def test_a_failure_of_the_environment_is_part_of_the_conversation(
         assert "esc Back" in shown
         assert containers(key) == 0
 
-    press(opened, play)
+    await press(opened, play)
 
 
-def test_without_docker_it_says_what_to_do(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_docker_it_says_what_to_do(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
 
     async def play(on: Running) -> None:
@@ -268,20 +266,17 @@ def test_without_docker_it_says_what_to_do(opened: Opened, tmp_path: Path, monke
         assert "scripts/docker-engine.sh" in text_of(on.app)
         assert "Try: traced doctor" in text_of(on.app)
 
-    press(opened, play)
+    await press(opened, play)
 
 
-def test_read_only_offers_no_play(opened: Opened) -> None:
-    async def look() -> None:
-        async with opened((80, 24), read_only=True) as on:
-            screen = await to_one(on, on.seeded.environments["policy-checks"])
-            await on.pilot.press("p")
-            assert on.app.screen is screen
-            screen.query_one("#tabs").active = "play-tab"  # type: ignore[attr-defined]
-            await until(on.pilot, lambda: "⊘ Playing an episode is an act" in text_of(on.app))
-            await same_picture(on.app, "environment-read-only")
-
-    asyncio.run(look())
+async def test_read_only_offers_no_play(opened: Opened) -> None:
+    async with opened((80, 24), read_only=True) as on:
+        screen = await to_one(on, on.seeded.environments["policy-checks"])
+        await on.pilot.press("p")
+        assert on.app.screen is screen
+        screen.query_one("#tabs").active = "play-tab"  # type: ignore[attr-defined]
+        await until(on.pilot, lambda: "⊘ Playing an episode is an act" in text_of(on.app))
+        await same_picture(on.app, "environment-read-only")
 
 
 def test_a_skeleton_has_what_is_required() -> None:

@@ -38,65 +38,46 @@ async def each_screen(app: TracedApp, pilot: Pilot[None], state: str, shows: str
         await same_picture(app, f"state-{state}-{name}")
 
 
-def test_while_the_daemon_has_yet_to_answer() -> None:
-    async def look() -> None:
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
+async def test_while_the_daemon_has_yet_to_answer() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
 
-        app = TracedApp(Where(SOCKET))
-        async with await asyncio.start_unix_server(silent, SOCKET), app.run_test(size=SIZE) as pilot:
-            await each_screen(app, pilot, "loading", "Loading…")
-
-    asyncio.run(look())
+    app = TracedApp(Where(SOCKET))
+    async with await asyncio.start_unix_server(silent, SOCKET), app.run_test(size=SIZE) as pilot:
+        await each_screen(app, pilot, "loading", "Loading…")
 
 
-def test_where_no_daemon_is() -> None:
-    async def look() -> None:
-        app = TracedApp(Where(SOCKET))
+async def test_where_no_daemon_is() -> None:
+    app = TracedApp(Where(SOCKET))
+    async with app.run_test(size=SIZE) as pilot:
+        await each_screen(app, pilot, "nobody", "This fills as soon as it does")
+
+
+async def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: Control) -> None:
+    app = TracedApp(Where(SOCKET))
+    async with AsyncExitStack() as first, app.run_test(size=SIZE) as pilot:
+        await first.enter_async_context(served(control, SOCKET))
+        await until(pilot, lambda: "● connected" in text_of(app))
+        for number, name in enumerate(SCREENS, 1):
+            await pilot.press(str(number))
+            await until(pilot, lambda name=name: app.current_mode == name and not app.screen.query_one("#note").display)
+        await first.aclose()
+        await until(pilot, lambda: "✗ no answer, asked again in 1 s: no daemon answers" in text_of(app))
+        await each_screen(app, pilot, "lost", "✗ no answer")
+
+
+async def test_where_the_token_is_none(control: Control) -> None:
+    async with on_tcp(control, OPERATOR) as client:
+        app = TracedApp(Where(None, client._daemon.address, "x" * 30))
         async with app.run_test(size=SIZE) as pilot:
-            await each_screen(app, pilot, "nobody", "This fills as soon as it does")
-
-    asyncio.run(look())
+            await each_screen(app, pilot, "refused", "✗ refused")
 
 
-def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: Control) -> None:
-    async def look() -> None:
-        app = TracedApp(Where(SOCKET))
-        async with AsyncExitStack() as first, app.run_test(size=SIZE) as pilot:
-            await first.enter_async_context(served(control, SOCKET))
-            await until(pilot, lambda: "● connected" in text_of(app))
-            for number, name in enumerate(SCREENS, 1):
-                await pilot.press(str(number))
-                await until(
-                    pilot, lambda name=name: app.current_mode == name and not app.screen.query_one("#note").display
-                )
-            await first.aclose()
-            await until(pilot, lambda: "✗ no answer, asked again in 1 s: no daemon answers" in text_of(app))
-            await each_screen(app, pilot, "lost", "✗ no answer")
-
-    asyncio.run(look())
-
-
-def test_where_the_token_is_none(control: Control) -> None:
-    async def look() -> None:
-        async with on_tcp(control, OPERATOR) as client:
-            app = TracedApp(Where(None, client._daemon.address, "x" * 30))
-            async with app.run_test(size=SIZE) as pilot:
-                await each_screen(app, pilot, "refused", "✗ refused")
-
-    asyncio.run(look())
-
-
-def test_who_may_only_look_is_offered_no_act(opened: Opened) -> None:
-    async def look() -> None:
-        async with opened(SIZE, read_only=True) as on:
-            for number, name in enumerate(SCREENS, 1):
-                await on.pilot.press(str(number))
-                await until(
-                    on.pilot, lambda name=name: on.app.current_mode == name and getattr(on.app.screen, "known", 0)
-                )
-                await same_picture(on.app, f"state-read-only-{name}")
-                assert not [act for act in ACTS if act in text_of(on.app).splitlines()[-1]]
-
-    asyncio.run(look())
+async def test_who_may_only_look_is_offered_no_act(opened: Opened) -> None:
+    async with opened(SIZE, read_only=True) as on:
+        for number, name in enumerate(SCREENS, 1):
+            await on.pilot.press(str(number))
+            await until(on.pilot, lambda name=name: on.app.current_mode == name and getattr(on.app.screen, "known", 0))
+            await same_picture(on.app, f"state-read-only-{name}")
+            assert not [act for act in ACTS if act in text_of(on.app).splitlines()[-1]]

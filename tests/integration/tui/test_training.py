@@ -56,22 +56,18 @@ async def asks(on: Running, key: str, *then: str) -> None:
     await on.pilot.press(*then)
 
 
-def opens(opened: Opened, test: Callable[[Running, AtWork], Awaitable[None]], **how: object) -> None:
+async def opens(opened: Opened, test: Callable[[Running, AtWork], Awaitable[None]], **how: object) -> None:
     """Run a test on the screen, with a training at work that has done six iterations."""
-
-    async def act() -> None:
-        async with opened(**how) as on:  # type: ignore[arg-type]
-            at_work = begin(on)
-            at_work.iterations(1, 6)
-            at_work.samples(7, "It is on your gift card now.", "I cannot do that.", "")
-            await shown(on)
-            await until(on.pilot, lambda: points(on) == [1, 2, 3, 4, 5, 6])
-            await test(on, at_work)
-
-    asyncio.run(act())
+    async with opened(**how) as on:  # type: ignore[arg-type]
+        at_work = begin(on)
+        at_work.iterations(1, 6)
+        at_work.samples(7, "It is on your gift card now.", "I cannot do that.", "")
+        await shown(on)
+        await until(on.pilot, lambda: points(on) == [1, 2, 3, 4, 5, 6])
+        await test(on, at_work)
 
 
-def test_the_curves_grow_as_iterations_end(opened: Opened) -> None:
+async def test_the_curves_grow_as_iterations_end(opened: Opened) -> None:
     async def grow(on: Running, at_work: AtWork) -> None:
         assert runs(on).selected == RUN
         assert "6 of 40" in text_of(on.app)
@@ -83,10 +79,10 @@ def test_the_curves_grow_as_iterations_end(opened: Opened) -> None:
         assert "Rollouts of iteration 10" in text_of(on.app)
         assert "Done now." in text_of(on.app)
 
-    opens(opened, grow)
+    await opens(opened, grow)
 
 
-def test_only_what_is_behind_the_last_is_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_what_is_behind_the_last_is_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     async def grow(on: Running, at_work: AtWork) -> None:
         asked: list[int] = []
         ask = on.app.client.trainings.iterations
@@ -105,10 +101,10 @@ def test_only_what_is_behind_the_last_is_asked_for(opened: Opened, monkeypatch: 
         await until(on.pilot, lambda: points(on) == [1, 2])
         assert asked[-1] == -1
 
-    opens(opened, grow)
+    await opens(opened, grow)
 
 
-def test_the_chosen_run_stays_while_others_come(opened: Opened) -> None:
+async def test_the_chosen_run_stays_while_others_come(opened: Opened) -> None:
     async def move(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("down")
         chosen = runs(on).selected
@@ -123,10 +119,10 @@ def test_the_chosen_run_stays_while_others_come(opened: Opened) -> None:
         await on.pilot.press("up")
         await until(on.pilot, lambda: points(on) == list(range(1, 9)))
 
-    opens(opened, move)
+    await opens(opened, move)
 
 
-def test_it_shrinks_and_grows_and_keeps_its_place(opened: Opened) -> None:
+async def test_it_shrinks_and_grows_and_keeps_its_place(opened: Opened) -> None:
     async def resize(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("down")
         for width, height in (*SIZES, SIZES[0]):
@@ -135,10 +131,10 @@ def test_it_shrinks_and_grows_and_keeps_its_place(opened: Opened) -> None:
             assert runs(on).cursor_row == 1
             assert all(screen(on).query_one(f"#{figure}", Curve).size.height >= 4 for figure in training.CURVES)
 
-    opens(opened, resize)
+    await opens(opened, resize)
 
 
-def test_one_that_ends_is_told_from_the_store(opened: Opened) -> None:
+async def test_one_that_ends_is_told_from_the_store(opened: Opened) -> None:
     async def end(on: Running, at_work: AtWork) -> None:
         at_work.ended(RunState.INTERRUPTED)
         await on.client.pause()
@@ -149,10 +145,10 @@ def test_one_that_ends_is_told_from_the_store(opened: Opened) -> None:
         assert points(on) == [1, 2, 3, 4, 5, 6]
         assert "took 60 min" in text_of(on.app)
 
-    opens(opened, end)
+    await opens(opened, end)
 
 
-def test_rollouts_are_read_as_conversations(opened: Opened) -> None:
+async def test_rollouts_are_read_as_conversations(opened: Opened) -> None:
     async def read(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("enter", "down", "enter")
         await until(on.pilot, lambda: "median of its group" in text_of(on.app))
@@ -173,10 +169,10 @@ def test_rollouts_are_read_as_conversations(opened: Opened) -> None:
         await on.pilot.press("q")
         screen(on)
 
-    opens(opened, read)
+    await opens(opened, read)
 
 
-def test_stopping_a_training_names_it_and_is_audited(opened: Opened) -> None:
+async def test_stopping_a_training_names_it_and_is_audited(opened: Opened) -> None:
     async def stop(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("x")
         await until(on.pilot, lambda: f"The training of {CAPABILITY} in {CYCLE} ends" in text_of(on.app))
@@ -190,10 +186,10 @@ def test_stopping_a_training_names_it_and_is_audited(opened: Opened) -> None:
         await until(on.pilot, lambda: not screen(on).check_action("stop", ()))
         assert "x Stop" not in text_of(on.app)
 
-    opens(opened, stop)
+    await opens(opened, stop)
 
 
-def test_who_leaves_the_question_while_a_stop_is_on_its_way_has_it_done_all_the_same(
+async def test_who_leaves_the_question_while_a_stop_is_on_its_way_has_it_done_all_the_same(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stop(on: Running, at_work: AtWork) -> None:
@@ -212,10 +208,10 @@ def test_who_leaves_the_question_while_a_stop_is_on_its_way_has_it_done_all_the_
         await until(on.pilot, lambda: any("is stopped" in told.message for told in on.app._notifications))
         assert [entry.reason for entry in await on.client.audit()] == ["dull"]
 
-    opens(opened, stop)
+    await opens(opened, stop)
 
 
-def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
+async def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
     async def pause(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("p")
         await until(on.pilot, lambda: f"train {CAPABILITY}" in text_of(on.app) and "Why" in text_of(on.app))
@@ -227,10 +223,10 @@ def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
         assert (await on.client.status()).target.paused_at is None
         assert [one.action for one in await on.client.audit()] == ["resume", "pause"]
 
-    opens(opened, pause)
+    await opens(opened, pause)
 
 
-def test_a_cycle_is_cancelled_from_its_training(opened: Opened) -> None:
+async def test_a_cycle_is_cancelled_from_its_training(opened: Opened) -> None:
     async def cancel(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("c")
         await until(on.pilot, lambda: f"Ends {CYCLE} for good" in text_of(on.app))
@@ -240,10 +236,10 @@ def test_a_cycle_is_cancelled_from_its_training(opened: Opened) -> None:
         await until(on.pilot, lambda: not screen(on).check_action("cancel", ()))
         assert (await on.client.cycles())[0].state == "cancelled"
 
-    opens(opened, cancel)
+    await opens(opened, cancel)
 
 
-def test_who_only_reads_is_offered_nothing_to_do(opened: Opened) -> None:
+async def test_who_only_reads_is_offered_nothing_to_do(opened: Opened) -> None:
     async def look(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("x", "p", "c")
         screen(on)
@@ -251,79 +247,66 @@ def test_who_only_reads_is_offered_nothing_to_do(opened: Opened) -> None:
         assert "Read rollout" in footer
         assert not any(word in footer for word in ("Stop", "Pause", "Cancel"))
 
-    opens(opened, look, read_only=True)
+    await opens(opened, look, read_only=True)
 
 
-def test_older_runs_are_asked_for_at_the_last_row(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_older_runs_are_asked_for_at_the_last_row(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "PAGE", 2)
-
-    async def scroll() -> None:
-        async with opened() as on:
-            await shown(on)
-            assert runs(on).row_count == 2
-            await on.pilot.press("down")
-            await until(on.pilot, lambda: runs(on).row_count == 4)
-            assert runs(on).cursor_row == 1
-
-    asyncio.run(scroll())
+    async with opened() as on:
+        await shown(on)
+        assert runs(on).row_count == 2
+        await on.pilot.press("down")
+        await until(on.pilot, lambda: runs(on).row_count == 4)
+        assert runs(on).cursor_row == 1
 
 
-def test_hostile_text_does_no_harm(opened: Opened) -> None:
-    async def act() -> None:
-        async with opened((120, 40)) as on:
-            at_work = begin(on)
-            with write_session(on.control.store) as opened_store:
-                base = get_training_run(opened_store, RUN)
-                hostile = replace(base, id=f"z{HOSTILE}".encode("utf-8", "replace").decode(), detail=HOSTILE)
-                hostile = replace(hostile, capability="[red]\x1b[2J", started_at=AT + timedelta(days=1))
-                save_training_run(opened_store, hostile)
-            at_work.iterations(1, 2)
-            at_work.samples(3, HOSTILE, HOSTILE)
-            await shown(on)
-            assert "[red]␛[2J" in text_of(on.app)
-            await on.pilot.press("down")
-            await until(on.pilot, lambda: points(on) == [1, 2])
-            await on.pilot.press("r")
-            await until(on.pilot, lambda: "␛[31m[bold]red[/] ‹U+202E›back" in text_of(on.app))
-            assert not set("\x1b\u202e\x07\ud800") & set(text_of(on.app))
-
-    asyncio.run(act())
+async def test_hostile_text_does_no_harm(opened: Opened) -> None:
+    async with opened((120, 40)) as on:
+        at_work = begin(on)
+        with write_session(on.control.store) as opened_store:
+            base = get_training_run(opened_store, RUN)
+            hostile = replace(base, id=f"z{HOSTILE}".encode("utf-8", "replace").decode(), detail=HOSTILE)
+            hostile = replace(hostile, capability="[red]\x1b[2J", started_at=AT + timedelta(days=1))
+            save_training_run(opened_store, hostile)
+        at_work.iterations(1, 2)
+        at_work.samples(3, HOSTILE, HOSTILE)
+        await shown(on)
+        assert "[red]␛[2J" in text_of(on.app)
+        await on.pilot.press("down")
+        await until(on.pilot, lambda: points(on) == [1, 2])
+        await on.pilot.press("r")
+        await until(on.pilot, lambda: "␛[31m[bold]red[/] ‹U+202E›back" in text_of(on.app))
+        assert not set("\x1b\u202e\x07\ud800") & set(text_of(on.app))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> None:
-    async def look() -> None:
-        store = open_store(sqlite_url(tmp_path / "traced.db"))
-        empty = Control(load_settings(tmp_path), store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
-        async with served(empty, tmp_path / "traced.sock"):
-            app = TracedApp(Where(tmp_path / "traced.sock"))
-            async with app.run_test(size=size) as pilot:
-                await pilot.press("5")
-                await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))
-                await same_picture(app, "training-empty")
-        store.dispose()
-
-    asyncio.run(look())
+async def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> None:
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    empty = Control(load_settings(tmp_path), store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
+    async with served(empty, tmp_path / "traced.sock"):
+        app = TracedApp(Where(tmp_path / "traced.sock"))
+        async with app.run_test(size=size) as pilot:
+            await pilot.press("5")
+            await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))
+            await same_picture(app, "training-empty")
+    store.dispose()
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
-    async def look() -> None:
-        async with opened(size) as on:
-            at_work = begin(on)
-            at_work.iterations(1, 23)
-            at_work.samples(24, "It is on your gift card now.", "I cannot do that.", "Which order?")
-            await shown(on)
-            await until(on.pilot, lambda: len(points(on)) == 23)
-            await same_picture(on.app, "training")
-            await on.pilot.press("r")
-            await until(on.pilot, lambda: "of its group" in text_of(on.app))
-            await same_picture(on.app, "training-rollout")
-            await on.pilot.press("escape", "x")
-            await until(on.pilot, lambda: "Why" in text_of(on.app))
-            await same_picture(on.app, "training-stop")
-            await on.pilot.press("escape", "down")
-            await until(on.pilot, lambda: len(points(on)) == 16)
-            await same_picture(on.app, "training-ended")
-
-    asyncio.run(look())
+async def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
+    async with opened(size) as on:
+        at_work = begin(on)
+        at_work.iterations(1, 23)
+        at_work.samples(24, "It is on your gift card now.", "I cannot do that.", "Which order?")
+        await shown(on)
+        await until(on.pilot, lambda: len(points(on)) == 23)
+        await same_picture(on.app, "training")
+        await on.pilot.press("r")
+        await until(on.pilot, lambda: "of its group" in text_of(on.app))
+        await same_picture(on.app, "training-rollout")
+        await on.pilot.press("escape", "x")
+        await until(on.pilot, lambda: "Why" in text_of(on.app))
+        await same_picture(on.app, "training-stop")
+        await on.pilot.press("escape", "down")
+        await until(on.pilot, lambda: len(points(on)) == 16)
+        await same_picture(on.app, "training-ended")

@@ -75,88 +75,78 @@ async def screen(page: aiohttp.ClientWebSocketResponse, part: str) -> str:
     return seen
 
 
-def test_a_visitor_with_the_url_sees_the_app_and_nothing_is_left_after_ctrl_c(tmp_path: Path, control: Control) -> None:
-    async def visit() -> None:
-        path = tmp_path / "traced.sock"
-        async with served(control, path), site("--socket", str(path)) as here:
+async def test_a_visitor_with_the_url_sees_the_app_and_nothing_is_left_after_ctrl_c(
+    tmp_path: Path, control: Control
+) -> None:
+    path = tmp_path / "traced.sock"
+    async with served(control, path), site("--socket", str(path)) as here:
+        async with here.visitor.get(here.entrance) as page:
+            text = await page.text()
+            assert page.status == 200
+            (cookie,) = here.visitor.cookie_jar
+            assert cookie["path"] == urlsplit(here.entrance).path  # no other server of this host is sent it
+            assert "data-session-websocket-url" in text
+            assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+        async with here.visitor.ws_connect(f"{here.url}/ws?width=100&height=30", origin=here.origin) as page:
+            assert "read-only" in await screen(page, "read-only")
+            (child,) = here.children()
+            assert "--read-only" in child.cmdline()
+            here.process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(here.process.wait(), PATIENCE_S) == 0
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_an_app_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    async with site("--socket", str(tmp_path / "none.sock")) as here:
+        async with here.visitor.get(here.entrance) as page:
+            assert page.status == 200
+        async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
+            await screen(page, "no answer")
+            (child,) = here.children()
+            here.process.kill()
+            await asyncio.to_thread(child.wait, PATIENCE_S)
+
+
+async def test_nobody_else_gets_in(tmp_path: Path) -> None:
+    async with site("--socket", str(tmp_path / "none.sock")) as here:
+        parts = urlsplit(here.entrance)
+        asked: list[tuple[str, dict[str, str], dict[str, str]]] = [
+            (f"{here.origin}/", {}, {}),
+            (f"{here.origin}/?{parts.query}", {}, {}),
+            (f"{here.url}/", {}, {}),
+            (f"{here.url}/?key=guess", {}, {}),
+            (f"{here.url}/ws", {}, {COOKIE: "guess"}),
+            (f"{here.url}/static/js/textual.js", {}, {}),
+            (here.entrance, {"Host": f"evil.example:{parts.port}"}, {}),
+        ]
+        for url, headers, cookies in asked:
+            async with here.visitor.get(url, headers=headers, cookies=cookies) as answer:
+                assert answer.status == 403, url
+        async with here.visitor.get(here.entrance) as answer:
+            assert answer.status == 200
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await here.visitor.ws_connect(f"{here.url}/ws", origin="http://evil.example")
+        assert here.children() == []
+
+
+async def test_a_token_is_in_no_command_line_and_writing_is_asked_for(control: Control) -> None:
+    async with on_tcp(control, OPERATOR) as client:
+        where = client._daemon.address
+        async with site("--url", where, "--write", TRACED_TOKEN=OPERATOR) as here:
             async with here.visitor.get(here.entrance) as page:
-                text = await page.text()
-                assert page.status == 200
-                (cookie,) = here.visitor.cookie_jar
-                assert cookie["path"] == urlsplit(here.entrance).path  # no other server of this host is sent it
-                assert "data-session-websocket-url" in text
-                assert "default-src 'self'" in page.headers["Content-Security-Policy"]
-            async with here.visitor.ws_connect(f"{here.url}/ws?width=100&height=30", origin=here.origin) as page:
-                assert "read-only" in await screen(page, "read-only")
-                (child,) = here.children()
-                assert "--read-only" in child.cmdline()
-                here.process.send_signal(signal.SIGINT)
-                assert await asyncio.wait_for(here.process.wait(), PATIENCE_S) == 0
-            assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-
-    asyncio.run(visit())
-
-
-def test_an_app_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
-    async def visit() -> None:
-        async with site("--socket", str(tmp_path / "none.sock")) as here:
-            async with here.visitor.get(here.entrance) as page:
-                assert page.status == 200
+                assert OPERATOR not in await page.text()
             async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
-                await screen(page, "no answer")
-                (child,) = here.children()
-                here.process.kill()
+                shown = await screen(page, "connected")
+                assert "read-only" not in shown
+                commands = [psutil.Process(here.process.pid).cmdline(), *(one.cmdline() for one in here.children())]
+                assert OPERATOR not in json.dumps(commands)
+            for child in here.children():
                 await asyncio.to_thread(child.wait, PATIENCE_S)
-
-    asyncio.run(visit())
-
-
-def test_nobody_else_gets_in(tmp_path: Path) -> None:
-    async def knock() -> None:
-        async with site("--socket", str(tmp_path / "none.sock")) as here:
-            parts = urlsplit(here.entrance)
-            asked: list[tuple[str, dict[str, str], dict[str, str]]] = [
-                (f"{here.origin}/", {}, {}),
-                (f"{here.origin}/?{parts.query}", {}, {}),
-                (f"{here.url}/", {}, {}),
-                (f"{here.url}/?key=guess", {}, {}),
-                (f"{here.url}/ws", {}, {COOKIE: "guess"}),
-                (f"{here.url}/static/js/textual.js", {}, {}),
-                (here.entrance, {"Host": f"evil.example:{parts.port}"}, {}),
-            ]
-            for url, headers, cookies in asked:
-                async with here.visitor.get(url, headers=headers, cookies=cookies) as answer:
-                    assert answer.status == 403, url
-            async with here.visitor.get(here.entrance) as answer:
-                assert answer.status == 200
-            with pytest.raises(aiohttp.WSServerHandshakeError):
-                await here.visitor.ws_connect(f"{here.url}/ws", origin="http://evil.example")
-            assert here.children() == []
-
-    asyncio.run(knock())
-
-
-def test_a_token_is_in_no_command_line_and_writing_is_asked_for(control: Control) -> None:
-    async def visit() -> None:
-        async with on_tcp(control, OPERATOR) as client:
-            where = client._daemon.address
-            async with site("--url", where, "--write", TRACED_TOKEN=OPERATOR) as here:
-                async with here.visitor.get(here.entrance) as page:
-                    assert OPERATOR not in await page.text()
-                async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
-                    shown = await screen(page, "connected")
-                    assert "read-only" not in shown
-                    commands = [psutil.Process(here.process.pid).cmdline(), *(one.cmdline() for one in here.children())]
-                    assert OPERATOR not in json.dumps(commands)
-                for child in here.children():
-                    await asyncio.to_thread(child.wait, PATIENCE_S)
-
-    asyncio.run(visit())
 
 
 @pytest.mark.optional
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-def test_a_browser_shows_it_and_its_keys_arrive(tmp_path: Path, control: Control) -> None:
+async def test_a_browser_shows_it_and_its_keys_arrive(tmp_path: Path, control: Control) -> None:
     async def look() -> None:
         path = tmp_path / "traced.sock"
         async with served(control, path), site("--socket", str(path)) as here, browser(tmp_path) as tab:
@@ -177,7 +167,7 @@ def test_a_browser_shows_it_and_its_keys_arrive(tmp_path: Path, control: Control
             await tab.ask("Page.navigate", url="about:blank")
             await asyncio.to_thread(child.wait, PATIENCE_S)
 
-    asyncio.run(asyncio.wait_for(look(), 120))
+    await asyncio.wait_for(look(), 120)
 
 
 @dataclass

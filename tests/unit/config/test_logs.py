@@ -82,7 +82,7 @@ def test_structlog_and_the_standard_library_log_alike(configured: Configured) ->
     assert stream.getvalue().startswith('{"at": ')
 
 
-def test_ids_are_bound_in_tasks_and_threads_only(configured: Configured) -> None:
+async def test_ids_are_bound_in_tasks_and_threads_only(configured: Configured) -> None:
     stream = configured()
 
     async def work(cycle: str) -> None:
@@ -91,10 +91,7 @@ def test_ids_are_bound_in_tasks_and_threads_only(configured: Configured) -> None
             await asyncio.to_thread(logging.getLogger("uvicorn.error").warning, "from %s", cycle)
         structlog.get_logger().info("after")
 
-    async def log_both() -> None:
-        await asyncio.gather(work("c1"), work("c2"))
-
-    asyncio.run(log_both())
+    await asyncio.gather(work("c1"), work("c2"))
     inside = {line["event"]: line for line in lines(stream) if line["event"] != "after"}
     assert {(line["cycle_id"], line["stage"], line["capability"]) for line in inside.values()} == {
         ("c1", "train", "precision"),

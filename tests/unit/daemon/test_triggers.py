@@ -251,7 +251,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_other_settings_are_followed_without_a_restart(place: Place) -> None:
+async def test_other_settings_are_followed_without_a_restart(place: Place) -> None:
     def nightly(cron: str) -> Settings:
         return load_settings(place.folder, NIGHTLY | {"triggers.cron": cron})
 
@@ -270,6 +270,6 @@ def test_other_settings_are_followed_without_a_restart(place: Place) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scene(), 60))
+    await asyncio.wait_for(scene(), 60)
     assert place.jobs() == {}
     assert place.asked == ["2 new trajectories"]

@@ -16,7 +16,7 @@ class Figure(BaseModel):
     number: int
 
 
-def test_a_sample_that_fails_is_left_out_and_the_next_one_counts() -> None:
+async def test_a_sample_that_fails_is_left_out_and_the_next_one_counts() -> None:
     taken: list[int] = []
 
     def take() -> Figure:
@@ -25,18 +25,15 @@ def test_a_sample_that_fails_is_left_out_and_the_next_one_counts() -> None:
             raise ZeroDivisionError
         return Figure(number=len(taken))
 
-    async def listen() -> list[object]:
-        present, heard = Present(), []
-        watch = Watch({"figure": Sample(take, 0.001)}, present, lambda: AT)
-        with watch.wanted():
-            for _ in range(2000):
-                heard = [event.detail["number"] for event in present.of("figure")]
-                if len(taken) > 4 and heard:
-                    break
-                await asyncio.sleep(0.001)
-        assert not watch.at_work
-        assert present.of("figure") == []
-        return heard
-
-    [number] = asyncio.run(listen())
+    present, heard = Present(), []
+    watch = Watch({"figure": Sample(take, 0.001)}, present, lambda: AT)
+    with watch.wanted():
+        for _ in range(2000):
+            heard = [event.detail["number"] for event in present.of("figure")]
+            if len(taken) > 4 and heard:
+                break
+            await asyncio.sleep(0.001)
+    assert not watch.at_work
+    assert present.of("figure") == []
+    [number] = heard
     assert number > 2

@@ -59,7 +59,7 @@ def test_more_rounds_make_each_round_stricter() -> None:
     assert GatePolicy(max_rounds=5).level_per_round == pytest.approx(0.99)
 
 
-def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None:
+async def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None:
     requested_names: list[list[str]] = []
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
@@ -68,26 +68,26 @@ def test_rounds_gather_open_comparisons_only_and_stop_when_final() -> None:
         new["target"] = EVEN if number == 1 else pairs(60, 5, 100, start=1000)
         return {name: value for name, value in new.items() if name in names}
 
-    result = asyncio.run(run_gate("c@v1", gather, POLICY))
+    result = await run_gate("c@v1", gather, POLICY)
     assert requested_names == [["environment", "target", "untouched"], ["target"]]
     assert (result.answer, result.rounds) == (GateAnswer.PASS, 2)
     assert {c.name: c.seeds for c in result.comparisons} == {"environment": 165, "target": 207, "untouched": 400}
 
 
-def test_a_capability_that_every_task_needs_has_no_untouched_comparison() -> None:
+async def test_a_capability_that_every_task_needs_has_no_untouched_comparison() -> None:
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         return {"environment": GOOD, "target": GOOD, "untouched": []}
 
-    result = asyncio.run(run_gate("c@v1", gather, POLICY))
+    result = await run_gate("c@v1", gather, POLICY)
     assert result.answer is GateAnswer.PASS
     assert [c.name for c in result.comparisons] == ["environment", "target"]
 
 
-def test_still_inconclusive_after_the_last_round_is_final() -> None:
+async def test_still_inconclusive_after_the_last_round_is_final() -> None:
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         return {"environment": pairs(2, 2, 30, number * 100), "target": pairs(2, 2, 30, number * 100)}
 
-    result = asyncio.run(run_gate("c@v1", gather, POLICY))
+    result = await run_gate("c@v1", gather, POLICY)
     assert (result.answer, result.rounds) == (GateAnswer.INCONCLUSIVE, 3)
     assert open_comparisons(result, POLICY) == []
 
@@ -106,7 +106,7 @@ def test_an_adapter_without_effect_rarely_passes_over_all_rounds() -> None:
     assert passes / 600 < 0.025 + 0.013  # one-sided 2.5 % and two standard errors of 600 runs
 
 
-def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
+async def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
     requested_names: list[list[str]] = []
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
@@ -114,9 +114,9 @@ def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
         worse = EVEN if number == 2 else GOOD  # what the first round had shown was luck
         return {"environment": worse, "target": GOOD, "untouched": UNCHANGED}
 
-    first = asyncio.run(run_gate("c@v1", gather, POLICY))
+    first = await run_gate("c@v1", gather, POLICY)
     requested_names.clear()
-    repeated = asyncio.run(run_gate("c@v1", gather, POLICY, 2))
+    repeated = await run_gate("c@v1", gather, POLICY, 2)
     assert requested_names == [["environment", "target", "untouched"]] * 2
     assert (first.rounds, repeated.rounds) == (1, 2)
     assert {c.name: c.seeds for c in first.comparisons} == {"environment": 165, "target": 165, "untouched": 400}
@@ -124,10 +124,10 @@ def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
     assert repeated.comparisons[0].difference == pytest.approx(55 / (165 + 42))
     assert {c.level for c in repeated.comparisons} == {POLICY.level_per_round}
     with pytest.raises(GateError, match=r"look 4 is outside 1\.\.3"):
-        asyncio.run(run_gate("c@v1", gather, POLICY, 4))
+        await run_gate("c@v1", gather, POLICY, 4)
 
 
-def test_requesting_every_round_keeps_the_error_rate() -> None:
+async def test_requesting_every_round_keeps_the_error_rate() -> None:
     """Somebody asks whenever it has passed: no more of them pass in the end, and few of all intervals miss."""
     rng = np.random.default_rng(11)
     policy = GatePolicy(max_rounds=3, environment_margin=0.0, untouched_margin=0.0)
@@ -143,11 +143,11 @@ def test_requesting_every_round_keeps_the_error_rate() -> None:
         ) -> Mapping[ComparisonName, Sequence[Pair]]:
             return {name: rounds[number] for name in names}  # type: ignore[misc]
 
-        result = asyncio.run(run_gate("c@v1", gather, policy))
+        result = await run_gate("c@v1", gather, policy)
         passed += result.answer is GateAnswer.PASS
         results = [result]
         while result.answer is GateAnswer.PASS and result.rounds < policy.max_rounds:
-            result = asyncio.run(run_gate("c@v1", gather, policy, result.rounds + 1))
+            result = await run_gate("c@v1", gather, policy, result.rounds + 1)
             results.append(result)
         in_the_end += result.answer is GateAnswer.PASS
         misses += any(not c.low <= 0 <= c.high for result in results for c in result.comparisons)

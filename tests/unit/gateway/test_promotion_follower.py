@@ -1,6 +1,5 @@
 """The fitted router that a running router takes up: when it appears, for which versions, and not after a rollback."""
 
-import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,40 +54,42 @@ def put(data_dir: Path, cycle: str, *models: str) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
-def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: Path) -> None:
+async def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: Path) -> None:
     follower = PromotionFollower(store, Pool([], 8), tmp_path)
 
-    def classes() -> list[str] | None:
-        asyncio.run(follower.refresh())
+    async def classes() -> list[str] | None:
+        await follower.refresh()
         return follower.live.classifier.classes if follower.live.classifier else None
 
-    assert (classes(), follower.live.classifier_files) == (None, ())
+    assert (await classes(), follower.live.classifier_files) == (None, ())
     promote(store, DATES)
-    assert classes() is None
+    assert await classes() is None
     put(tmp_path, "c1", DATES)
-    assert classes() == FITTED_ROUTER.classes
+    assert await classes() == FITTED_ROUTER.classes
     promote(store, TOOLS)
-    assert classes() is None  # c1's does not know it
+    assert await classes() is None  # c1's does not know it
     put(tmp_path, "c2", DATES, TOOLS)
-    assert classes() == ["base", DATES, TOOLS]
+    assert await classes() == ["base", DATES, TOOLS]
     previous_live = follower.live
-    asyncio.run(follower.refresh())
+    await follower.refresh()
     assert follower.live is previous_live  # nothing changed, nothing is read
 
 
-def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_model(store: Engine, tmp_path: Path) -> None:
+async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_model(
+    store: Engine, tmp_path: Path
+) -> None:
     for name in (DATES, "date-reasoning@v2", TOOLS):
         promote(store, name)
     put(tmp_path, "c1", DATES)
     put(tmp_path, "c2", DATES, TOOLS)
     follower = PromotionFollower(store, Pool([], 8), tmp_path)
-    asyncio.run(follower.refresh())
+    await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
     assert follower.live.classifier.weights == FITTED_ROUTER.weights
     with write_session(store) as session:
         promotions.roll_back(session, TOOLS, actor="Ada", at=chain.later(80))
-    asyncio.run(follower.refresh())
+    await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes[-1] == TOOLS
     assert follower.live.current_model(TOOLS) == "base"

@@ -82,16 +82,16 @@ def test_exchanges_of_a_killed_gateway_are_stored_once(tmp_path: Path, store: En
     assert (folder / "damaged.jsonl").read_bytes() == b'{"id": "half\n' * 2
 
 
-def test_a_locked_file_is_not_stored_before_its_handover(tmp_path: Path, store: Engine) -> None:
+async def test_a_locked_file_is_not_stored_before_its_handover(tmp_path: Path, store: Engine) -> None:
     spool, storer = Spool(tmp_path / "spool"), Recorder(load_settings(tmp_path), store)
     spool.try_write(line("e-1"))
     storer.run_once()
     assert stored_ids(store) == []
-    asyncio.run(spool.flush())
+    await spool.flush()
     spool.try_write(line("e-2"))
     storer.run_once()
     assert stored_ids(store) == ["e-1"]
-    asyncio.run(spool.flush())
+    await spool.flush()
     storer.run_once()
     assert stored_ids(store) == ["e-1", "e-2"]
     assert list(spool.folder.iterdir()) == []
@@ -145,25 +145,25 @@ def test_a_request_in_any_of_jsons_encodings_is_one_line(encoding: str) -> None:
     assert json.loads(spool_line)["request"] == request
 
 
-def test_files_of_a_dead_recorder_are_stored_when_the_gateway_ends(tmp_path: Path, store: Engine) -> None:
+async def test_files_of_a_dead_recorder_are_stored_when_the_gateway_ends(tmp_path: Path, store: Engine) -> None:
     spool = Spool(tmp_path / "spool")
     spool.try_write(line("e-1"))
-    asyncio.run(spool.flush())
+    await spool.flush()
     drain_spool(load_settings(tmp_path))
     assert stored_ids(store) == ["e-1"]
     assert list(spool.folder.glob("exchanges-*")) == []
 
 
-def test_a_reused_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
+async def test_a_reused_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
     for name in ("e-1", "e-2"):
         life = Spool(tmp_path / "spool")
         life.try_write(line(name))
-        asyncio.run(life.flush())
+        await life.flush()
     Recorder(load_settings(tmp_path), store).run_once()
     assert stored_ids(store) == ["e-1", "e-2"]
 
 
-def test_one_bad_conversation_blocks_no_other(tmp_path: Path, store: Engine) -> None:
+async def test_one_bad_conversation_blocks_no_other(tmp_path: Path, store: Engine) -> None:
     settings = load_settings(tmp_path, {"serving.silence_s": 0.0})
     raw = b'{"model":"base","messages":[{"role":"user","content":"x"}],"tools":%b%b}' % (b"[" * 990, b"]" * 990)
     bad = Exchange("e-bad", "c-0", T0, "base", 200, 0.5)
@@ -172,7 +172,7 @@ def test_one_bad_conversation_blocks_no_other(tmp_path: Path, store: Engine) -> 
     spool = Spool(tmp_path / "spool")
     for exchange in (unreadable + b"\n", line_of(bad, raw, {}, answer, streamed=False), line("e-1")):
         spool.try_write(exchange)
-    asyncio.run(spool.flush())
+    await spool.flush()
     storer = Recorder(settings, store)
     for _ in range(3):
         storer.run_once()
@@ -186,13 +186,13 @@ def test_one_bad_conversation_blocks_no_other(tmp_path: Path, store: Engine) -> 
     assert len(bad_lines) + len(exchanges) == 2  # it is in one of the two places
 
 
-def test_unusable_lines_are_set_aside_once_while_the_store_is_away(
+async def test_unusable_lines_are_set_aside_once_while_the_store_is_away(
     tmp_path: Path, store: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path / "spool")
     for raw_line in (b"no JSON\n", line("e-1")):
         spool.try_write(raw_line)
-    asyncio.run(spool.flush())
+    await spool.flush()
     storer = Recorder(load_settings(tmp_path), store)
     with monkeypatch.context() as away:
         away.setattr(recorder, "save_exchanges", _away)
@@ -215,7 +215,7 @@ def test_a_byte_order_mark_is_removed() -> None:
     assert json.loads(spool_line)["request"] == request
 
 
-def test_failing_rules_leave_a_conversation_unknown_but_stored(tmp_path: Path, store: Engine) -> None:
+async def test_failing_rules_leave_a_conversation_unknown_but_stored(tmp_path: Path, store: Engine) -> None:
     class BrokenRules:
         hash = "0" * 64
 
@@ -224,7 +224,7 @@ def test_failing_rules_leave_a_conversation_unknown_but_stored(tmp_path: Path, s
 
     spool = Spool(tmp_path / "spool")
     spool.try_write(line("e-1"))
-    asyncio.run(spool.flush())
+    await spool.flush()
     Recorder(load_settings(tmp_path), store).store_files()
     scorers = Scorers(Labels((), ()), cast(Rules, BrokenRules()))
     assert settle_silent(store, target="desk", scorers=scorers, now=T0 + timedelta(days=1), silence_s=1.0) == 1

@@ -171,7 +171,7 @@ def test_a_trainer_that_reaches_no_checkpoint_is_stopped(training: Training) -> 
     assert training.play(scene) == "cpu"
 
 
-def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
+async def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
     hours = parse_windows("09:00-09:02"), parse_windows("09:04-09:06")
     training.limits = replace(LIMITS, hours=hours[0], quiet=hours[1], zone=training.clock.now().tzinfo)
 
@@ -189,7 +189,7 @@ def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
         task.cancel()
         await asyncio.wait({task})
 
-    asyncio.run(asyncio.wait_for(run_scene(), 60))
+    await asyncio.wait_for(run_scene(), 60)
     assert training.holders() == []
 
 
@@ -244,7 +244,7 @@ def test_a_lost_lease_stops_it_at_once(training: Training) -> None:
     training.play(scene)
 
 
-def test_errors_of_the_work_are_raised(training: Training) -> None:
+async def test_errors_of_the_work_are_raised(training: Training) -> None:
     async def fails(device: DeviceReading) -> str:
         raise KeyError(device.id)
 
@@ -254,12 +254,12 @@ def test_errors_of_the_work_are_raised(training: Training) -> None:
         await task
 
     with pytest.raises(KeyError):
-        asyncio.run(asyncio.wait_for(run_scene(), 60))
+        await asyncio.wait_for(run_scene(), 60)
     assert training.holders() == []
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Training, deaf: bool) -> None:
+async def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Training, deaf: bool) -> None:
     training.deaf = deaf
 
     async def main() -> None:
@@ -275,12 +275,12 @@ def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Tr
         await training.wait_until(task.done)
         assert task.cancelled()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    await asyncio.wait_for(main(), 60)
     assert (training.done, training.stopped) == ((0, 1) if deaf else (1, 0))
     assert training.holders() == []
 
 
-def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Training) -> None:
+async def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Training) -> None:
     training.deaf = True
 
     async def main() -> None:
@@ -297,6 +297,6 @@ def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Trai
         await training.wait_until(task.done)
         assert task.cancelled()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    await asyncio.wait_for(main(), 60)
     assert (training.done, training.stopped) == (1, 0)
     assert training.holders() == []

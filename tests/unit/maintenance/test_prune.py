@@ -1,6 +1,5 @@
 """Retention: what goes, what evidence keeps, and that a dry run tells the same as the real one does."""
 
-import asyncio
 import os
 from dataclasses import replace
 from datetime import timedelta
@@ -255,7 +254,7 @@ def test_checkpoints_of_a_finished_training_go_before_its_cycle_ends(settings: S
     assert (settings.data_dir / "runs" / "c1" / "training" / "x" / "checkpoints").exists()
 
 
-def test_the_graph_still_knows_that_an_ended_cycle_is_over(settings: Settings, store: Engine) -> None:
+async def test_the_graph_still_knows_that_an_ended_cycle_is_over(settings: Settings, store: Engine) -> None:
     class State(TypedDict, total=False):
         n: int
 
@@ -274,15 +273,15 @@ def test_the_graph_still_knows_that_an_ended_cycle_is_over(settings: Settings, s
             assert (state.next, state.values) == ((), {"n": 2})
 
     (settings.data_dir / "checkpoints.db").unlink()
-    asyncio.run(play("c1"))
-    asyncio.run(play("c9"))
+    await play("c1")
+    await play("c9")
     end(store)
     told = pruned(settings, store, dry_run=True)["graph steps"]
     assert told.count >= 3
     assert pruned(settings, store)["graph steps"] == told
     assert "graph steps" not in pruned(settings, store)
-    asyncio.run(play("c1"))
-    asyncio.run(play("c9"))
+    await play("c1")
+    await play("c9")
 
 
 @hypothesis_settings(max_examples=20)

@@ -210,25 +210,22 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_stage_that_needs_the_whole_room_is_not_starved_and_a_cancelled_one_leaves_it() -> None:
-    async def scene() -> None:
-        limiter, running, release = CapacityLimiter(2), list[str](), asyncio.Event()
-        first = asyncio.create_task(_hold(limiter, running, "first", release))
-        await _settle()
-        exclusive_task = asyncio.create_task(_hold(limiter, running, "whole", release))
-        await _settle()
-        late = asyncio.create_task(_hold(limiter, running, "late", release))
-        await _settle()
-        assert running == ["first"]  # the late one would fit, and waits behind the one that needs all
-        exclusive_task.cancel()
-        await _settle()
-        assert running == ["first", "late"]
-        release.set()
-        await asyncio.gather(first, late)
-        async with asyncio.timeout(5), limiter.exclusive():
-            pass
-
-    asyncio.run(scene())
+async def test_a_stage_that_needs_the_whole_room_is_not_starved_and_a_cancelled_one_leaves_it() -> None:
+    limiter, running, release = CapacityLimiter(2), list[str](), asyncio.Event()
+    first = asyncio.create_task(_hold(limiter, running, "first", release))
+    await _settle()
+    exclusive_task = asyncio.create_task(_hold(limiter, running, "whole", release))
+    await _settle()
+    late = asyncio.create_task(_hold(limiter, running, "late", release))
+    await _settle()
+    assert running == ["first"]  # the late one would fit, and waits behind the one that needs all
+    exclusive_task.cancel()
+    await _settle()
+    assert running == ["first", "late"]
+    release.set()
+    await asyncio.gather(first, late)
+    async with asyncio.timeout(5), limiter.exclusive():
+        pass
 
 
 CUTS = ["collect", "analyze", "waiting", "promote", "evaluate", "report"]
@@ -316,12 +313,12 @@ def test_a_finished_cycle_is_not_run_again(tmp_path: Path) -> None:
     assert script.calls == calls
 
 
-def test_a_cycle_that_never_began_has_no_checkpoint(tmp_path: Path) -> None:
+async def test_a_cycle_that_never_began_has_no_checkpoint(tmp_path: Path) -> None:
     async def status() -> CycleStatus:
         async with checkpoints(tmp_path) as saver:
             return await cycle_status(build_graph(Script().stages(), saver), "other")
 
-    assert asyncio.run(status()) == CycleStatus({}, started=False, finished=False, waiting=[])
+    assert await status() == CycleStatus({}, started=False, finished=False, waiting=[])
 
 
 def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
@@ -391,13 +388,10 @@ class StoredCheckpoint:
     name: str = "alpha"
 
 
-def test_a_step_revives_no_objects(tmp_path: Path) -> None:
-    async def write_and_read() -> object:
-        async with checkpoints(tmp_path) as saver:
-            kind, data = saver.serde.dumps_typed({"adapters": StoredCheckpoint(), "cycle_id": CYCLE})
-            return saver.serde.loads_typed((kind, data))
-
-    revived = asyncio.run(write_and_read())
+async def test_a_step_revives_no_objects(tmp_path: Path) -> None:
+    async with checkpoints(tmp_path) as saver:
+        kind, data = saver.serde.dumps_typed({"adapters": StoredCheckpoint(), "cycle_id": CYCLE})
+        revived = saver.serde.loads_typed((kind, data))
     from langgraph.checkpoint.serde._msgpack import STRICT_MSGPACK_ENABLED
 
     assert STRICT_MSGPACK_ENABLED

@@ -1,6 +1,5 @@
 """Production in a cycle's analysis: what counts, what is left out, and that the evidence stays what it was."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -80,8 +79,8 @@ def rows(context: Context) -> dict[str, Any]:
     return [event.detail for event in events if event.state is StageState.FINISHED][-1]
 
 
-def analysis(context: Context) -> tuple[list[Finding], list[Label]]:
-    asyncio.run(analyze(context))
+async def analysis(context: Context) -> tuple[list[Finding], list[Label]]:
+    await analyze(context)
     with read_session(context.store) as session:
         return stored_findings(context), list_labels(session, CYCLE)
 
@@ -165,11 +164,11 @@ def test_tools_are_the_same_by_their_names_and_parameters_and_the_targets_own_ar
         ).left_out == {collect.OTHER_TOOLS: 1}
 
 
-def test_without_production_an_analysis_is_unchanged(context: Context) -> None:
+async def test_without_production_an_analysis_is_unchanged(context: Context) -> None:
     report(
         context, reported_conversation(LATE, outcome=Outcome.UNKNOWN), reported_conversation(LATE + 1, model="dates@v1")
     )
-    with_none = analysis(context)
+    with_none = await analysis(context)
     assert rows(context)["production"] == 0
     assert rows(context)["left_out"] == {}
     with read_session(context.store) as session:
@@ -183,9 +182,9 @@ def test_without_production_an_analysis_is_unchanged(context: Context) -> None:
     assert len(capabilities) == len(repeated)
 
 
-def test_production_is_analysed_beside_the_episodes_once_and_for_good(context: Context) -> None:
+async def test_production_is_analysed_beside_the_episodes_once_and_for_good(context: Context) -> None:
     report(context, *(reported_conversation(LATE + n) for n in range(20)), reported_conversation(LATE + 90, tools=[]))
-    findings, labels = analysis(context)
+    findings, labels = await analysis(context)
     assert rows(context) == {
         "episodes": EPISODES,
         "production": 20,
@@ -197,23 +196,23 @@ def test_production_is_analysed_beside_the_episodes_once_and_for_good(context: C
         conversations = get_trajectory(session, f"router-{LATE}")
         assert not update_outcome(session, replace(conversations, outcome=Outcome.SUCCESS, reward=1.0))
     report(context, *(reported_conversation(LATE + 20 + n) for n in range(20)))
-    assert analysis(context) == (findings, labels)
+    assert await analysis(context) == (findings, labels)
     with read_session(context.store) as session:
         assert count_labelled(session, CYCLE) == (20, EPISODES)
     assert gather(context).analysed == {"episodes": EPISODES, "production": 20}
 
 
-def test_the_newest_so_many_are_analysed(context: Context) -> None:
+async def test_the_newest_so_many_are_analysed(context: Context) -> None:
     report(context, *(reported_conversation(LATE + n) for n in range(9)))
     with write_session(context.store) as session:
         save_exchanges(session, [exchange(f"router-{LATE + n}", T0 + timedelta(seconds=n)) for n in range(9)])
     settings = load_settings(context.data_dir, {"analysis.runs": 2, "analysis.production": 4})
-    _, labels = analysis(replace(context, settings=settings))
+    _, labels = await analysis(replace(context, settings=settings))
     selection = {label.trajectory_id for label in labels if label.trajectory_id.startswith("router")}
     assert selection == {f"router-{LATE + n}" for n in range(5, 9)}
 
 
-def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_another_outcome(
+async def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_another_outcome(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report(context, *(reported_conversation(LATE + n) for n in range(12)))
@@ -228,7 +227,7 @@ def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_another_outc
         return builtin(*arguments)
 
     monkeypatch.setattr(analysts, "_builtin", slow)
-    _, labels = analysis(context)
+    _, labels = await analysis(context)
     assert rows(context)["left_out"] == {collect.JUDGED_ANEW: 2}
     assert rows(context)["production"] == 10
     assert not {f"router-{LATE + 3}", f"router-{LATE + 4}"} & {item.trajectory_id for item in labels}
@@ -259,13 +258,13 @@ def test_production_weighs_the_kinds_of_request_and_no_word_of_it_is_written() -
     assert len(weighted) == pytest.approx(len(unweighted), abs=2000)  # other weights of the same kinds
 
 
-def test_a_cycle_with_production_is_synthesized_from_its_episodes_alone(
+async def test_a_cycle_with_production_is_synthesized_from_its_episodes_alone(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from traced.pipeline import synthesize
 
     report(context, *(reported_conversation(LATE + n, outcome=Outcome.FAILURE) for n in range(20)))
-    expected = asyncio.run(analyze(context))
+    expected = await analyze(context)
     arguments: dict[str, Any] = {}
 
     def write(capability_row: Any, trajectories: Any, labels: Any, **selection: Any) -> str:
@@ -273,7 +272,7 @@ def test_a_cycle_with_production_is_synthesized_from_its_episodes_alone(
         return "class Environment: pass\n"
 
     monkeypatch.setattr(synthesize, "write_environment", write)
-    asyncio.run(synthesize.synthesize(context, expected[0], 0))
+    await synthesize.synthesize(context, expected[0], 0)
     assert len(arguments["trajectories"]) == EPISODES
     assert {label.trajectory_id for label in arguments["labels"]} == {item.id for item in arguments["trajectories"]}
     assert arguments["extra_openings"]

@@ -1,6 +1,5 @@
 """What a cycle's router chooses from: its own promotions, and what was live beside them."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -45,10 +44,10 @@ def context(tmp_path: Path) -> Iterator[Context]:
     store.dispose()
 
 
-def test_adapters_live_at_the_promotion_stay_routable(context: Context) -> None:
+async def test_adapters_live_at_the_promotion_stay_routable(context: Context) -> None:
     assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]  # nothing is known of a promotion yet
     decide(context, OWN_ADAPTERS, True, actor="ann")
-    assert asyncio.run(promote(context, [OWN_ADAPTERS])) == [OWN_ADAPTERS]
+    assert await promote(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
     assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS, EARLIER]
     with write_session(context.store) as session:
         promotions.roll_back(session, EARLIER, actor="ann", at=hour(5))
@@ -56,10 +55,10 @@ def test_adapters_live_at_the_promotion_stay_routable(context: Context) -> None:
         OWN_ADAPTERS,
         EARLIER,
     ]  # an evaluation that goes on measures the same
-    assert asyncio.run(promote(context, [OWN_ADAPTERS])) == [OWN_ADAPTERS]
+    assert await promote(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
     assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
 
 
-def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:
-    assert asyncio.run(promote(context, [])) == []
+async def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:
+    assert await promote(context, []) == []
     assert routable_adapters(context, []) == []

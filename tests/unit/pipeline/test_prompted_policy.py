@@ -1,7 +1,5 @@
 """A patch behind the system prompt: the policy reads it, nobody else does."""
 
-import asyncio
-
 from sandbox.contract import Message, Tool
 from traced.inference.client import Completion
 from traced.pipeline.episodes import Player, PromptedPolicy, prompted
@@ -9,7 +7,7 @@ from traced.pipeline.episodes import Player, PromptedPolicy, prompted
 TALK: list[Message] = [{"role": "system", "content": "Be exact."}, {"role": "user", "content": "Hello"}]
 
 
-def test_it_stands_behind_the_system_prompt_and_the_conversation_stays_as_it_was() -> None:
+async def test_it_stands_behind_the_system_prompt_and_the_conversation_stays_as_it_was() -> None:
     conversations: list[list[Message]] = []
 
     class Policy:
@@ -17,7 +15,7 @@ def test_it_stands_behind_the_system_prompt_and_the_conversation_stays_as_it_was
             conversations.append(messages)
             return Completion({"role": "assistant", "content": str(seed)}, [], [], [], "stop")
 
-    completion = asyncio.run(PromptedPolicy(Policy(), "Ask first.").complete(TALK, [], seed=3))
+    completion = await PromptedPolicy(Policy(), "Ask first.").complete(TALK, [], seed=3)
     assert completion.message["content"] == "3"
     assert conversations == [[{"role": "system", "content": "Be exact.\n\nAsk first."}, TALK[1]]]
     assert TALK[0]["content"] == "Be exact."

@@ -1,6 +1,5 @@
 """What single stages hand on: a job's share of the machine, all labels to the synthesizer, a gate's failure."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -48,7 +47,9 @@ def test_a_job_has_its_share_of_the_threads_and_the_sandbox_as_it_is_set(context
     assert job.owner == context.sandbox_owner == sandbox_owner(tmp_path)
 
 
-def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_synthesizer_sees_the_labels_of_every_capability(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
     def write(capability: Any, trajectories: Any, labels: list[Label], **_: Any) -> str:
@@ -59,11 +60,11 @@ def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, m
     with write_session(context.store) as session:
         save_capabilities(session, "c1", [replace(CAPABILITY, name="tool-choice")])
         save_labels(session, "c1", [Label("t2", "tool-choice", 0, Verdict.LACKING, 1)])
-    asyncio.run(synthesize.synthesize(context, "date-reasoning", 0))
+    await synthesize.synthesize(context, "date-reasoning", 0)
     assert {label.capability for label in calls} == {"date-reasoning", "tool-choice"}
 
 
-def test_a_stored_answer_stands_unless_a_later_round_is_requested(
+async def test_a_stored_answer_stands_unless_a_later_round_is_requested(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[int] = []
@@ -78,16 +79,16 @@ def test_a_stored_answer_stands_unless_a_later_round_is_requested(
     monkeypatch.setattr(gate, "run_gate", play_rounds)
     monkeypatch.setattr(Context, "serve", serve_calls)
     name = "date-reasoning@v1"
-    assert asyncio.run(gate.gate(context, name)).rounds == 2
-    assert asyncio.run(gate.gate(context, name, 2)).answer is GateAnswer.PASS
+    assert (await gate.gate(context, name)).rounds == 2
+    assert (await gate.gate(context, name, 2)).answer is GateAnswer.PASS
     assert rounds == []
     for _ in range(2):  # killed and run again, it is not played again
         with pytest.raises(CapabilityError, match="answered inconclusive"):
-            asyncio.run(gate.gate(context, name, 3))
+            await gate.gate(context, name, 3)
     assert rounds == [3]
 
 
-def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
+async def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def losses(*_: Any) -> Any:
@@ -100,17 +101,17 @@ def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
     monkeypatch.setattr(gate, "stored_gate", lambda *_: None)
     monkeypatch.setattr(Context, "serve", serve_calls)
     with pytest.raises(StageError, match="8 of 10 pairs") as raised:
-        asyncio.run(gate.gate(context, "date-reasoning@v1"))
+        await gate.gate(context, "date-reasoning@v1")
     assert not isinstance(raised.value, CapabilityError)
 
 
-def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(context: Context) -> None:
+async def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(context: Context) -> None:
     with write_session(context.store) as session:
         run = get_training_run(session, "r1")
         first = stop(session, run, actor="ada", at=T0, reason="it learns nothing")
         assert stop(session, run, actor="bob", at=T0) == first
         events = list_stage_events(session, "c1")
     with pytest.raises(CapabilityError, match="ada has stopped its training: it learns nothing"):
-        asyncio.run(train(context, "date-reasoning", HASH))
+        await train(context, "date-reasoning", HASH)
     with write_session(context.store) as session:
         assert list_stage_events(session, "c1") == events

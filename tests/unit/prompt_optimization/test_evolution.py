@@ -48,13 +48,13 @@ class Scripted:
         return replace(trajectory(f"{patch}-{seed}", outcome), task_id=str(seed), reward=1.0 if right else 0.2)
 
 
-def evolved(script: Scripted, plan: Plan = PLAN) -> Evolved:
-    return asyncio.run(evolve("Be good.", plan, script.play, script.propose))
+async def evolved(script: Scripted, plan: Plan = PLAN) -> Evolved:
+    return await evolve("Be good.", plan, script.play, script.propose)
 
 
-def test_improvements_are_kept_until_the_score_is_perfect() -> None:
+async def test_improvements_are_kept_until_the_score_is_perfect() -> None:
     script = Scripted(ADVICE)
-    result = evolved(script)
+    result = await evolved(script)
     assert all(piece in result.text for piece in ADVICE)
     assert (result.validation, result.stopped_by) == (1.0, "perfect")
     assert result.first < 0.7
@@ -62,9 +62,9 @@ def test_improvements_are_kept_until_the_score_is_perfect() -> None:
     assert result.rollouts == len(script.episodes_played) <= PLAN.rollouts
 
 
-def test_no_step_is_begun_that_the_budget_might_not_hold() -> None:
+async def test_no_step_is_begun_that_the_budget_might_not_hold() -> None:
     script = Scripted(["be kind"])
-    result = evolved(script)
+    result = await evolved(script)
     assert result.text == "Be good."
     assert result.stopped_by == "rollouts"
     assert result.rollouts == len(script.episodes_played)
@@ -72,29 +72,29 @@ def test_no_step_is_begun_that_the_budget_might_not_hold() -> None:
     assert result.proposed == script.proposals
 
 
-def test_a_budget_that_holds_no_step_leaves_the_beginning() -> None:
-    result = evolved(script := Scripted(ADVICE), replace(PLAN, rollouts=PLAN.step))
+async def test_a_budget_that_holds_no_step_leaves_the_beginning() -> None:
+    result = await evolved(script := Scripted(ADVICE), replace(PLAN, rollouts=PLAN.step))
     assert (result.text, result.proposed, len(script.episodes_played)) == ("Be good.", 0, len(PLAN.validation))
 
 
-def test_training_and_validation_are_kept_apart_and_only_failures_are_worked_on() -> None:
+async def test_training_and_validation_are_kept_apart_and_only_failures_are_worked_on() -> None:
     script = Scripted(ADVICE)
-    evolved(script)
+    await evolved(script)
     assert {seed for _, seed in script.episodes_played} <= {*PLAN.training, *PLAN.validation}
     assert {int(episode.task_id) for episodes in script.shown_episodes for episode in episodes} <= set(PLAN.training)
     assert all(any(episode.reward < 1 for episode in episodes) for episodes in script.shown_episodes)
     assert all(len(episodes) == PLAN.minibatch for episodes in script.shown_episodes)
 
 
-def test_repeating_with_stored_replies_gives_the_same_patch() -> None:
+async def test_repeating_with_stored_replies_gives_the_same_patch() -> None:
     first, second = Scripted(ADVICE), Scripted(ADVICE)
-    assert evolved(first) == evolved(second)
+    assert await evolved(first) == await evolved(second)
     assert first.episodes_played == second.episodes_played
 
 
-def test_nobody_pays_any_more_and_the_best_so_far_counts() -> None:
+async def test_nobody_pays_any_more_and_the_best_so_far_counts() -> None:
     script = Scripted(ADVICE, stops=6)
-    result = evolved(script)
+    result = await evolved(script)
     assert result.stopped_by == "9,000 of 8,000 tokens are spent"
     assert script.proposals == 7
     assert result.proposed == 6
@@ -103,25 +103,25 @@ def test_nobody_pays_any_more_and_the_best_so_far_counts() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "Be good."])
-def test_an_answer_that_changes_nothing_is_not_played(answer: str) -> None:
+async def test_an_answer_that_changes_nothing_is_not_played(answer: str) -> None:
     script = Scripted([])
 
     async def nothing(patch: str, episodes: list[Trajectory], number: int) -> str:
         return answer
 
-    result = asyncio.run(evolve("Be good.", PLAN, script.play, nothing))
+    result = await evolve("Be good.", PLAN, script.play, nothing)
     assert result.kept == 0
     assert {patch for patch, _ in script.episodes_played} == {"Be good."}
     assert result.stopped_by == "rollouts"
 
 
 @pytest.mark.parametrize("fails", [5, 14, 30])
-def test_a_failure_of_the_machinery_is_no_reward_and_comes_out_as_it_was(fails: int) -> None:
+async def test_a_failure_of_the_machinery_is_no_reward_and_comes_out_as_it_was(fails: int) -> None:
     with pytest.raises(RuntimeError, match="the sandbox is gone"):
-        evolved(Scripted(ADVICE, fails=fails))
+        await evolved(Scripted(ADVICE, fails=fails))
 
 
-def test_a_proposal_that_fails_is_not_asked_for_a_second_time() -> None:
+async def test_a_proposal_that_fails_is_not_asked_for_a_second_time() -> None:
     script, proposals = Scripted(ADVICE), []
 
     async def unavailable(patch: str, episodes: list[Trajectory], number: int) -> str:
@@ -129,7 +129,7 @@ def test_a_proposal_that_fails_is_not_asked_for_a_second_time() -> None:
         raise ConnectionError("nobody answers")
 
     with pytest.raises(ConnectionError, match="nobody answers"):
-        asyncio.run(evolve("Be good.", PLAN, script.play, unavailable))
+        await evolve("Be good.", PLAN, script.play, unavailable)
     assert proposals == [0]
 
 

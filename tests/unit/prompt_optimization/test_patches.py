@@ -1,7 +1,6 @@
 """Which is enough: all answers of the gates, and the gates' own arithmetic on a scripted policy whose success depends
 on the patch (no model that is small enough for a test can follow one)."""
 
-import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -53,7 +52,7 @@ def test_no_prompt_that_has_not_passed_is_enough_and_no_adapter_that_has_not_is_
         assert remedy is not Remedy.NO_REMEDY or PASS not in (prompt, adapter)
 
 
-def gate(baseline: Player, candidate: Player, policy: GatePolicy, seeds: int) -> GateResult:
+async def gate(baseline: Player, candidate: Player, policy: GatePolicy, seeds: int) -> GateResult:
     """The gate as ``traced.pipeline.gate`` runs it, on seeds that differ from round to round."""
 
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
@@ -63,7 +62,7 @@ def gate(baseline: Player, candidate: Player, policy: GatePolicy, seeds: int) ->
         untouched = [pair for pair in pairs if int(pair.task_id) % 2]
         return {"environment": pairs, "target": pairs, "untouched": untouched}
 
-    return asyncio.run(run_gate("it", gather, policy))
+    return await run_gate("it", gather, policy)
 
 
 def prompted(patch: str) -> Player:
@@ -72,38 +71,38 @@ def prompted(patch: str) -> Player:
     return lambda seed: bool(seed % 2) or seed * 7919 % 100 < share
 
 
-def gates(prompt: Player, adapter: Player, seeds: int = 200) -> Gates:
+async def gates(prompt: Player, adapter: Player, seeds: int = 200) -> Gates:
     base = prompted("")
     return Gates(
-        gate(base, prompt, POLICY, seeds),
-        gate(base, adapter, POLICY, seeds),
-        gate(adapter, prompt, no_worse(POLICY), seeds),
+        await gate(base, prompt, POLICY, seeds),
+        await gate(base, adapter, POLICY, seeds),
+        await gate(adapter, prompt, no_worse(POLICY), seeds),
     )
 
 
-def test_a_prompt_as_good_as_the_adapter_is_enough() -> None:
+async def test_a_prompt_as_good_as_the_adapter_is_enough() -> None:
     good = prompted("Do all requests.")
-    assert gates(good, good).remedy is Remedy.PROMPT
+    assert (await gates(good, good)).remedy is Remedy.PROMPT
 
 
-def test_a_prompt_that_does_half_leaves_the_adapter_needed() -> None:
-    assert gates(prompted("Do the requests."), prompted("Do all requests.")).remedy is Remedy.ADAPTER
+async def test_a_prompt_that_does_half_leaves_the_adapter_needed() -> None:
+    assert (await gates(prompted("Do the requests."), prompted("Do all requests."))).remedy is Remedy.ADAPTER
 
 
-def test_a_prompt_that_nobody_follows_is_not_enough() -> None:
-    assert gates(prompted("Be good."), prompted("Do all requests.")).remedy is Remedy.ADAPTER
-    assert gates(prompted("Be good."), prompted("")).remedy is Remedy.NO_REMEDY
+async def test_a_prompt_that_nobody_follows_is_not_enough() -> None:
+    assert (await gates(prompted("Be good."), prompted("Do all requests."))).remedy is Remedy.ADAPTER
+    assert (await gates(prompted("Be good."), prompted(""))).remedy is Remedy.NO_REMEDY
 
 
-def test_no_remedy_if_both_do_harm() -> None:
+async def test_no_remedy_if_both_do_harm() -> None:
     worse: Player = lambda seed: False  # noqa: E731
-    assert gates(worse, worse).remedy is Remedy.NO_REMEDY
+    assert (await gates(worse, worse)).remedy is Remedy.NO_REMEDY
 
 
-def test_few_episodes_buy_no_answer() -> None:
+async def test_few_episodes_buy_no_answer() -> None:
     good = prompted("Do all requests.")
-    assert gates(good, good, seeds=5).remedy is Remedy.INCONCLUSIVE
-    assert gates(prompted("Do the requests."), good, seeds=5).remedy is Remedy.INCONCLUSIVE
+    assert (await gates(good, good, seeds=5)).remedy is Remedy.INCONCLUSIVE
+    assert (await gates(prompted("Do the requests."), good, seeds=5)).remedy is Remedy.INCONCLUSIVE
 
 
 def test_no_worse_holds_every_comparison_to_the_margin_of_untouched_tasks() -> None:

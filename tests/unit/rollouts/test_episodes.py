@@ -61,7 +61,7 @@ def test_a_blocked_step_of_one_episode_delays_no_other() -> None:
     assert [t.task_id for t in trajectories] == [str(n) for n in range(8)]
 
 
-def test_at_most_concurrency_episodes_are_open() -> None:
+async def test_at_most_concurrency_episodes_are_open() -> None:
     lock, now, maximum = threading.Lock(), [0], [0]
 
     class CountingSource(Counting):
@@ -76,13 +76,10 @@ def test_at_most_concurrency_episodes_are_open() -> None:
                 now[0] -= 1
             return super().score()
 
-    async def collect() -> None:
-        async with LocalSource("counting", CountingSource) as source:
-            limits = Limits(concurrency=3)
-            async for _ in run_episodes(source, jobs(12), CountingPolicy(), limits, model="base", temperature=1.0):
-                pass
-
-    asyncio.run(collect())
+    async with LocalSource("counting", CountingSource) as source:
+        limits = Limits(concurrency=3)
+        async for _ in run_episodes(source, jobs(12), CountingPolicy(), limits, model="base", temperature=1.0):
+            pass
     assert maximum[0] <= 3
 
 
@@ -124,21 +121,17 @@ def test_an_environment_failure_is_infrastructure_and_keeps_the_recording(error:
     assert len(trajectory.turns) == 2
 
 
-def test_a_step_past_its_time_limit_is_a_sandbox_failure() -> None:
+async def test_a_step_past_its_time_limit_is_a_sandbox_failure() -> None:
     delay = threading.Event()
 
     def hang(seed: int, step: int) -> None:
         delay.wait(20)
 
-    async def collect() -> Trajectory:
-        async with LocalSource("counting", lambda: Counting(hang)) as source:
-            limits = Limits(step_timeout_s=0.05)
-            episodes = run_episodes(source, jobs(1), CountingPolicy(), limits, model="base", temperature=1.0)
-            [trajectory] = [t async for t in episodes]
-            delay.set()
-            return trajectory
-
-    trajectory = asyncio.run(collect())
+    async with LocalSource("counting", lambda: Counting(hang)) as source:
+        limits = Limits(step_timeout_s=0.05)
+        episodes = run_episodes(source, jobs(1), CountingPolicy(), limits, model="base", temperature=1.0)
+        [trajectory] = [t async for t in episodes]
+        delay.set()
     assert trajectory.end_cause is EndCause.SANDBOX_ERROR
     assert "no answer in time" in trajectory.detail
 
@@ -187,7 +180,7 @@ def test_sampling_seeds_depend_on_task_trial_turn_and_base_seed_alone() -> None:
     assert [t.id for t in run(4)] == [t.id for t in trajectories]
 
 
-def test_leaving_early_closes_every_open_episode() -> None:
+async def test_leaving_early_closes_every_open_episode() -> None:
     environments: list[Any] = []
     closed: list[Any] = []
 
@@ -213,13 +206,10 @@ def test_leaving_early_closes_every_open_episode() -> None:
         def episode(self) -> Waiting:
             return Waiting()
 
-    async def collect() -> None:
-        limits = Limits(concurrency=4)
-        episodes = run_episodes(Source(), jobs(9), CountingPolicy(), limits, model="base", temperature=1.0)
-        async with aclosing(episodes) as running:
-            async for _ in running:
-                break
-
-    asyncio.run(collect())
+    limits = Limits(concurrency=4)
+    episodes = run_episodes(Source(), jobs(9), CountingPolicy(), limits, model="base", temperature=1.0)
+    async with aclosing(episodes) as running:
+        async for _ in running:
+            break
     assert environments
     assert set(closed) == set(environments)

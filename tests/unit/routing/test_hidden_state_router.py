@@ -1,6 +1,5 @@
 """The classifier on hidden states: what it learns, how it is kept, and that routing by it never fails a request."""
 
-import asyncio
 import json
 import math
 import random
@@ -136,9 +135,9 @@ def test_too_few_classes_raise_with_counts_and_hint(counts: dict[str, int]) -> N
     assert all(str(count) in exc_info.value.message for count in counts.values())
 
 
-def test_the_likeliest_class_serves() -> None:
+async def test_the_likeliest_class_serves() -> None:
     client: Any = Embedding([3.0, 0.1, 1.0])
-    decision = asyncio.run(HiddenStateRouter(client, CLASSIFIER).choose(Task("policy", USER, [])))
+    decision = await HiddenStateRouter(client, CLASSIFIER).choose(Task("policy", USER, []))
     assert decision.model == "dates@v1"
     assert set(decision.logprobs) == set(CENTRES)
     assert decision.reason == ""
@@ -154,26 +153,25 @@ def test_the_likeliest_class_serves() -> None:
         ([3.0, 0.1, 1.0], None, "too few"),
     ],
 )
-def test_routing_never_fails_a_request(answer: Any, classifier: HiddenStateClassifier | None, reason: str) -> None:
+async def test_routing_never_fails_a_request(
+    answer: Any, classifier: HiddenStateClassifier | None, reason: str
+) -> None:
     client: Any = Embedding(answer)
-    decision = asyncio.run(HiddenStateRouter(client, classifier, "too few").choose(Task("", USER, [])))
+    decision = await HiddenStateRouter(client, classifier, "too few").choose(Task("", USER, []))
     assert decision.model == "base"
     assert decision.logprobs == {}
     assert decision.reason.startswith(reason)
 
 
-def test_a_conversation_keeps_its_model() -> None:
-    async def check() -> None:
-        client: Any = Embedding([3.0, 0.1, 1.0])
-        policy = RoutedPolicy(client, HiddenStateRouter(client, CLASSIFIER))
-        await policy.complete(USER, [], seed=0)
-        client.answer = [0.0, 3.0, 1.0]
-        later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]
-        await policy.complete(later, [], seed=0)
-        assert client.models == ["dates@v1", "dates@v1"]
-        assert len(client.texts) == 1
-
-    asyncio.run(check())
+async def test_a_conversation_keeps_its_model() -> None:
+    client: Any = Embedding([3.0, 0.1, 1.0])
+    policy = RoutedPolicy(client, HiddenStateRouter(client, CLASSIFIER))
+    await policy.complete(USER, [], seed=0)
+    client.answer = [0.0, 3.0, 1.0]
+    later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]
+    await policy.complete(later, [], seed=0)
+    assert client.models == ["dates@v1", "dates@v1"]
+    assert len(client.texts) == 1
 
 
 def test_a_long_opening_is_cut() -> None:

@@ -40,11 +40,11 @@ def play(user: str, *messages: Message) -> OraclePlay:
     return OraclePlay(task, [OracleTurn(message, []) for message in messages], True, FULL_SCORE)
 
 
-def calibrated(groups: list[list[float]], **thresholds: Any) -> Verdict:
+async def calibrated(groups: list[list[float]], **thresholds: Any) -> Verdict:
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
         return groups
 
-    return asyncio.run(spread(check_context(spread_groups=4, **thresholds), rewards))
+    return await spread(check_context(spread_groups=4, **thresholds), rewards)
 
 
 ALL_ZERO, ALL_ONE, MIXED_REWARDS = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]
@@ -62,22 +62,24 @@ ALL_ZERO, ALL_ONE, MIXED_REWARDS = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]
         ([[0.4, 0.4], [0.6, 0.6], MIXED_REWARDS, [0.4, 0.5]], 0.05, 0.95, True),
     ],
 )
-def test_calibration_passes_on_its_bounds(groups: list[list[float]], low: float, high: float, passes: bool) -> None:
-    assert calibrated(groups, spread_low=low, spread_high=high)[0] is passes
+async def test_calibration_passes_on_its_bounds(
+    groups: list[list[float]], low: float, high: float, passes: bool
+) -> None:
+    assert (await calibrated(groups, spread_low=low, spread_high=high))[0] is passes
 
 
-def test_calibration_reports_the_seeds_that_teach_nothing() -> None:
+async def test_calibration_reports_the_seeds_that_teach_nothing() -> None:
     seeds = check_context().panel(4)
-    _, evidence = calibrated([MIXED_REWARDS, ALL_ZERO, ALL_ONE, [0.0, 0.5]])
+    _, evidence = await calibrated([MIXED_REWARDS, ALL_ZERO, ALL_ONE, [0.0, 0.5]])
     assert (evidence["seeds_all_zero"], evidence["seeds_all_success"]) == ([seeds[1]], [seeds[2]])
     assert (evidence["mixed"], evidence["all_zero"], evidence["all_success"]) == (0.5, 0.25, 0.25)
-    assert not {"seeds_all_zero", "seeds_all_success"} & set(calibrated([MIXED_REWARDS] * 4)[1])
+    assert not {"seeds_all_zero", "seeds_all_success"} & set((await calibrated([MIXED_REWARDS] * 4))[1])
 
 
 @pytest.mark.parametrize("groups", [[MIXED_REWARDS] * 3, [MIXED_REWARDS, MIXED_REWARDS, MIXED_REWARDS, []]])
-def test_calibration_that_misses_a_group_is_an_error_and_no_verdict(groups: list[list[float]]) -> None:
+async def test_calibration_that_misses_a_group_is_an_error_and_no_verdict(groups: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="groups for 4 seeds, or an empty one"):
-        calibrated(groups)
+        await calibrated(groups)
 
 
 WORDINGS = ["Return it.", "Send it back.", "I do not want it.", "Take it away.", "It can go."]
@@ -93,19 +95,19 @@ ANY_WAY = {"distinct_signatures": 1, "commonest_signature": 1.0}
         ([0, 1, 2, 3], 1.0, 4, 0.25, True),
     ],
 )
-def test_diversity_passes_on_its_bounds(
+async def test_diversity_passes_on_its_bounds(
     wordings: list[int], distinct: float, shapes: int, commonest: float, passes: bool
 ) -> None:
     plays = [play(f"{WORDINGS[kind]} It is {number}.") for number, kind in enumerate(wordings)]
     limits = {"distinct": distinct, "distinct_shapes": shapes, "commonest_shape": commonest, **ANY_WAY}
-    assert asyncio.run(diversity(check_context(plays, diversity_seeds=4, **limits)))[0] is passes
+    assert (await diversity(check_context(plays, diversity_seeds=4, **limits)))[0] is passes
 
 
 @pytest.mark.parametrize(("allowed", "passes"), [(0.75, True), (0.76, False)])
-def test_episodes_that_are_the_same_to_the_letter_are_counted_apart(allowed: float, passes: bool) -> None:
+async def test_episodes_that_are_the_same_to_the_letter_are_counted_apart(allowed: float, passes: bool) -> None:
     plays = [play(WORDINGS[kind]) for kind in (0, 0, 1, 2)]
     limits = {"distinct": allowed, "distinct_shapes": 3, "commonest_shape": 0.5, **ANY_WAY}
-    verdict, evidence = asyncio.run(diversity(check_context(plays, diversity_seeds=4, **limits)))
+    verdict, evidence = await diversity(check_context(plays, diversity_seeds=4, **limits))
     assert (verdict, evidence["distinct"], evidence["shapes"]) == (passes, 0.75, 3)
 
 
@@ -113,14 +115,16 @@ def test_episodes_that_are_the_same_to_the_letter_are_counted_apart(allowed: flo
     ("deeds", "ways", "usual", "passes"),
     [([0, 0, 1, 2], 3, 0.5, True), ([0, 0, 1, 2], 4, 0.5, False), ([0, 0, 1, 2], 3, 0.49, False)],
 )
-def test_solution_signatures_pass_on_their_bounds(deeds: list[int], ways: int, usual: float, passes: bool) -> None:
+async def test_solution_signatures_pass_on_their_bounds(
+    deeds: list[int], ways: int, usual: float, passes: bool
+) -> None:
     tools = ["take_back", "take_away", "leave"]
     plays = [
         play(f"{WORDINGS[number]} It is {number}.", call(0, (tools[solution], "{}")))
         for number, solution in enumerate(deeds)
     ]
     limits = {"distinct_shapes": 1, "distinct_signatures": ways, "commonest_signature": usual}
-    verdict, evidence = asyncio.run(diversity(check_context(plays, diversity_seeds=4, **limits)))
+    verdict, evidence = await diversity(check_context(plays, diversity_seeds=4, **limits))
     assert (verdict, evidence["ways"], evidence["usual_way"]) == (passes, 3, 0.5)
     if not passes:
         assert [examples["what"] for examples in evidence["examples"]] == [
@@ -128,9 +132,9 @@ def test_solution_signatures_pass_on_their_bounds(deeds: list[int], ways: int, u
         ] * 2
 
 
-def test_diversity_is_measured_on_its_own_number_of_seeds() -> None:
+async def test_diversity_is_measured_on_its_own_number_of_seeds() -> None:
     plays = [play(f"{WORDINGS[number % 5]} {number}") for number in range(10)]
-    _, evidence = asyncio.run(diversity(check_context(plays, seeds=2, diversity_seeds=10)))
+    _, evidence = await diversity(check_context(plays, seeds=2, diversity_seeds=10))
     assert evidence["seeds"] == 10
 
 
@@ -154,16 +158,16 @@ LOOKUP, CLOSE = call(0, ("get_order", '{"order_id": "W1234"}')), call(1, ("close
 
 
 @pytest.mark.parametrize(("leaking", "allowed", "passes"), [(1, 0.25, True), (2, 0.25, False), (0, 0.0, True)])
-def test_leaks_pass_on_their_bound(leaking: int, allowed: float, passes: bool) -> None:
+async def test_leaks_pass_on_their_bound(leaking: int, allowed: float, passes: bool) -> None:
     plays = [play('Send {"order_id": "W1234"} now.' if n < leaking else "It is W1234.", LOOKUP) for n in range(4)]
-    verdict, evidence = asyncio.run(leak(check_context(plays, seeds=4, leak_share=allowed)))
+    verdict, evidence = await leak(check_context(plays, seeds=4, leak_share=allowed))
     assert (verdict, evidence["share"]) == (passes, leaking / 4)
 
 
 @pytest.mark.parametrize(("strange", "allowed", "passes"), [(1, 0.25, True), (2, 0.25, False)])
-def test_unseen_codes_pass_on_their_bound(strange: int, allowed: float, passes: bool) -> None:
+async def test_unseen_codes_pass_on_their_bound(strange: int, allowed: float, passes: bool) -> None:
     plays = [play("Which one?" if n < strange else "It is W1234.", LOOKUP) for n in range(4)]
-    verdict, evidence = asyncio.run(leak(check_context(plays, seeds=4, unseen_share=allowed)))
+    verdict, evidence = await leak(check_context(plays, seeds=4, unseen_share=allowed))
     assert (verdict, evidence["unseen"]) == (passes, strange / 4)
 
 
@@ -235,19 +239,19 @@ class RecordedSource:
     [({}, True), ({"events": ["open('x')"]}, False), ({"printed": 3, "printed_head": "abc"}, False)],
 )
 @pytest.mark.parametrize("reverse", [False, True])
-def test_an_effect_in_either_process_refuses(source_effects: dict[str, Any], passes: bool, reverse: bool) -> None:
+async def test_an_effect_in_either_process_refuses(source_effects: dict[str, Any], passes: bool, reverse: bool) -> None:
     context = check_context()
     sources: Any = [RecordedSource({}), RecordedSource(source_effects)]
     context.source, context.replica = sources[::-1] if reverse else sources
-    assert asyncio.run(effects(context))[0] is passes
+    assert (await effects(context))[0] is passes
 
 
-def failure_evidence(error: Exception) -> dict[str, Any]:
+async def failure_evidence(error: Exception) -> dict[str, Any]:
     async def fails() -> Verdict:
         raise error
 
     ticks = itertools.count()
-    check = asyncio.run(_timed_check("floor", fails(), lambda: float(next(ticks))))
+    check = await _timed_check("floor", fails(), lambda: float(next(ticks)))
     assert (check.name, check.passed, check.seconds) == ("floor", False, 1.0)
     return {**check.evidence, "stuck": _is_stuck(check)}
 
@@ -264,19 +268,21 @@ def failure_evidence(error: Exception) -> dict[str, Any]:
         (EpisodeLost("x"), False, True),
     ],
 )
-def test_a_fault_decides_whether_checks_go_on_and_are_retried(error: Exception, stuck: bool, is_retried: bool) -> None:
-    evidence = failure_evidence(error)
+async def test_a_fault_decides_whether_checks_go_on_and_are_retried(
+    error: Exception, stuck: bool, is_retried: bool
+) -> None:
+    evidence = await failure_evidence(error)
     assert evidence["fault"] == type(error).__name__
     assert (evidence["stuck"], bool(evidence.get("killed"))) == (stuck, is_retried)
 
 
 @pytest.mark.parametrize("error", [EngineDown("gone"), ImageMissing("x"), KeyError("a defect of ours")])
-def test_engine_failures_are_raised_and_no_verdict(error: Exception) -> None:
+async def test_engine_failures_are_raised_and_no_verdict(error: Exception) -> None:
     with pytest.raises(type(error)):
-        failure_evidence(error)
+        await failure_evidence(error)
 
 
-def test_the_first_failure_of_many_ends_the_others_and_names_its_seed() -> None:
+async def test_the_first_failure_of_many_ends_the_others_and_names_its_seed() -> None:
     finished: list[str] = []
 
     async def waits() -> None:
@@ -289,11 +295,8 @@ def test_the_first_failure_of_many_ends_the_others_and_names_its_seed() -> None:
         await asyncio.sleep(0)
         raise EnvironmentFault("step", "x")
 
-    async def all_at_once() -> None:
-        await gather_all([with_seed_note(7, waits()), with_seed_note(8, fails())])
-
     with pytest.raises(EnvironmentFault) as raised:
-        asyncio.run(all_at_once())
+        await gather_all([with_seed_note(7, waits()), with_seed_note(8, fails())])
     assert (finished, raised.value.__notes__) == (["waits"], ["seed 8"])
 
 

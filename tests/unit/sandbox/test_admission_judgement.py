@@ -1,6 +1,5 @@
 """The parts of checks that judge: masking, leaks, what an agent can know, calibration, examples, seeds."""
 
-import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -177,11 +176,11 @@ def test_a_number_or_word_that_may_be_worked_out_is_no_code(value: dict[str, Any
     assert content == "48213 in the oracle's words"
 
 
-def test_worked_out_values_refuse_nothing() -> None:
+async def test_worked_out_values_refuse_nothing() -> None:
     plays = [play("Work it out.", (one_call("answer", number=48213), "{}")) for _ in range(4)]
     call_message = check_context(seeds=4)
     call_message.plays.update(zip(call_message.panel(4), plays, strict=True))
-    verdict, evidence = asyncio.run(leak(call_message))
+    verdict, evidence = await leak(call_message)
     assert (verdict, evidence["unseen"], evidence["worked_out"]) == (True, 0.0, 1.0)
     assert evidence["first_worked_out"]["text"] == "number=48213 in answer"
 
@@ -282,12 +281,12 @@ def test_values_never_read_are_not_explained(value: Any) -> None:
     assert not observable.explains(value)
 
 
-def test_calibration_reports_mean_and_shares_of_groups() -> None:
+async def test_calibration_reports_mean_and_shares_of_groups() -> None:
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
         assert k == 16
         return [[1.0] * k, [0.0] * k, [0.0] * 8 + [1.0] * 8, [0.0] * 4 + [0.5] * 12]
 
-    passed, evidence = asyncio.run(spread(check_context(spread_groups=4), rewards))
+    passed, evidence = await spread(check_context(spread_groups=4), rewards)
     assert passed
     expected = {"mean": 0.4688, "mixed": 0.5, "all_success": 0.25, "all_zero": 0.25, "rollouts": 16}
     assert {name: evidence[name] for name in expected} == expected

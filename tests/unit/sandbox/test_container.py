@@ -106,14 +106,11 @@ def test_a_cancelled_start_leaves_no_container(engine: Engine, turns: int, cance
     assert (engine.started, engine.left) == (1, 0)
 
 
-def test_the_refusal_is_raised_after_the_container_is_removed(engine: Engine) -> None:
-    async def main() -> int:
-        task = asyncio.ensure_future(start_refused())
-        while not task.done():
-            await asyncio.sleep(0.001)
-            if engine.started:
-                engine.work()
-        await task
-        return engine.left
-
-    assert asyncio.run(main()) == 0
+async def test_the_refusal_is_raised_after_the_container_is_removed(engine: Engine) -> None:
+    task = asyncio.ensure_future(start_refused())
+    while not task.done():
+        await asyncio.sleep(0.001)
+        if engine.started:
+            engine.work()
+    await task
+    assert engine.left == 0

@@ -1,6 +1,5 @@
 """A nearly right play: what may not be paid in full, and what an environment may leave to the agent."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +69,9 @@ def shelves(right: str, loose: str = "colour", required: tuple[str, ...] = ("box
     return SHELVES.replace("RIGHT", right).replace("REQUIRED", repr(list(required))).replace("LOOSE", loose)
 
 
-def loose(source: str) -> set[tuple[str, str]]:
+async def loose(source: str) -> set[tuple[str, str]]:
     """Arguments and what was done to them, of all that is paid in full."""
-    passed, evidence = asyncio.run(oracle_mutations(check_context(source, confirm_mutation_seeds=24)))
+    passed, evidence = await oracle_mutations(check_context(source, confirm_mutation_seeds=24))
     assert passed is ("loose" not in evidence)
     return {(row["argument"], row["slip"]) for row in evidence.get("loose", ())}
 
@@ -88,8 +87,8 @@ def loose(source: str) -> set[tuple[str, str]]:
         (shelves(f"{ALL} and self.rang >= 1"), {("", "left out")}),
     ],
 )
-def test_an_unchecked_argument_is_reported_by_its_mutation(source: str, kinds: set[tuple[str, str]]) -> None:
-    assert loose(source) == kinds
+async def test_an_unchecked_argument_is_reported_by_its_mutation(source: str, kinds: set[tuple[str, str]]) -> None:
+    assert await loose(source) == kinds
 
 
 @pytest.mark.parametrize(
@@ -105,13 +104,13 @@ def test_an_unchecked_argument_is_reported_by_its_mutation(source: str, kinds: s
     ],
     ids=["all graded", "each bell needed", "a reason", "optional", "prose", "never varies", "several are right"],
 )
-def test_freedoms_of_the_agent_are_not_refused(source: str) -> None:
-    assert loose(source) == set()
+async def test_freedoms_of_the_agent_are_not_refused(source: str) -> None:
+    assert await loose(source) == set()
 
 
 @pytest.mark.parametrize("name", ["bookings", "cloakroom", "form_filling", "parcels"])
-def test_a_sound_environment_pays_no_slip(name: str) -> None:
-    passed, evidence = asyncio.run(oracle_mutations(check_context((FIXTURES / f"sound/{name}.py").read_text())))
+async def test_a_sound_environment_pays_no_slip(name: str) -> None:
+    passed, evidence = await oracle_mutations(check_context((FIXTURES / f"sound/{name}.py").read_text()))
     assert (passed, evidence["paid"]) == (True, 0.0)
     assert evidence["kinds"] > 3
 
@@ -124,8 +123,8 @@ def test_a_sound_environment_pays_no_slip(name: str) -> None:
         ("spoilt_cells_stay_spoilt", determinism),
     ],
 )
-def test_a_loose_environment_is_refused_with_the_episode_that_shows_it(name: str, check: Any) -> None:
-    passed, evidence = asyncio.run(check(check_context(unsound_source(name), seeds=8, replica_seeds=6)))
+async def test_a_loose_environment_is_refused_with_the_episode_that_shows_it(name: str, check: Any) -> None:
+    passed, evidence = await check(check_context(unsound_source(name), seeds=8, replica_seeds=6))
     assert not passed
     assert evidence["examples"][0]["transcript"]
 

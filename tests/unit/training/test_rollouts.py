@@ -172,9 +172,6 @@ def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
     assert "no answer in time" in str(rollouts[2].failure)
 
 
-def test_asyncio_is_not_blocked_by_the_portal() -> None:
-    async def inside() -> list[Rollout]:
-        rollouts, _ = await asyncio.to_thread(sampled)
-        return rollouts
-
-    assert len(asyncio.run(inside())) == 6
+async def test_asyncio_is_not_blocked_by_the_portal() -> None:
+    rollouts, _ = await asyncio.to_thread(sampled)
+    assert len(rollouts) == 6

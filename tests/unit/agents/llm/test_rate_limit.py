@@ -58,56 +58,47 @@ def test_no_minute_has_more_than_its_requests_and_tokens(requests: int, tokens: 
         assert not tokens or sum(minute) <= tokens or len(minute) == 1
 
 
-def test_without_limits_nobody_waits() -> None:
+async def test_without_limits_nobody_waits() -> None:
     time = VirtualTime()
-    asyncio.run(turns(RateLimiter(0, 0, time.clock, time.sleep), time, [10**9] * 50))
+    await turns(RateLimiter(0, 0, time.clock, time.sleep), time, [10**9] * 50)
     assert time.slept == []
 
 
-def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
-    async def two() -> float:
-        limiter = RateLimiter(0, 1000, time.clock, time.sleep)
-        first = await limiter.acquire(900)
-        limiter.record_tokens(first, 100)
-        return (await limiter.acquire(900)).at - first.at
-
+async def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
     time = VirtualTime()
-    assert asyncio.run(two()) == 0
+    limiter = RateLimiter(0, 1000, time.clock, time.sleep)
+    first = await limiter.acquire(900)
+    limiter.record_tokens(first, 100)
+    assert ((await limiter.acquire(900)).at - first.at) == 0
 
 
-def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
-    async def blocked() -> float:
-        limiter = RateLimiter(0, 0, time.clock, time.sleep)
-        limiter.pause(17, "status 429")
-        limiter.pause(3, "status 429")
-        return (await limiter.acquire(1)).at
-
+async def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
     time = VirtualTime()
-    assert asyncio.run(blocked()) == 1017
+    limiter = RateLimiter(0, 0, time.clock, time.sleep)
+    limiter.pause(17, "status 429")
+    limiter.pause(3, "status 429")
+    assert (await limiter.acquire(1)).at == 1017
 
 
-def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that_for_an_answer() -> None:
-    async def story() -> None:
-        limiter = RateLimiter(1, 0, time.clock, time.sleep)
-        await limiter.acquire(1)
-        waits = asyncio.create_task(limiter.acquire(1, patience=60))  # in the queue already
-        await asyncio.sleep(0)
-        limiter.pause(3600, "status 429: slow down")
-        with pytest.raises(PauseTooLong, match=r"pause of another 3[56]\d\d s: status 429: slow down"):
-            await waits
-        for _ in range(FAILURE_THRESHOLD):
-            await ask(breaker, False)
-        time.now += FIRST_OPEN_S
-        with pytest.raises(PauseTooLong):
-            async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
-                await limiter.acquire(1, patience=60)
-        await ask(breaker, False)
-        await ask(breaker, True)
-        assert time.slept[-1] == 2 * FIRST_OPEN_S  # that one was the probe
-
+async def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that_for_an_answer() -> None:
     time = VirtualTime()
     breaker = CircuitBreaker(time.clock, time.sleep)
-    asyncio.run(story())
+    limiter = RateLimiter(1, 0, time.clock, time.sleep)
+    await limiter.acquire(1)
+    waits = asyncio.create_task(limiter.acquire(1, patience=60))  # in the queue already
+    await asyncio.sleep(0)
+    limiter.pause(3600, "status 429: slow down")
+    with pytest.raises(PauseTooLong, match=r"pause of another 3[56]\d\d s: status 429: slow down"):
+        await waits
+    for _ in range(FAILURE_THRESHOLD):
+        await ask(breaker, False)
+    time.now += FIRST_OPEN_S
+    with pytest.raises(PauseTooLong):
+        async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
+            await limiter.acquire(1, patience=60)
+    await ask(breaker, False)
+    await ask(breaker, True)
+    assert time.slept[-1] == 2 * FIRST_OPEN_S  # that one was the probe
 
 
 async def ask(breaker: CircuitBreaker, answers: bool, deadline: float = FOREVER) -> None:
@@ -117,90 +108,76 @@ async def ask(breaker: CircuitBreaker, answers: bool, deadline: float = FOREVER)
                 raise Down("status 503")
 
 
-def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it() -> None:
-    async def story() -> None:
-        for answers in [False] * (FAILURE_THRESHOLD - 1) + [True] + [False] * FAILURE_THRESHOLD:
-            await ask(breaker, answers)
-        assert time.slept == []  # one answer in between begins a new row
-        with pytest.raises(
-            CircuitOpen, match=f"failed {FAILURE_THRESHOLD} times in a row.*15 s.*one request.*status 503"
-        ):
-            await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
-        await ask(breaker, False)
-        await ask(breaker, True)
-        assert time.slept == [FIRST_OPEN_S, 2 * FIRST_OPEN_S]
-        await ask(breaker, True)
-        assert len(time.slept) == 2
-
+async def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it() -> None:
     time = VirtualTime()
     breaker = CircuitBreaker(time.clock, time.sleep)
-    asyncio.run(story())
+    for answers in [False] * (FAILURE_THRESHOLD - 1) + [True] + [False] * FAILURE_THRESHOLD:
+        await ask(breaker, answers)
+    assert time.slept == []  # one answer in between begins a new row
+    with pytest.raises(CircuitOpen, match=f"failed {FAILURE_THRESHOLD} times in a row.*15 s.*one request.*status 503"):
+        await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
+    await ask(breaker, False)
+    await ask(breaker, True)
+    assert time.slept == [FIRST_OPEN_S, 2 * FIRST_OPEN_S]
+    await ask(breaker, True)
+    assert len(time.slept) == 2
 
 
 @pytest.mark.parametrize(("raised", "asked_at_once"), [(Busy(), True), (RuntimeError("a defect of ours"), False)])
-def test_a_refusal_closes_it_and_a_defect_of_ours_does_not(raised: Exception, asked_at_once: bool) -> None:
-    async def story() -> None:
-        for _ in range(FAILURE_THRESHOLD):
-            await ask(breaker, False)
-        with suppress(Busy, RuntimeError):
-            async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
-                raise raised
-        delay = len(time.slept)
-        with suppress(Down):
-            async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
-                raise Down("status 503")
-        if asked_at_once:  # one failure in a row: it stays closed
-            await ask(breaker, True)
-            assert len(time.slept) == delay
-        else:  # still open: the failure was a probe's
-            with pytest.raises(CircuitOpen):
-                await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
-
+async def test_a_refusal_closes_it_and_a_defect_of_ours_does_not(raised: Exception, asked_at_once: bool) -> None:
     time = VirtualTime()
     breaker = CircuitBreaker(time.clock, time.sleep)
-    asyncio.run(story())
+    for _ in range(FAILURE_THRESHOLD):
+        await ask(breaker, False)
+    with suppress(Busy, RuntimeError):
+        async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
+            raise raised
+    delay = len(time.slept)
+    with suppress(Down):
+        async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
+            raise Down("status 503")
+    if asked_at_once:  # one failure in a row: it stays closed
+        await ask(breaker, True)
+        assert len(time.slept) == delay
+    else:  # still open: the failure was a probe's
+        with pytest.raises(CircuitOpen):
+            await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
 
 
-def test_its_pause_grows_to_a_bound() -> None:
-    async def story() -> None:
-        for _ in range(FAILURE_THRESHOLD + 6):
-            await ask(breaker, False)
-
+async def test_its_pause_grows_to_a_bound() -> None:
     time = VirtualTime()
     breaker = CircuitBreaker(time.clock, time.sleep)
-    asyncio.run(story())
+    for _ in range(FAILURE_THRESHOLD + 6):
+        await ask(breaker, False)
     assert time.slept == [15, 30, 60, 120, 120, 120] == [min(MAX_OPEN_S, FIRST_OPEN_S * 2**n) for n in range(6)]
 
 
-def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() -> None:
-    async def story() -> None:
-        for _ in range(FAILURE_THRESHOLD):
-            await ask(breaker, False)
-        running: list[int] = []
-        cancelled: asyncio.Queue[int] = asyncio.Queue()
-        release = asyncio.Event()
-
-        async def permit(number: int) -> None:
-            async with breaker.guard(FOREVER, failed=Down, alive=()):
-                running.append(number)
-                cancelled.put_nowait(number)
-                await release.wait()
-
-        tasks = [asyncio.create_task(permit(number)) for number in range(5)]
-        await cancelled.get()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert running == [0]
-        tasks[0].cancel()
-        await cancelled.get()
-        assert len(running) == 2
-        release.set()
-        await asyncio.gather(*tasks[1:])
-        assert sorted(running) == [0, 1, 2, 3, 4]
-
+async def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() -> None:
     time = VirtualTime()
     breaker = CircuitBreaker(time.clock, time.sleep)
-    asyncio.run(story())
+    for _ in range(FAILURE_THRESHOLD):
+        await ask(breaker, False)
+    running: list[int] = []
+    cancelled: asyncio.Queue[int] = asyncio.Queue()
+    release = asyncio.Event()
+
+    async def permit(number: int) -> None:
+        async with breaker.guard(FOREVER, failed=Down, alive=()):
+            running.append(number)
+            cancelled.put_nowait(number)
+            await release.wait()
+
+    tasks = [asyncio.create_task(permit(number)) for number in range(5)]
+    await cancelled.get()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert running == [0]
+    tasks[0].cancel()
+    await cancelled.get()
+    assert len(running) == 2
+    release.set()
+    await asyncio.gather(*tasks[1:])
+    assert sorted(running) == [0, 1, 2, 3, 4]
 
 
 def reply(tokens: int = 10, cost: float = 0.5, seconds: float = 2.0) -> Reply:
@@ -215,7 +192,7 @@ def reply(tokens: int = 10, cost: float = 0.5, seconds: float = 2.0) -> Reply:
         (Budget(seconds=3), "4 of 3 seconds"),
     ],
 )
-def test_a_budget_error_names_the_exhausted_limits(budget: Budget, output: str) -> None:
+async def test_a_budget_error_names_the_exhausted_limits(budget: Budget, output: str) -> None:
     async def story() -> None:
         async with InFlightUsage().reserve(budget, ledger, dates, Usage()):
             raise AssertionError("the budget is spent")
@@ -225,31 +202,28 @@ def test_a_budget_error_names_the_exhausted_limits(budget: Budget, output: str) 
         ledger.keep(key, Question(dates, ()), "m", reply())
     ledger.keep("c", Question(Purpose("c1", "synthesize", "other"), ()), "m", reply(10**6))
     with pytest.raises(BudgetSpent, match=output):
-        asyncio.run(story())
+        await story()
 
 
-def test_requests_in_flight_count_and_callers_wait_for_them() -> None:
-    async def story() -> list[str]:
-        flight, ledger, output = InFlightUsage(), InMemoryLedger(), list[str]()
-        landing = asyncio.Event()
+async def test_requests_in_flight_count_and_callers_wait_for_them() -> None:
+    flight, ledger, output = InFlightUsage(), InMemoryLedger(), list[str]()
+    landing = asyncio.Event()
 
-        async def permit(name: str, tokens: int) -> None:
-            async with flight.reserve(Budget(tokens=100), ledger, PURPOSE, Usage(1, 60)):
-                output.append(f"{name} went")
-                await landing.wait()
-                ledger.keep(name, Question(PURPOSE, ()), "m", reply(tokens))
+    async def permit(name: str, tokens: int) -> None:
+        async with flight.reserve(Budget(tokens=100), ledger, PURPOSE, Usage(1, 60)):
+            output.append(f"{name} went")
+            await landing.wait()
+            ledger.keep(name, Question(PURPOSE, ()), "m", reply(tokens))
 
-        tasks = [asyncio.create_task(permit(name, tokens)) for name, tokens in (("a", 30), ("b", 30), ("c", 60))]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert output == ["a went", "b went"]  # 0 and 60 are less than 100, 120 is not
-        landing.set()
-        await asyncio.gather(*tasks)
-        with pytest.raises(BudgetSpent, match="120 tokens of 100"):
-            await permit("d", 1)
-        return output
-
-    assert asyncio.run(story()) == ["a went", "b went", "c went"]
+    tasks = [asyncio.create_task(permit(name, tokens)) for name, tokens in (("a", 30), ("b", 30), ("c", 60))]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert output == ["a went", "b went"]  # 0 and 60 are less than 100, 120 is not
+    landing.set()
+    await asyncio.gather(*tasks)
+    with pytest.raises(BudgetSpent, match="120 tokens of 100"):
+        await permit("d", 1)
+    assert output == ["a went", "b went", "c went"]
 
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

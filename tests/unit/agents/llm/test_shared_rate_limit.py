@@ -49,70 +49,59 @@ def test_no_minute_of_several_has_more_than_one_may(requests: int, tokens: int, 
         assert not tokens or sum(minute) <= tokens or len(minute) == 1
 
 
-def test_limiters_on_one_file_share_pauses_and_token_counts(tmp_path: Path) -> None:
-    async def story() -> None:
-        limiter, other = (RateLimiter(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
-        turn = await limiter.acquire(900)
-        limiter.record_tokens(turn, 100)
-        assert (await other.acquire(900)).at == virtual.now == 1000  # it was shorter than feared
-        limiter.pause(300, "status 429: slow down")
-        with pytest.raises(PauseTooLong, match="pause of another 300 s: status 429: slow down"):
-            await other.acquire(1, patience=60)
-        limiter.pause(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
-        with pytest.raises(PauseTooLong, match="another 10000000 s"):
-            await limiter.acquire(1, patience=6000)
-        await other.acquire(1, patience=6000)
-        assert virtual.now <= 1000 + MAX_SHARED_PAUSE_S
-
+async def test_limiters_on_one_file_share_pauses_and_token_counts(tmp_path: Path) -> None:
     virtual = VirtualTime()
-    asyncio.run(story())
+    limiter, other = (RateLimiter(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+    turn = await limiter.acquire(900)
+    limiter.record_tokens(turn, 100)
+    assert (await other.acquire(900)).at == virtual.now == 1000  # it was shorter than feared
+    limiter.pause(300, "status 429: slow down")
+    with pytest.raises(PauseTooLong, match="pause of another 300 s: status 429: slow down"):
+        await other.acquire(1, patience=60)
+    limiter.pause(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
+    with pytest.raises(PauseTooLong, match="another 10000000 s"):
+        await limiter.acquire(1, patience=6000)
+    await other.acquire(1, patience=6000)
+    assert virtual.now <= 1000 + MAX_SHARED_PAUSE_S
 
 
-def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rests(tmp_path: Path) -> None:
-    async def story() -> float:
-        greedy, modest = (
-            RateLimiter(0, 30_000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2)
-        )
+async def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rests(tmp_path: Path) -> None:
+    virtual = VirtualTime()
+    greedy, modest = (RateLimiter(0, 30_000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
 
-        async def saturate() -> None:
-            while virtual.now < 1000 + 60 * MINUTE:
-                await greedy.acquire(2000)
-
-        for _ in range(15):  # a part of the minute's tokens comes back every four seconds, never much at once
+    async def saturate() -> None:
+        while virtual.now < 1000 + 60 * MINUTE:
             await greedy.acquire(2000)
-            virtual.now += 4
-        works = [asyncio.create_task(saturate()) for _ in range(3)]
-        started = virtual.now
-        turn = await modest.acquire(12_000)
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-        return turn.at - started
 
+    for _ in range(15):  # a part of the minute's tokens comes back every four seconds, never much at once
+        await greedy.acquire(2000)
+        virtual.now += 4
+    works = [asyncio.create_task(saturate()) for _ in range(3)]
+    started = virtual.now
+    turn = await modest.acquire(12_000)
+    for work in works:
+        work.cancel()
+    await asyncio.gather(*works, return_exceptions=True)
+    assert (turn.at - started) <= 2 * MINUTE
+
+
+async def test_whoever_went_away_while_it_waited_holds_nobody_up(tmp_path: Path) -> None:
     virtual = VirtualTime()
-    assert asyncio.run(story()) <= 2 * MINUTE
+    limiter, other = (RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+    await limiter.acquire(1)
+    cancelled = asyncio.create_task(limiter.acquire(1))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    cancelled.cancel()
+    turn = await other.acquire(1)
+    assert turn.at <= 1000 + MINUTE + STALE_WAITER_S
 
 
-def test_whoever_went_away_while_it_waited_holds_nobody_up(tmp_path: Path) -> None:
-    async def story() -> None:
-        limiter, other = (RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
-        await limiter.acquire(1)
-        cancelled = asyncio.create_task(limiter.acquire(1))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        cancelled.cancel()
-        turn = await other.acquire(1)
-        assert turn.at <= 1000 + MINUTE + STALE_WAITER_S
-
-    virtual = VirtualTime()
-    asyncio.run(story())
-
-
-def test_a_turn_of_a_clock_that_was_ahead_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_turn_of_a_clock_that_was_ahead_is_not_waited_for(tmp_path: Path) -> None:
     virtual = VirtualTime(now=5000.0)
-    asyncio.run(RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").acquire(1))
+    await RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").acquire(1)
     virtual.now = 10.0
-    asyncio.run(RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").acquire(1))
+    await RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").acquire(1)
     assert virtual.slept == []
 
 
@@ -133,18 +122,18 @@ def test_requests_of_a_killed_process_count_for_their_minute(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", '{"boot": "now"}', "another boot", "a turn of another version", "odd waiting"]
 )
-def test_an_unreadable_file_delays_nobody(tmp_path: Path, damage: str) -> None:
+async def test_an_unreadable_file_delays_nobody(tmp_path: Path, damage: str) -> None:
     file, virtual = tmp_path / "pace.json", VirtualTime()
 
     async def turn() -> None:
         await RateLimiter(1, 0, virtual.clock, virtual.sleep, file).acquire(1)
 
-    asyncio.run(turn())
+    await turn()
     content = json.loads(file.read_text())
     changes = {"another boot": {"boot": "x"}, "a turn of another version": {"begun": [{"moment": 1}]}}
     changes["odd waiting"] = {"waiting": [3], "begun": []}
     file.write_text(json.dumps(content | changes[damage]) if damage in changes else damage)
-    asyncio.run(turn())
+    await turn()
     assert virtual.slept == []
-    asyncio.run(turn())
+    await turn()
     assert sum(virtual.slept) == MINUTE

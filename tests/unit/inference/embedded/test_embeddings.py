@@ -22,12 +22,9 @@ TEXTS = ["Please return the lamp.", "Hi", "order W4821 " * 9, "Which day is it?"
 Check = Callable[[httpx.AsyncClient, EngineClient, Engine], Coroutine[Any, Any, None]]
 
 
-def run(check: Check) -> None:
-    async def inside() -> None:
-        async with serving() as (http, client, engine):
-            await check(http, client, engine)
-
-    asyncio.run(inside())
+async def run(check: Check) -> None:
+    async with serving() as (http, client, engine):
+        await check(http, client, engine)
 
 
 def expected(text: str) -> list[float]:
@@ -38,7 +35,7 @@ def expected(text: str) -> list[float]:
     return [*states.mean(0).tolist(), *states[-1].tolist()]
 
 
-def test_a_text_has_the_same_vector_alone_and_in_a_batch() -> None:
+async def test_a_text_has_the_same_vector_alone_and_in_a_batch() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         together = await client.embeddings(TEXTS)
         for text, vector in zip(TEXTS, together, strict=True):
@@ -48,10 +45,10 @@ def test_a_text_has_the_same_vector_alone_and_in_a_batch() -> None:
         assert await client.embeddings(TEXTS) == together
         assert await client.embeddings([]) == []
 
-    run(check)
+    await run(check)
 
 
-def test_answers_have_openais_shape_for_every_form_of_input() -> None:
+async def test_answers_have_openais_shape_for_every_form_of_input() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         ids = WORDS.encode("Hi there")
         for inputs, count in [("Hi there", 1), (["Hi there"], 1), (ids, 1), ([ids, ids], 2)]:
@@ -64,10 +61,10 @@ def test_answers_have_openais_shape_for_every_form_of_input() -> None:
             assert body["data"][-1]["embedding"] == pytest.approx(expected("Hi there"), abs=1e-5)
             assert body["usage"] == {"prompt_tokens": count * len(ids), "total_tokens": count * len(ids)}
 
-    run(check)
+    await run(check)
 
 
-def test_many_texts_are_asked_for_in_several_requests() -> None:
+async def test_many_texts_are_asked_for_in_several_requests() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         texts = [f"order W{i}" for i in range(150)]
         vectors = await client.embeddings(texts)
@@ -75,10 +72,10 @@ def test_many_texts_are_asked_for_in_several_requests() -> None:
         (last,) = await client.embeddings([texts[-1]])
         assert vectors[-1] == pytest.approx(last, abs=1e-5)
 
-    run(check)
+    await run(check)
 
 
-def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: Path) -> None:
+async def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: Path) -> None:
     tiny.save_adapter(tmp_path, seed=1)
 
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
@@ -94,7 +91,7 @@ def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: 
         with pytest.raises(RequestError, match="base model's"):
             await client.embeddings(["x"], "dates@v1")
 
-    run(check)
+    await run(check)
 
 
 @pytest.mark.parametrize(
@@ -111,23 +108,23 @@ def test_vectors_stay_the_base_models_beside_adapters_and_completions(tmp_path: 
         ({"model": "base", "input": "x", "dimensions": 8}, 400, "dimensions=8"),
     ],
 )
-def test_invalid_requests_get_distinct_errors(body: dict[str, Any], status: int, message: str) -> None:
+async def test_invalid_requests_get_distinct_errors(body: dict[str, Any], status: int, message: str) -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         answer = await http.post("/v1/embeddings", json=body)
         assert answer.status_code == status
         assert message in answer.json()["error"]["message"]
 
-    run(check)
+    await run(check)
 
 
-def test_the_client_attributes_failures() -> None:
+async def test_the_client_attributes_failures() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
         with pytest.raises(UnknownModelError, match="nobody"):
             await client.embeddings(["x"], "nobody")
         with pytest.raises(ContextLengthError):
             await client.embeddings(["word " * 600])
 
-    run(check)
+    await run(check)
 
 
 def test_a_broken_model_fails_the_job_and_not_the_engine() -> None:

@@ -45,15 +45,12 @@ async def serving(engine: Engine | None = None) -> AsyncIterator[tuple[httpx.Asy
             await serves
 
 
-def run(check: Callable[[httpx.AsyncClient, EngineClient, Engine], Coroutine[Any, Any, None]]) -> None:
-    async def inside() -> None:
-        async with serving() as (http, client, engine):
-            await check(http, client, engine)
-
-    asyncio.run(inside())
+async def run(check: Callable[[httpx.AsyncClient, EngineClient, Engine], Coroutine[Any, Any, None]]) -> None:
+    async with serving() as (http, client, engine):
+        await check(http, client, engine)
 
 
-def test_chat_brings_the_engines_own_tokens() -> None:
+async def test_chat_brings_the_engines_own_tokens() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
         completion = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
         prompt_ids = render(WORDS, USER, [TOOL])
@@ -66,10 +63,10 @@ def test_chat_brings_the_engines_own_tokens() -> None:
         repeated = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
         assert repeated.completion_ids == completion.completion_ids
 
-    run(check)
+    await run(check)
 
 
-def test_many_at_once_equal_each_alone() -> None:
+async def test_many_at_once_equal_each_alone() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
         conversations = [[{"role": "user", "content": f"order W{i}"}] for i in range(20)]
         expected = [await client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in conversations]
@@ -77,10 +74,10 @@ def test_many_at_once_equal_each_alone() -> None:
         together = await asyncio.gather(*calls)
         assert [c.completion_ids for c in together] == [c.completion_ids for c in expected]
 
-    run(check)
+    await run(check)
 
 
-def test_adapters_are_models(tmp_path: Path) -> None:
+async def test_adapters_are_models(tmp_path: Path) -> None:
     tiny.save_adapter(tmp_path, seed=1)
 
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
@@ -98,7 +95,7 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="lacks"):
             await client.load_adapter("gone", tmp_path / "nowhere")
 
-    run(check)
+    await run(check)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,9 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         ("nothing", {}, 404, "Not Found"),
     ],
 )
-def test_wrong_requests_get_openais_error_shape(path: str, body: dict[str, Any], status: int, message: str) -> None:
+async def test_wrong_requests_get_openais_error_shape(
+    path: str, body: dict[str, Any], status: int, message: str
+) -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         response = await http.post(f"/v1/{path}", json=body)
         error = response.json()["error"]
@@ -132,10 +131,10 @@ def test_wrong_requests_get_openais_error_shape(path: str, body: dict[str, Any],
         assert message in error["message"]
         assert error["type"] == "invalid_request_error"
 
-    run(check)
+    await run(check)
 
 
-def test_broken_json_is_a_wrong_request() -> None:
+async def test_broken_json_is_a_wrong_request() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         response = await http.post(
             "/v1/chat/completions", content=b"{oops", headers={"content-type": "application/json"}
@@ -143,18 +142,18 @@ def test_broken_json_is_a_wrong_request() -> None:
         assert response.status_code == 400
         assert "JSON" in response.json()["error"]["message"]
 
-    run(check)
+    await run(check)
 
 
-def test_a_context_that_is_too_long_has_its_own_error() -> None:
+async def test_a_context_that_is_too_long_has_its_own_error() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
         with pytest.raises(ContextLengthError, match="context holds 512"):
             await client.chat("base", [{"role": "user", "content": "7" * 600}], [])
 
-    run(check)
+    await run(check)
 
 
-def test_an_engine_failure_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_failure_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
         def fail(_: Any) -> Any:
             raise RuntimeError("no memory")
@@ -165,10 +164,10 @@ def test_an_engine_failure_is_a_server_error(monkeypatch: pytest.MonkeyPatch) ->
         response = await http.post("/v1/completions", json={"model": "base", "prompt": "hi"})
         assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 
-    run(check)
+    await run(check)
 
 
-def test_streams_carry_the_whole_message() -> None:
+async def test_streams_carry_the_whole_message() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "messages": USER, "seed": 1, "max_tokens": 5}
         choice = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
@@ -182,10 +181,10 @@ def test_streams_carry_the_whole_message() -> None:
         assert chunks[1]["choices"][0]["finish_reason"] == choice["finish_reason"]
         assert chunks[2]["usage"]["completion_tokens"] <= 5
 
-    run(check)
+    await run(check)
 
 
-def test_a_text_is_streamed_too() -> None:
+async def test_a_text_is_streamed_too() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "prompt": "Please return", "seed": 1, "max_tokens": 5}
         response = (await http.post("/v1/completions", json=body)).json()["choices"][0]
@@ -194,10 +193,10 @@ def test_a_text_is_streamed_too() -> None:
         assert (delta["text"], end["finish_reason"]) == (response["text"], response["finish_reason"])
         assert lines[2] == "data: [DONE]"
 
-    run(check)
+    await run(check)
 
 
-def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
+async def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "messages": USER, "max_tokens": 5}
         combined = (await http.post("/v1/chat/completions", json=body | {"seed": 3, "n": 3})).json()
@@ -209,10 +208,10 @@ def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
         token_count = sum(response["usage"]["completion_tokens"] for response in singles)
         assert combined["usage"]["completion_tokens"] == token_count
 
-    run(check)
+    await run(check)
 
 
-def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
+async def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
     async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
         body = {"model": "base", "prompt": "Please return", "temperature": 0, "max_tokens": 12}
         response = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
@@ -222,10 +221,10 @@ def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
         assert (choice["text"], choice["finish_reason"]) == (response[: response.index(stop)], "stop")
         assert stopped_response["usage"]["completion_tokens"] < 12
 
-    run(check)
+    await run(check)
 
 
-def test_a_client_that_hangs_up_frees_the_engine() -> None:
+async def test_a_client_that_hangs_up_frees_the_engine() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
         app = build_app(engine)
         cancelled_event = asyncio.Event()
@@ -270,10 +269,10 @@ def test_a_client_that_hangs_up_frees_the_engine() -> None:
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 1),
     }
-    run(check)
+    await run(check)
 
 
-def test_label_logprobs_are_those_of_the_next_token() -> None:
+async def test_label_logprobs_are_those_of_the_next_token() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
         with torch.inference_mode():
             logits = engine._forward.model(input_ids=torch.tensor([WORDS.encode("Answer:")])).logits[0, -1]
@@ -288,10 +287,10 @@ def test_label_logprobs_are_those_of_the_next_token() -> None:
         logprobs = await client.label_logprobs("Answer:", [*labels, "surely not a token"])
         assert logprobs == pytest.approx(dict(words), abs=1e-4)
 
-    run(check)
+    await run(check)
 
 
-def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
+async def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
     async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
         body = (await http.post("/tokenize", json={"prompt": "Answer:A", "add_special_tokens": False})).json()
         assert body["tokens"] == WORDS.encode("Answer:A", add_special_tokens=False)
@@ -300,7 +299,7 @@ def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
         with pytest.raises(RoutingPromptError, match="label 'quagga' is not a single token"):
             await client.check_labels(["A", "quagga"])
 
-    run(check)
+    await run(check)
 
 
 class Scripted:
@@ -329,9 +328,9 @@ ROUTES = [Route("dates@v1", "Dates", "Work out dates.", "in 3 days"), Route("too
 TASK = Task("policy", USER, [])
 
 
-def test_the_likeliest_label_wins() -> None:
+async def test_the_likeliest_label_wins() -> None:
     client: Any = Scripted({"A": -3.0, "B": -0.2, "C": -1.0})
-    decision = asyncio.run(LabelRouter(client, ROUTES).choose(TASK))
+    decision = await LabelRouter(client, ROUTES).choose(TASK)
     assert decision.model == "tools@v1"
     assert decision.logprobs == {"dates@v1": -3.0, "tools@v1": -0.2, "base": -1.0}
     assert decision.reason == ""
@@ -347,23 +346,20 @@ def test_the_likeliest_label_wins() -> None:
         ({"A": 0.0}, [ROUTES[0]] * 26, "routing failed: 26 skills"),
     ],
 )
-def test_routing_never_fails_a_request(answer: Any, routes: list[Route], reason: str) -> None:
+async def test_routing_never_fails_a_request(answer: Any, routes: list[Route], reason: str) -> None:
     client: Any = Scripted(answer)
-    decision = asyncio.run(LabelRouter(client, routes).choose(TASK))
+    decision = await LabelRouter(client, routes).choose(TASK)
     assert decision.model == "base"
     assert decision.reason.startswith(reason)
 
 
-def test_the_first_turn_decides_for_the_whole_conversation() -> None:
-    async def check() -> None:
-        client: Any = Scripted({"A": -0.1, "C": -2.0})
-        policy = RoutedPolicy(client, LabelRouter(client, ROUTES), temperature=0.0)
-        later = [*USER, {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W4821"}]
-        await asyncio.gather(*(policy.complete(USER, [], seed=s) for s in range(3)))
-        client.answer = {"B": -0.1}
-        await policy.complete(later, [], seed=0)
-        await policy.complete([{"role": "user", "content": "Another"}], [], seed=0)
-        assert client.models == ["dates@v1"] * 4 + ["tools@v1"]
-        assert len(client.prompts) == 2
-
-    asyncio.run(check())
+async def test_the_first_turn_decides_for_the_whole_conversation() -> None:
+    client: Any = Scripted({"A": -0.1, "C": -2.0})
+    policy = RoutedPolicy(client, LabelRouter(client, ROUTES), temperature=0.0)
+    later = [*USER, {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W4821"}]
+    await asyncio.gather(*(policy.complete(USER, [], seed=s) for s in range(3)))
+    client.answer = {"B": -0.1}
+    await policy.complete(later, [], seed=0)
+    await policy.complete([{"role": "user", "content": "Another"}], [], seed=0)
+    assert client.models == ["dates@v1"] * 4 + ["tools@v1"]
+    assert len(client.prompts) == 2
