@@ -47,7 +47,7 @@ from store.repositories.events import event_range, save_event
 from traced.client import default_socket
 from tui.__main__ import settle_memory
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 from tui.screens.live_screen import Live
 from tui.widgets.lines import Lines
 from tui.widgets.tables import KeyedTable
@@ -113,14 +113,14 @@ async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def _answered(app: TracedApp) -> bool:
-    return isinstance(app.screen, Live) and app.screen.known
+    return isinstance(app.screen, Live) and app.screen.is_loaded
 
 
 def _heard(app: TracedApp, newest: int) -> Callable[[], bool]:
     return lambda: app.link.last == newest
 
 
-async def first(where: Where) -> tuple[float, float]:
+async def first(where: Address) -> tuple[float, float]:
     """Milliseconds to the first picture, and to the first answer in it."""
     began = time.perf_counter()
     app = TracedApp(where)
@@ -161,7 +161,7 @@ async def keys(pilot: Pilot[None], name: str, count: int) -> list[float]:
     return found
 
 
-async def under_load(where: Where, store: sqlalchemy.Engine, rate: float, count: int) -> dict[str, list[float]]:
+async def under_load(where: Address, store: sqlalchemy.Engine, rate: float, count: int) -> dict[str, list[float]]:
     """The keys' times per screen while events arrive."""
     app = TracedApp(where)
     async with app.run_test(size=SIZE) as pilot:
@@ -169,7 +169,7 @@ async def under_load(where: Where, store: sqlalchemy.Engine, rate: float, count:
             return {name: await keys(pilot, name, count) for name in SCREENS if name in app.MODES}
 
 
-async def memory(where: Where, store: sqlalchemy.Engine, events: int) -> list[float]:
+async def memory(where: Address, store: sqlalchemy.Engine, events: int) -> list[float]:
     """Resident MB after the first and after the second half of the events, the log in front."""
     app, found = TracedApp(where), []
     async with app.run_test(size=SIZE) as pilot:
@@ -185,7 +185,7 @@ async def memory(where: Where, store: sqlalchemy.Engine, events: int) -> list[fl
     return found
 
 
-def start_ms(where: Where) -> float:
+def start_ms(where: Address) -> float:
     """Milliseconds from the start of ``python -m tui`` to its first bytes on a terminal."""
     master, slave = pty.openpty()
     began = time.perf_counter()
@@ -206,7 +206,7 @@ def measure(trajectories: int, rate: float, count: int, events: int) -> dict[str
     """The figures."""
     settle_memory()
     with daemon(trajectories) as (place, store):
-        where = Where(default_socket(place.data_dir))
+        where = Address(default_socket(place.data_dir))
         starts = [asyncio.run(first(where)) for _ in range(STARTS)]
         took = asyncio.run(under_load(where, store, rate, count))
         resident = asyncio.run(memory(where, store, events))

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         daemon_options = ["--socket", str(options.socket)] if options.socket else ["--url", options.url]
         return serve(daemon_options, options.port, write=options.write and not options.read_only)
     from tui.app import TracedApp
-    from tui.connection import Where
+    from tui.connection import Address
 
     # Textual does not stop when its standard input has ended, so the parent's death has to end this process.
     if options.parent is not None:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             # The parent had ended before the signal was requested.
             return 1
     settle_memory()
-    address = Where(options.socket, options.url, os.environ.get("TRACED_TOKEN", ""), options.read_only)
+    address = Address(options.socket, options.url, os.environ.get("TRACED_TOKEN", ""), options.read_only)
     app = TracedApp(address)
     app.run()
     return app.return_code or 0

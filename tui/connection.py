@@ -33,7 +33,7 @@ ON_TRIAL = ("rollback", "roll back", "promot", "canary", "shadow", "trial")  # e
 
 
 @dataclass(frozen=True)
-class Where:
+class Address:
     """A daemon's socket, or its URL with a token; ``read_only`` offers no act, whatever the token would allow."""
 
     socket: Path | None = None
@@ -64,7 +64,7 @@ class Where:
 class Linked(Message):
     """The daemon answers; ``again`` is True after a lost connection."""
 
-    again: bool
+    is_reconnection: bool
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Link:
                 stops = (await self.client.status()).state == "draining"
                 tries = 0
                 if self._state != "ended" or not stops:
-                    self.post(Linked(again=self._state == "lost"))
+                    self.post(Linked(is_reconnection=self._state == "lost"))
                     self._state = "linked"
                 # A draining daemon sends no events. Listening would miss it when it becomes ready again.
                 if not stops:
@@ -152,10 +152,10 @@ class Link:
 class ConnectedApp(App[None]):
     """An application with one daemon; subclasses show its state and have the screens."""
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, address: Address) -> None:
         super().__init__()
-        self.where = where
-        self.client = where.client()
+        self.address = address
+        self.client = address.client()
         self.link = Link(self.client, self.post_message)
         self.linked: bool | None = None  # None until the first answer
         self.trouble = ""
@@ -165,7 +165,7 @@ class ConnectedApp(App[None]):
     @property
     def read_only(self) -> bool:
         """Whether no action is offered, by a start-up option or by the role that the daemon gives this caller."""
-        return self.where.read_only or (self.status is not None and self.status.role == "read-only")
+        return self.address.read_only or (self.status is not None and self.status.role == "read-only")
 
     @property
     def titles(self) -> list[str]:
@@ -200,7 +200,7 @@ class ConnectedApp(App[None]):
         """Record that the daemon answers, and request its status."""
         self.linked, self.trouble = True, ""
         self._refresh_status()
-        if message.again:
+        if message.is_reconnection:
             self.notify("The daemon answers again.", timeout=4)
 
     def on_ended(self, _: Ended) -> None:
@@ -211,7 +211,7 @@ class ConnectedApp(App[None]):
         """The daemon does not answer, or refuses."""
         self.linked = False
         failure = "refused" if isinstance(message.error, RequestRefused) else "no answer"
-        cause, hint = self.where.refusal(message.error)
+        cause, hint = self.address.refusal(message.error)
         self.trouble = f"{failure}, asked again in {message.pause_s:g} s: {sanitize_line(cause)}" + (
             f"; {sanitize_line(hint)}" if hint else ""
         )
@@ -230,7 +230,7 @@ class ConnectedApp(App[None]):
         try:
             done = await request
         except ClientError as error:
-            cause, hint = self.where.refusal(error)
+            cause, hint = self.address.refusal(error)
             reason = sanitize_line(cause, 400) + (f"\n{sanitize_line(hint)}" if hint else "")
             if not on_refused(reason):
                 self.notify(reason, severity="error", timeout=12, markup=False)

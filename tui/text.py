@@ -38,7 +38,7 @@ def bar(share: float | None, width: int) -> str:
     return ("█" * full + "▌" * half).ljust(width, "░")
 
 
-class Drawn(Widget):
+class DrawnText(Widget):
     """Text drawn to the widget's size.
 
     ``draw`` is given the width and the height in cells; the height is 0 where the text may be as high as it is.

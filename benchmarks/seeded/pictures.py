@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.tui import daemon, until
 from traced.client import default_socket
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 from tui.screens.live_screen import Live
 
 SIZE = (120, 36)
@@ -20,10 +20,10 @@ SCREENS = ("overview", "approvals")
 
 
 def _shows(app: TracedApp, name: str) -> bool:
-    return app.current_mode == name and isinstance(app.screen, Live) and app.screen.known
+    return app.current_mode == name and isinstance(app.screen, Live) and app.screen.is_loaded
 
 
-async def draw(where: Where, into: Path) -> None:
+async def draw(where: Address, into: Path) -> None:
     """One file for each screen."""
     app = TracedApp(where)
     async with app.run_test(size=SIZE) as pilot:
@@ -41,7 +41,7 @@ def main() -> None:
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
     with daemon(trajectories=2000) as (place, _):
-        asyncio.run(draw(Where(default_socket(place.data_dir)), given.into))
+        asyncio.run(draw(Address(default_socket(place.data_dir)), given.into))
 
 
 if __name__ == "__main__":

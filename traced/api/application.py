@@ -52,7 +52,7 @@ def routers(control: Control, door: Door) -> list[APIRouter]:
     return [overview.status_router(control, door), *(subject.router(control) for subject in subjects)]
 
 
-DESCRIBED = "GET /openapi.json"  # the hint of every malformed request
+SCHEMA_HINT = "GET /openapi.json"  # the hint of every malformed request
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
 
     async def turn() -> AsyncIterator[None]:
-        async with control.readings.one():
+        async with control.readings.slot():
             yield
 
     # "function" scope returns the slot before the response is sent: a slow reader must not hold one.
@@ -238,7 +238,7 @@ def _bad_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     location = ".".join(str(part) for part in first["loc"])
-    return _error_response(request, BadRequest(f"{location}: {first['msg']}", hint=DESCRIBED))
+    return _error_response(request, BadRequest(f"{location}: {first['msg']}", hint=SCHEMA_HINT))
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
@@ -246,7 +246,7 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     call = f"{request.method} {request.url.path}"
     kind = HTTPStatus(error.status_code).phrase.title().replace(" ", "")
-    problem = Problem(type=kind, message=f"{call}: {error.detail}", hint=DESCRIBED)
+    problem = Problem(type=kind, message=f"{call}: {error.detail}", hint=SCHEMA_HINT)
     return JSONResponse(problem.model_dump(), error.status_code, error.headers)
 
 

@@ -40,8 +40,8 @@ from store.repositories.events import event_range, list_audit, list_events, newe
 from store.repositories.leases import Lease, list_leases
 from traced.api import queries
 from traced.api.auth import Caller
-from traced.api.episodes import Asked, Playing
-from traced.api.errors import Busy, CallerGone, NoSuchThing, NotAllowed
+from traced.api.episodes import EpisodeRequest, Episodes
+from traced.api.errors import Busy, CallerDisconnected, NoSuchThing, NotAllowed
 from traced.api.queries import READINGS, STREAMS, Turns, health
 from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
@@ -64,7 +64,7 @@ from traced.client.serving import Health
 from traced.config.service_sections import DevicesSection
 from traced.config.settings import Settings
 from traced.core.ownership import sandbox_owner
-from traced.daemon.live_state import Present, Sample, Watch
+from traced.daemon.live_state import LiveState, Sample, Watch
 from traced.daemon.loop import CycleLoop
 from traced.daemon.settings_changes import change
 from traced.jobs.idleness import survey_devices
@@ -92,8 +92,8 @@ class Control:
     reread: Callable[[], Settings] | None = None  # the settings as they are written now
     apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
-    present: Present = field(default_factory=Present)
-    playing: Playing = field(default_factory=Playing)
+    present: LiveState = field(default_factory=LiveState)
+    playing: Episodes = field(default_factory=Episodes)
     readings: Turns = field(default_factory=partial(Turns, READINGS))
     streams: Turns = field(default_factory=partial(Turns, STREAMS))
     survey_devices: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=survey_devices)
@@ -122,11 +122,11 @@ class Control:
                 role=role,
                 target=TargetView(**vars(target_state), next_at=self.next_at()),
                 running=self.loop.running,
-                doing=self.loop.doing,
+                doing=self.loop.running_stages,
                 cycles=queries.cycles(session),
                 adapters=adapters,
                 waiting=queries.waiting(adapters),
-                parked=queries.parked(session),
+                parked=queries.quarantined_inputs(session),
                 held_up=queries.held_up(session),
             )
 
@@ -148,7 +148,7 @@ class Control:
     def parked(self) -> list[QuarantinedInputView]:
         """Quarantined inputs with the attempts that led there."""
         with read_session(self.store) as session:
-            return queries.parked(session, with_evidence=True)
+            return queries.quarantined_inputs(session, with_evidence=True)
 
     def devices(self) -> Devices:
         """Survey the machine's devices; takes half a second."""
@@ -249,7 +249,7 @@ class Control:
 
     def training_at_work(self, run: TrainingRun) -> bool:
         """Whether this service runs the training now."""
-        is_ours = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
+        is_ours = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.running_stages
         return is_ours and run.state is RunState.RUNNING
 
     async def stop_training(self, caller: Caller, run_id: str, request: Reason) -> Done:
@@ -313,13 +313,13 @@ class Control:
         limits = SandboxLimits(**self.settings.sandbox.model_dump())
         owner = sandbox_owner(self.settings.data_dir)
         episode = await self.playing.begin(
-            Asked(caller.who, action.at, environment, source, request.seed), limits, owner
+            EpisodeRequest(caller.who, action.at, environment, source, request.seed), limits, owner
         )
         try:
             await asyncio.to_thread(self._audit_play, action, episode)
             # Nobody else has the id of the episode, so it could only be ended by its idle timer.
             if await disconnected():
-                raise CallerGone(f"whoever began episode {episode.id} has gone, so it is ended")
+                raise CallerDisconnected(f"whoever began episode {episode.id} has gone, so it is ended")
         except BaseException:
             await self.playing.end(caller.who, episode.id)
             raise
@@ -356,16 +356,16 @@ class Control:
                 decisions.record(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
         self.settings = self.loop.settings = changes.settings
         self.tell(changes.settings)
-        for key in changes.refused:
+        for key in changes.needs_restart:
             log.warning("%s was changed and needs a restart; the old value stays in force", key)
         log.info("settings read again", extra={"changed": changes.changed, "read_again": also_read})
         self.loop.wake()
         changed = f"changed: {', '.join([*changes.changed, *also_read]) or 'nothing'}"
-        waiting = f"; after a restart: {', '.join(changes.refused)}" if changes.refused else ""
+        waiting = f"; after a restart: {', '.join(changes.needs_restart)}" if changes.needs_restart else ""
         return Done(
             said=f"the settings were read again; {changed}{waiting}",
             subject="settings",
-            detail={"changed": changes.changed, "read_again": also_read, "refused": changes.refused},
+            detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
         )
 
     def _authorize(self, caller: Caller, request: Reason) -> Action:

@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Asked:
+class EpisodeRequest:
     """A request to play an environment."""
 
-    who: str
+    actor: str
     at: datetime
     environment: str
     source_code: str
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass
 class _OpenEpisode:
-    request: Asked
+    request: EpisodeRequest
     source: SandboxSource
     episode: SandboxEpisode
     last_message_at: float = 0.0  # seconds of the event loop
@@ -56,7 +56,7 @@ class _OpenEpisode:
 
 
 @dataclass
-class Playing:
+class Episodes:
     """The open episodes by their ids."""
 
     idle_s: float = IDLE_S
@@ -69,9 +69,9 @@ class Playing:
     def __len__(self) -> int:
         return len(self._open) + self._starting
 
-    async def begin(self, request: Asked, limits: SandboxLimits, owner: str) -> PlayedEpisode:
+    async def begin(self, request: EpisodeRequest, limits: SandboxLimits, owner: str) -> PlayedEpisode:
         """Start a container and the task instance. Raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
-        evicted = self._episode_to_evict(request.who)
+        evicted = self._episode_to_evict(request.actor)
         self._starting += 1
         source = SandboxSource(request.source_code, limits=limits, owner=owner)
         try:
@@ -110,13 +110,15 @@ class Playing:
         # Only the caller's own: a lost terminal leaves an episode whose id nobody has. Several people may share a
         # token, so an episode that is being played (locked, or not idle for away_s) stays.
         candidates = {
-            name: entry for name, entry in self._open.items() if entry.request.who == actor and not entry.turn.locked()
+            name: entry
+            for name, entry in self._open.items()
+            if entry.request.actor == actor and not entry.turn.locked()
         }
         idle = [name for name, entry in candidates.items() if entry.done or now - entry.last_message_at >= self.away_s]
         if idle:
             return min(idle, key=lambda name: (not candidates[name].done, candidates[name].last_message_at))
         players = ", ".join(
-            f"{entry.request.who} since {entry.request.at:%H:%M} UTC, "
+            f"{entry.request.actor} since {entry.request.at:%H:%M} UTC, "
             f"{now - entry.last_message_at:.0f} s without a word"
             for entry in self._open.values()
         )
@@ -172,7 +174,7 @@ class Playing:
 
     def _get(self, actor: str, episode_id: str) -> _OpenEpisode:
         entry = self._open.get(episode_id)
-        if entry is None or entry.request.who != actor:
+        if entry is None or entry.request.actor != actor:
             raise _not_open(episode_id)
         return entry
 

@@ -53,7 +53,7 @@ class BadRequest(ServiceError):
     status = 422
 
 
-class CallerGone(ServiceError):
+class CallerDisconnected(ServiceError):
     """Whoever asked has hung up, and the answer is of use to nobody else."""
 
     status = 499

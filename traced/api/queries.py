@@ -101,7 +101,7 @@ def adapters(session: Session) -> list[AdapterView]:
     ]
 
 
-def parked(session: Session, *, with_evidence: bool = False) -> list[QuarantinedInputView]:
+def quarantined_inputs(session: Session, *, with_evidence: bool = False) -> list[QuarantinedInputView]:
     """Quarantined inputs, newest first."""
     quarantined = list_quarantined(session)
     attempts = count_attempts_on_quarantined(session) if quarantined else Counter()
@@ -141,7 +141,7 @@ def waiting(views: Sequence[AdapterView]) -> list[str]:
 
 ROUTER_TIMEOUT_S = 1.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-TOLD = 50  # the most models, statuses and engines in a response
+MAX_ITEMS = 50  # the most models, statuses and engines in a response
 
 
 class _Ready(BaseModel):
@@ -180,16 +180,16 @@ def router_health(section: ServingSection) -> RouterHealth:
         state="ready" if report.ready else "not ready",
         address=address,
         expected=expected,
-        engines=dict(list(report.engines.items())[:TOLD]),
+        engines=dict(list(report.engines.items())[:MAX_ITEMS]),
         trouble="" if report.recording == "ok" else f"recording: {report.recording}",
     )
 
 
 def _traffic(status: RouterStatus) -> Traffic:
     return Traffic(
-        hour=dict(list(status.hour.items())[:TOLD]),
-        day=dict(list(status.day.items())[:TOLD]),
-        failures=dict(list(status.failures.items())[:TOLD]),
+        hour=dict(list(status.hour.items())[:MAX_ITEMS]),
+        day=dict(list(status.day.items())[:MAX_ITEMS]),
+        failures=dict(list(status.failures.items())[:MAX_ITEMS]),
         by_default=status.by_default,
         unsettled=status.unsettled,
         outcomes=status.outcomes,
@@ -211,7 +211,7 @@ class Turns:
         self._free = asyncio.Semaphore(at_once)
 
     @asynccontextmanager
-    async def one(self, *, patient: bool = False) -> AsyncIterator[None]:
+    async def slot(self, *, patient: bool = False) -> AsyncIterator[None]:
         """Hold a slot while the body runs. Raises ``Crowded`` after ``patience_s``, unless ``patient``."""
         try:
             async with asyncio.timeout(None if patient else self.patience_s):

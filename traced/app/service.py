@@ -49,7 +49,7 @@ from traced.maintenance.prune import prune
 from traced.notifications.delivery import deliver_due
 from traced.processes.child_process import Child, RestartingProcess, start
 
-LOOK_S = 60.0
+POLL_S = 60.0
 DONE = "upkeep"  # event kind
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ async def keep_up(control: Control) -> None:
             last = await asyncio.to_thread(upkeep_if_due, control, last)
         except StoreError as error:
             log.warning("upkeep waits: %s", error)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 def upkeep_if_due(control: Control, last: datetime) -> datetime:
@@ -160,12 +160,12 @@ def now() -> datetime:
 class Tokens:
     """The valid tokens; replaced as a whole by a reload."""
 
-    known: dict[str, Role]
+    roles: dict[str, Role]
 
 
-def up(read: Callable[[], Settings]) -> None:
+def up(load: Callable[[], Settings]) -> None:
     """Run the service until it is stopped; ``read`` loads the current settings, at start and at every reload."""
-    settings = read()
+    settings = load()
     tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
@@ -173,13 +173,13 @@ def up(read: Callable[[], Settings]) -> None:
         create_in_subprocess(settings.store_url)
         store = open_store(settings.store_url)
         try:
-            asyncio.run(_serve(settings, store, tokens, read))
+            asyncio.run(_serve(settings, store, tokens, load))
         finally:
             store.dispose()
             telemetry.end()
 
 
-async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, read: Callable[[], Settings]) -> None:
+async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, load: Callable[[], Settings]) -> None:
     manager = service_manager()
     lifecycle = Lifecycle(settings.service.drain_s, settings.executor.grace_s + LAST_S)
     _recover(settings, store)
@@ -193,10 +193,10 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         now,
         now(),
         next_at=triggers.next_at,
-        reread=read,
+        reread=load,
         apply=partial(_apply_settings, tokens),
         tell=partial(_propagate_settings, triggers),
-        present=loop.present,
+        present=loop.live_state,
     )
     ready = parts_of(control)
     metrics = partial(prometheus, control)
@@ -204,7 +204,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         unix_api = control_api(control, local, ready, metrics)
         await exit_stack.enter_async_context(listening(unix_api, unix_socket(default_socket(settings.data_dir))))
         if settings.api.port:
-            tcp_api = control_api(control, by_token(lambda: tokens.known), ready, metrics)
+            tcp_api = control_api(control, by_token(lambda: tokens.roles), ready, metrics)
             await exit_stack.enter_async_context(listening(tcp_api, tcp_socket(settings.api.host, settings.api.port)))
         with signals(lifecycle):
             side_tasks = background_tasks(
@@ -264,9 +264,9 @@ def _propagate_settings(triggers: Triggers, settings: Settings) -> None:
 def _apply_settings(tokens: Tokens, settings: Settings) -> list[str]:
     """Apply the log settings and the tokens, or raise and change neither; returns the changed tokens' roles."""
     # Reading the token files and configuring the log can both fail, so the tokens are replaced last.
-    previous, updated = tokens.known, tokens_of(settings.api)
+    previous, updated = tokens.roles, tokens_of(settings.api)
     logs.configure(settings.log, settings.data_dir, now=now)
-    tokens.known = updated
+    tokens.roles = updated
     return [f"{role} token" for role in sorted({role for _, role in previous.items() ^ updated.items()})]
 
 

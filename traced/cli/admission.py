@@ -203,14 +203,14 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
     return 0 if report.admitted else 1
 
 
-def _run_admission(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:
+def _run_admission(settings: Settings, source_code: str, target: str | None, is_quiet: bool) -> AdmissionReport:
     # With the stage come all stages' libraries, 3 s to import: what cannot be judged is refused without.
     from traced.pipeline.admit import thresholds
 
     tools, errors = shown_by(target_named(target)) if target else (None, [])
     ensure_image()
     reap_orphans(OWNER)
-    with _progress(quiet) as begins:
+    with _progress(is_quiet) as begins:
         return asyncio.run(
             admission.admit(
                 source_code,
@@ -252,9 +252,9 @@ def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+def _progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
     """Which check is under way, on a terminal."""
-    if quiet or not progress.is_terminal:
+    if is_quiet or not progress.is_terminal:
         yield lambda name: None
         return
     with progress.status("Starting") as status:

@@ -23,7 +23,7 @@ from store.repositories.llm_replies import list_citations, list_faults
 from traced.cli.current_cycle import collected_alike, on_cycle, to_be_analyzed
 from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, read_settings
 from traced.cli.output import console, print_json, progress
-from traced.cli.store_session import opened_store, reading, writing
+from traced.cli.store_session import opened_store, store_reader, writing
 from traced.config.settings import Settings
 from traced.core.progress import Progress
 from traced.pipeline.analyze import (
@@ -74,7 +74,7 @@ class AnalysisRecord:
 
 def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
     """What the store holds of a cycle's analysis."""
-    with reading(settings) as session:
+    with store_reader(settings) as session:
         descriptions = {row.name: row.description for row in list_capabilities(session, cycle)}
         citations, faults = list_citations(session, cycle), list_faults(session, cycle)
         details = [event.detail for event in list_stage_events(session, cycle) if event.stage == "analyze"]
@@ -258,7 +258,7 @@ def _imported(settings: Settings) -> tuple[str, list[Finding]] | None:
         return None
     with opened_store(settings) as store:
         cycle, findings = _with_progress(
-            lambda tell: analyze_imported(store, settings, latest_import, datetime.now(UTC), tell)
+            lambda note: analyze_imported(store, settings, latest_import, datetime.now(UTC), note)
         )
     return cycle.id, findings
 
@@ -282,7 +282,7 @@ def _collected(settings: Settings) -> tuple[str, list[Finding]]:
         await analyze_stage(context)
         return context.cycle_id, stored_findings(context)
 
-    return on_cycle(settings, work, find=to_be_analyzed)
+    return on_cycle(settings, work, finder=to_be_analyzed)
 
 
 def _run_comparison(settings: Settings, analysts: Sequence[str]) -> tuple[str, Comparison]:
@@ -297,8 +297,8 @@ def _run_comparison(settings: Settings, analysts: Sequence[str]) -> tuple[str, C
 
     latest_import = _newest_import(settings)
     if latest_import is None:
-        return on_cycle(settings, work, find=collected_alike)
+        return on_cycle(settings, work, finder=collected_alike)
     with opened_store(settings) as store:
         context = AnalysisContext(settings, store, latest_import.id, latest_import.target)
         trajectories = judged_trajectories(store, latest_import)
-        return latest_import.id, _with_progress(lambda tell: compare_analysts(context, trajectories, analysts, tell))
+        return latest_import.id, _with_progress(lambda note: compare_analysts(context, trajectories, analysts, note))

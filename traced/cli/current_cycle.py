@@ -40,8 +40,8 @@ def on_cycle(
     settings: Settings,
     work: Callable[[Context], Awaitable[Answer]],
     *,
-    begin: bool = False,
-    find: "Callable[[Session, Settings, str], Cycle] | None" = None,
+    create: bool = False,
+    finder: "Callable[[Session, Settings, str], Cycle] | None" = None,
 ) -> Answer:
     """``work`` on the current cycle, with live progress; ``begin`` makes a cycle where there is none to carry on."""
     model = resolve_model(settings.model.spec, settings.data_dir).name
@@ -53,8 +53,8 @@ def on_cycle(
     with hold_directory(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         with writing(settings) as session:
             at = utc_now()
-            select = find or current
-            cycle = find_cycle(session, settings, model, at=at) if begin else select(session, settings, model)
+            select = finder or current
+            cycle = find_cycle(session, settings, model, at=at) if create else select(session, settings, model)
         display = Progress(progress)
         with Meter() as meter, display.display():
             return asyncio.run(run())
@@ -100,7 +100,9 @@ def next_attempt(context: Context, capability: str) -> int:
         environment.seed - settings.seed: environment
         for environment in written_environments(context, capability, settings.synthesis.synthesizer)
     }
-    open_ones = [number for number, environment in by_number.items() if not refused(context, environment.hash)]
+    open_ones = [
+        number for number, environment in by_number.items() if not refused_environments(context, environment.hash)
+    ]
     return open_ones[0] if open_ones else next(number for number in count() if number not in by_number)
 
 
@@ -122,7 +124,7 @@ def to_judge(context: Context, capability: str) -> EnvironmentRecord:
     return [latest[-1], *waiting[:1], *admitted_environments][-1]
 
 
-def refused(context: Context, environment: str) -> bool:
+def refused_environments(context: Context, environment: str) -> bool:
     """Whether the cycle has judged the environment and not admitted it."""
     report = stored_report(context, environment)
     return report is not None and not report.admitted
@@ -174,10 +176,10 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
     )
 
 
-def _difference(recorded: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any]:
+def _difference(stored_config: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any]:
     """The first setting that differs: its dotted key, the stored and the wanted value."""
-    key = next(key for key in sorted({*recorded, *current}) if recorded.get(key) != current.get(key))
-    stored_value, now = recorded.get(key), current.get(key)
+    key = next(key for key in sorted({*stored_config, *current}) if stored_config.get(key) != current.get(key))
+    stored_value, now = stored_config.get(key), current.get(key)
     if isinstance(stored_value, dict) and isinstance(now, dict):
         return _difference(stored_value, now, f"{prefix}{key}.")
     return prefix + key, stored_value, now

@@ -22,7 +22,7 @@ from store.text import sanitize_block, sanitize_line
 from store.types import GateResult, PairedDifference, Verdict
 from traced.cli.options import Adapter, AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import bounded, console, print_json, write_new_file
-from traced.cli.store_session import reading
+from traced.cli.store_session import store_reader
 from traced.gateway.canaries import strata
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, Remedy, find_patch, gates, remedy_text
 from traced.registry.canary import judge
@@ -45,7 +45,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, overrides: Overrides = N
     """Print the whole chain of evidence behind an adapter."""
     settings = read_settings(data_dir, overrides)
     labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
-    with reading(settings) as session:
+    with store_reader(settings) as session:
         chain = evidence_chain(session, adapter)
         judges = count_outcome_sources(session, [row.id for row in chain.trajectories], labels)
         patches = list_patches(session, cycle_id=chain.cycle.id, capability=chain.capability.name)
@@ -74,7 +74,7 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
     yield from _trajectories(chain)
-    judges = ", ".join(f"{count} {by}" for by, count in sorted(judged_by.items()))
+    judges = ", ".join(f"{count} {answered_by}" for answered_by, count in sorted(judged_by.items()))
     yield f"judged by    {judges or 'nobody'}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
     yield from _citation_lines(chain)
@@ -175,10 +175,10 @@ def _gate(gate: GateRecord) -> Iterator[str]:
         yield f"             {comparison_line(comparison)}"
 
 
-def comparison_line(comparison: PairedDifference, before: str = "base", after: str = "adapter") -> str:
+def comparison_line(comparison: PairedDifference, first: str = "base", second: str = "adapter") -> str:
     """One paired comparison in words: rates and bounds in per cent and points."""
     return (
-        f"{comparison.name}: {before} {100 * comparison.base:.1f} %, {after} {100 * comparison.adapter:.1f} %, "
+        f"{comparison.name}: {first} {100 * comparison.base:.1f} %, {second} {100 * comparison.adapter:.1f} %, "
         f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}] at "
         f"{100 * comparison.level:.1f} % on {comparison.seeds} seeds, required above {100 * comparison.required:+.1f}: "
         f"{comparison.answer}"
@@ -197,8 +197,8 @@ def _of(part: int, total: int, noun: str) -> str:
     return f"{part} of {total} {noun} conversations" + (f", {100 * part / total:.1f} %" if total else "")
 
 
-def _signature(who: str, at: datetime, reason: str) -> str:
-    return f"by {sanitize_line(who)}, {at:%Y-%m-%d %H:%M} UTC{', because ' + sanitize_line(reason) if reason else ''}"
+def _signature(actor: str, at: datetime, reason: str) -> str:
+    return f"by {sanitize_line(actor)}, {at:%Y-%m-%d %H:%M} UTC{', because ' + sanitize_line(reason) if reason else ''}"
 
 
 def prompts(
@@ -209,7 +209,7 @@ def prompts(
     as_json: AsJson = False,
 ) -> None:
     """List the prompt patches, newest first: what each does for its capability, and whether it is enough."""
-    with reading(read_settings(data_dir, overrides)) as session:
+    with store_reader(read_settings(data_dir, overrides)) as session:
         patches, decisions = list_patches(session, capability=capability)[::-1], prompt_decisions(session)
     if as_json:
         print_json({"prompts": [patch_as_json(row, decisions.get(row.id)) for row in patches]})
@@ -240,7 +240,7 @@ def patch(
     as_json: AsJson = False,
 ) -> None:
     """Show a prompt patch, what the gates say of it, and how to use it; --into takes its text."""
-    with reading(read_settings(data_dir, overrides)) as session:
+    with store_reader(read_settings(data_dir, overrides)) as session:
         row = find_patch(session, digits)
         decision = prompt_decisions(session).get(row.id)
     if into is not None:
@@ -295,10 +295,10 @@ def _evolution(figures: dict[str, Any], usage: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _patch_gate(gate: GateResult, name: str, before: str, after: str) -> Iterator[str]:
+def _patch_gate(gate: GateResult, name: str, first: str, second: str) -> Iterator[str]:
     yield f"{name:12} {gate.adapter}: {gate.answer} after {gate.rounds} rounds"
     for comparison in gate.comparisons:
-        yield f"             {comparison_line(comparison, before, after)}"
+        yield f"             {comparison_line(comparison, first, second)}"
 
 
 def _rates(patch: PromptPatch) -> str:

@@ -10,7 +10,7 @@ import typer
 from store.database import open_store
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json, progress
-from traced.cli.store_session import is_made, reading
+from traced.cli.store_session import is_made, store_reader
 from traced.config.settings import Settings
 from traced.ingest.file_import import ImportRequest, ImportResult, import_file
 from traced.ingest.import_ledger import Counts
@@ -146,5 +146,5 @@ def _origin(settings: Settings, name: str) -> Origin:
     path = Path(name)
     if path.is_file() and not is_made(settings):
         return origin_of_file(path, None)
-    with reading(settings) as session:
+    with store_reader(settings) as session:
         return origin_of_file(path, session) if path.is_file() else origin_of_hash(session, name)

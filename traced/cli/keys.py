@@ -9,7 +9,7 @@ from rich.table import Table
 from store.repositories.serving import list_keys
 from traced.cli.options import AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import reading, writing
+from traced.cli.store_session import store_reader, writing
 from traced.core.ownership import this_user
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add(
 @keys.command("list")
 def show(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show whose keys there are."""
-    with reading(read_settings(data_dir, overrides)) as session:
+    with store_reader(read_settings(data_dir, overrides)) as session:
         rows = list_keys(session)
     if as_json:
         fields = [

@@ -16,7 +16,7 @@ from store.records import Feedback
 from store.repositories.trajectories import get_trajectory
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import changing, is_made, opened_store, reading
+from traced.cli.store_session import changing, is_made, opened_store, store_reader
 from traced.config.settings import Settings
 from traced.core.errors import ConfigError
 from traced.core.ownership import this_user
@@ -151,7 +151,7 @@ def show(
 ) -> None:
     """Show a trajectory's outcome, who says so, and everything that was said of it."""
     settings = read_settings(data_dir, overrides)
-    with reading(settings) as session:
+    with store_reader(settings) as session:
         row = get_trajectory(session, trajectory, tokens=False)
         outcome = effective_outcome(session, row, _labels(settings))
         statements = feedback_on(session, trajectory)

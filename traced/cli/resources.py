@@ -16,7 +16,7 @@ from store.repositories.leases import Lease, list_leases
 from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import is_made, reading
+from traced.cli.store_session import is_made, store_reader
 from traced.client.models import DeviceView
 from traced.config.settings import Settings
 from traced.jobs.idleness import describe_lease, survey_devices
@@ -70,7 +70,7 @@ def devices(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJs
 def _leases(settings: Settings) -> list[Lease]:
     if not is_made(settings):
         return []
-    with reading(settings) as session:
+    with store_reader(settings) as session:
         return list_leases(session)
 
 

@@ -22,7 +22,7 @@ from store.text import sanitize_line
 from traced.cli.evidence import patch
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json, write_new_file
-from traced.cli.store_session import reading
+from traced.cli.store_session import store_reader
 from traced.interop.origin import origin_of_hash
 
 LIST_LIMIT = 100
@@ -63,11 +63,11 @@ def environment(
     if digits is None:
         if into is not None:
             raise typer.BadParameter("goes with an environment only", param_hint="--into")
-        with reading(settings) as session:
+        with store_reader(settings) as session:
             environments = newest_environments(session, limit=LIST_LIMIT)
         _list(environments, as_json)
         return
-    with reading(settings) as session:
+    with store_reader(settings) as session:
         hash_ = origin_of_hash(session, digits).hash
         origins, admissions = list_origins(session, hash_), list_admissions(session, hash_)
     if into is not None:
@@ -149,7 +149,7 @@ def conversation(
     as_json: AsJson = False,
 ) -> None:
     """Show what the router decided on a conversation, what was exchanged, and what people thought of it."""
-    with reading(read_settings(data_dir, overrides)) as session:
+    with store_reader(read_settings(data_dir, overrides)) as session:
         record = get_conversation(session, conversation_id)
     if as_json:
         print_json(record)

@@ -20,7 +20,7 @@ from traced.cli.current_cycle import (
     environments,
     next_attempt,
     on_cycle,
-    refused,
+    refused_environments,
     to_judge,
     written_by,
 )
@@ -69,7 +69,7 @@ def collect(
     async def work(context: Context) -> dict[str, Any]:
         return {"cycle": context.cycle_id, "success": rate("base", await collect_stage(context))}
 
-    result = on_cycle(settings, work, begin=True)
+    result = on_cycle(settings, work, create=True)
     if as_json:
         print_json(result)
         return
@@ -108,7 +108,7 @@ def synthesize(
     async def work(context: Context, capability: str) -> dict[str, Any]:
         context = written_by(context, synthesizer.value if synthesizer else None)
         environment = await synthesize_stage(context, capability, next_attempt(context, capability))
-        while refused(context, environment):  # by its text alone: no container is needed
+        while refused_environments(context, environment):  # by its text alone: no container is needed
             environment = await synthesize_stage(context, capability, next_attempt(context, capability))
         return {"capability": capability, "environment": environment, "summary": f"env:{environment[:12]}"}
 

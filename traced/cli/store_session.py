@@ -28,7 +28,7 @@ def is_made(settings: Settings) -> bool:
 
 
 @contextmanager
-def reading(settings: Settings) -> Iterator[Session]:
+def store_reader(settings: Settings) -> Iterator[Session]:
     """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
     with opened_store(settings) as engine, read_session(engine) as session:
         yield session

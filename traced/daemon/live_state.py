@@ -23,7 +23,7 @@ SUBJECTS = 200  # the most subjects that are kept; the oldest is dropped
 
 
 @dataclass
-class Present:
+class LiveState:
     """The newest event of every subject, numbered in the order of publication."""
 
     _entries: dict[tuple[str, str], tuple[int, EventView]] = field(default_factory=dict)
@@ -66,13 +66,13 @@ class Beginnings:
 
     _starts: dict[tuple[str, str], tuple[datetime, int]] = field(default_factory=dict)
 
-    def told(self, stage: str, at: datetime, data: dict[str, Any]) -> dict[str, Any]:
+    def with_start(self, stage: str, at: datetime, data: dict[str, Any]) -> dict[str, Any]:
         """A stage's progress with ``since`` (ISO) and ``done_then``; a phase whose progress falls starts anew."""
         key, done = (stage, str(data.get("phase", ""))), int(data.get("done", 0))
         if key not in self._starts or done < self._starts[key][1]:
             self._starts[key] = (at, done)
-        since, done_then = self._starts[key]
-        return {**data, "since": since.isoformat(), "done_then": done_then}
+        started_at, done_then = self._starts[key]
+        return {**data, "since": started_at.isoformat(), "done_then": done_then}
 
     def forget(self, stage: str | None = None) -> None:
         """Forget the phases of a stage that is retried, or of all stages."""
@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 class Sample:
     """A function to sample and the interval between samples."""
 
-    take: Callable[[], BaseModel]
+    measure: Callable[[], BaseModel]
     every_s: float
 
 
@@ -95,7 +95,7 @@ class Watch:
     """Samplers by event kind, which run while there are listeners."""
 
     samples: Mapping[str, Sample]
-    present: Present
+    live_state: LiveState
     now: Callable[[], datetime]
     _listeners: int = 0
     _tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
@@ -106,7 +106,7 @@ class Watch:
         return bool(self._tasks)
 
     @contextmanager
-    def wanted(self) -> Iterator[None]:
+    def is_sampling(self) -> Iterator[None]:
         """Sample at least as long as the body runs."""
         self._listeners += 1
         if not self._tasks:
@@ -123,18 +123,18 @@ class Watch:
                     task.cancel()
                 self._tasks = []
                 for kind in self.samples:
-                    self.present.clear(kind)
+                    self.live_state.clear(kind)
 
     async def _sample_forever(self, kind: str, sample: Sample) -> None:
         previous: BaseModel | None = None
         while True:
             try:
-                value = await asyncio.to_thread(sample.take)
+                value = await asyncio.to_thread(sample.measure)
             # A failed sample must not end the sampling.
             except Exception as error:
                 log.warning("%s: not seen this time: %s", kind, error)
             else:
                 if value != previous:
-                    self.present.tell(kind, kind, self.now(), value.model_dump(mode="json"))
+                    self.live_state.tell(kind, kind, self.now(), value.model_dump(mode="json"))
                 previous = value
             await asyncio.sleep(sample.every_s)

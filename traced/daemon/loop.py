@@ -46,7 +46,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.core.signals import cancel_once
 from traced.core.telemetry import span
-from traced.daemon.live_state import Beginnings, Present
+from traced.daemon.live_state import Beginnings, LiveState
 from traced.inference.model_files import resolve_model
 from traced.jobs.retry import AttemptLedger
 from traced.llm.connection import check_model
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # its imports are large, and wait for the first cycle
 
 T = TypeVar("T")
 BEGINNING = "the beginning of a cycle"
-LOOK_S = 5.0  # polling interval of the store when nobody wakes the loop
+POLL_S = 5.0  # polling interval of the store when nobody wakes the loop
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class CycleLoop:
     beat: Callable[[], object] = lambda: None  # watchdog ping, called once per iteration
     tidy: Callable[[], object] = lambda: None  # removes what the cycle's stages left behind
     running: str | None = None
-    doing: list[str] = field(default_factory=list)
-    present: Present = field(default_factory=Present)  # progress of the running stages
+    running_stages: list[str] = field(default_factory=list)
+    live_state: LiveState = field(default_factory=LiveState)  # progress of the running stages
     _beginnings: Beginnings = field(default_factory=Beginnings)
     _requested_cause: str = ""
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -146,12 +146,12 @@ class CycleLoop:
         except Exception as error:
             if not _is_infrastructure_error(error):
                 raise
-            log.warning("waits %.0f s for: %s", LOOK_S, error)
+            log.warning("waits %.0f s for: %s", POLL_S, error)
             return False
 
     async def _wait_for_work(self, drained: "asyncio.Future[Any]") -> None:
         woken = asyncio.ensure_future(self._awake.wait())
-        await asyncio.wait({woken, drained}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({woken, drained}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         woken.cancel()
         self._awake.clear()
 
@@ -160,7 +160,7 @@ class CycleLoop:
         self._cycle_task = asyncio.ensure_future(self._execute(cycle))
         try:
             while not self._cycle_task.done() and not drained.done():
-                await asyncio.wait({self._cycle_task, drained}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({self._cycle_task, drained}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 self.beat()
             cancel_once(self._cycle_task)
             await asyncio.wait({self._cycle_task})
@@ -170,9 +170,9 @@ class CycleLoop:
                 self._cycle_task.result()
             return True
         finally:
-            self.running, self._cycle_task, self._stage_runner, self.doing = None, None, None, []
-            self.present.clear(PROGRESS)
-            self.present.clear(WAITS)
+            self.running, self._cycle_task, self._stage_runner, self.running_stages = None, None, None, []
+            self.live_state.clear(PROGRESS)
+            self.live_state.clear(WAITS)
             self._publish_doing()
             self._beginnings.forget()
 
@@ -181,7 +181,7 @@ class CycleLoop:
         # A Docker engine that hangs would otherwise get the service restarted.
         tidying = asyncio.ensure_future(asyncio.to_thread(self.tidy))
         while not tidying.done():
-            await asyncio.wait({tidying}, timeout=LOOK_S)
+            await asyncio.wait({tidying}, timeout=POLL_S)
             self.beat()
         if (error := tidying.exception()) is not None:
             log.warning("what the cycle left behind is cleared away at the next start: %s", error)
@@ -213,14 +213,14 @@ class CycleLoop:
     def _record_start_blocker(self, error: TracedError, stored_reason: str) -> None:
         """Store why a due cycle cannot begin, and announce it if that lasts."""
         name, at, reason = self.settings.target.name, self.now(), str(error)
-        since = self._outages.outage_to_report(BEGINNING, at)
+        started_at = self._outages.outage_to_report(BEGINNING, at)
         if reason != stored_reason:
             log.warning("a cycle of %s cannot begin: %s", name, reason)
-        if reason != stored_reason or since is not None:
+        if reason != stored_reason or started_at is not None:
             with write_session(self.store) as session:
                 record_start_blocker(session, name, reason)
-                if since is not None:
-                    message = daemon_held_up(BEGINNING, reason, error.hint or "traced doctor", since)
+                if started_at is not None:
+                    message = daemon_held_up(BEGINNING, reason, error.hint or "traced doctor", started_at)
                     announce(session, message, self.settings.notify.names, at=at)
 
     def _create_cycle(self, session: Session, previous_cycles: int, cause: str) -> Cycle:
@@ -278,7 +278,7 @@ class CycleLoop:
             self.ledger,
             self._on_report,
             lambda: self.settings.devices,
-            self.doing,
+            self.running_stages,
             on_change=self._publish_doing,
         )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
@@ -299,29 +299,29 @@ class CycleLoop:
     def _on_report(self, stage: str, report: Report) -> None:
         if report.kind is ReportKind.WAITING:
             log.warning("%s waits %.0f s for: %s", stage, report.data["seconds"], report.data["for"])
-            self.present.tell(WAITS, stage, self.now(), {"for": str(report.data["for"])}, self.running)
-            since = (
+            self.live_state.tell(WAITS, stage, self.now(), {"for": str(report.data["for"])}, self.running)
+            started_at = (
                 self._outages.outage_to_report(stage, self.now())
                 if report.data["after"] == AttemptState.BLOCKED
                 else None
             )
-            if since is not None:
-                notice = asyncio.ensure_future(self._announce_outage(stage, str(report.data["for"]), since))
+            if started_at is not None:
+                notice = asyncio.ensure_future(self._announce_outage(stage, str(report.data["for"]), started_at))
                 self._pending_notices.add(notice)
                 notice.add_done_callback(self._pending_notices.discard)
         elif report.kind is ReportKind.STARTED:
             log.info("%s begins", stage, extra={"pid": report.data.get("pid")})
             self._beginnings.forget(stage)
-            self.present.clear(WAITS, stage)
+            self.live_state.clear(WAITS, stage)
         elif report.kind is ReportKind.PROGRESS:
             at = self.now()
-            self.present.tell(PROGRESS, stage, at, self._beginnings.told(stage, at, report.data), self.running)
+            self.live_state.tell(PROGRESS, stage, at, self._beginnings.with_start(stage, at, report.data), self.running)
 
     def _publish_doing(self) -> None:
-        self.present.tell(ACTIVITY, ACTIVITY, self.now(), {"stages": list(self.doing)}, self.running)
+        self.live_state.tell(ACTIVITY, ACTIVITY, self.now(), {"stages": list(self.running_stages)}, self.running)
 
-    async def _announce_outage(self, stage: str, reason: str, since: datetime) -> None:
-        message = daemon_held_up(stage, reason, "traced doctor", since)
+    async def _announce_outage(self, stage: str, reason: str, started_at: datetime) -> None:
+        message = daemon_held_up(stage, reason, "traced doctor", started_at)
         try:
             await self.ledger.transaction(
                 lambda session: announce(session, message, self.settings.notify.names, at=self.now())

@@ -41,7 +41,7 @@ class Change:
 
     settings: Settings
     changed: dict[str, list[Any]] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    needs_restart: list[str] = field(default_factory=list)
 
 
 def change(running: Settings, updated: Settings) -> Change:
@@ -54,7 +54,7 @@ def change(running: Settings, updated: Settings) -> Change:
     return Change(_merge(running, updated, applied), changed, [key for key in differing if key not in applied])
 
 
-def told(settings: Settings) -> dict[str, Any]:
+def public_values(settings: Settings) -> dict[str, Any]:
     """Every setting as a JSON value without secrets."""
     return {key: _redacted_value(key, _value(settings, key)) for key in valid_keys()}
 
@@ -98,7 +98,7 @@ log = logging.getLogger(__name__)
 
 def note_restart(settings: Settings, store: sqlalchemy.Engine, *, at: datetime) -> dict[str, list[Any]]:
     """Audit the settings changed since the last run; returns {key: [from, to]}, empty at the first run."""
-    previous, current = _read_saved(settings), told(settings)
+    previous, current = _read_saved(settings), public_values(settings)
     changed = {
         key: [previous.get(key), current[key]]
         for key in current
@@ -117,7 +117,7 @@ def keep(settings: Settings) -> None:
     """Save the settings as the ones in force."""
     path = settings.data_dir / FILE
     try:
-        publish_file(path, json.dumps(told(settings), indent=1, sort_keys=True) + "\n")
+        publish_file(path, json.dumps(public_values(settings), indent=1, sort_keys=True) + "\n")
         path.chmod(0o600)
     except (OSError, DiskError) as error:
         log.warning("the settings in force could not be noted in %s: %s", path, error)

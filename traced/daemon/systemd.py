@@ -78,12 +78,12 @@ def render(unit: Unit) -> str:
     """The unit file; raises ``UnitRefused``."""
     _validate(unit)
     program = [str(unit.python), "-P", "-m", "traced", "up", "--data-dir", str(unit.data_dir)]
-    after = "network-online.target docker.service" if unit.system else "network.target"
+    units_before = "network-online.target docker.service" if unit.system else "network.target"
     lines = [
         MARK,
         "[Unit]",
         f"Description=traced, a daemon that trains an agent's missing capabilities ({unit.name})",
-        f"After={after}",
+        f"After={units_before}",
         *(["Wants=network-online.target"] if unit.system else []),
         # No limit on restarts: the database may be unreachable for an hour.
         "StartLimitIntervalSec=0",
@@ -190,8 +190,8 @@ class Installed:
     """State of a unit on this machine: its file, its owner, whether it is up to date, and systemd's state of it."""
 
     path: Path
-    there: bool
-    ours: bool
+    exists: bool
+    is_ours: bool
     current: bool  # as ``install`` would write it now
     state: str  # "" where systemd does not run
 

@@ -58,7 +58,7 @@ class Counters:
     due: str = ""
 
 
-def counted(previous: Counters | None, started: str, totals: Totals, window: int) -> Counters:
+def add_sample(previous: Counters | None, started: str, totals: Totals, window: int) -> Counters:
     """Add a sample to the counters; starts anew when a cycle began or the totals fell (deleted trajectories)."""
     if previous is None:
         previous = Counters(started, (totals if started else Totals(),))
@@ -76,7 +76,7 @@ def counted(previous: Counters | None, started: str, totals: Totals, window: int
     return replace(previous, looks=tuple(samples))
 
 
-def enough(counters: Counters, trajectories: int, failure_rate: float, window: int) -> str:
+def due_reason(counters: Counters, trajectories: int, failure_rate: float, window: int) -> str:
     """The reason why the counts make a cycle due, or ""; a limit of 0 is off."""
     now = counters.looks[-1]
     new = now.trajectories - counters.looks[0].trajectories
@@ -91,7 +91,7 @@ def enough(counters: Counters, trajectories: int, failure_rate: float, window: i
 
 
 FILE = "triggers.db"
-LOOK_S = 30.0
+POLL_S = 30.0
 STEP_S = 60.0  # clock corrections below this are ignored, so that no job fires twice
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Triggers:
     store: sqlalchemy.Engine
     request: Callable[[str], None]
     now: Callable[[], datetime]
-    look_s: float = LOOK_S
+    poll_s: float = POLL_S
     _next_run: datetime | None = None
     _fired_causes: list[str] = field(default_factory=list)
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -150,7 +150,7 @@ class Triggers:
                 await self._supervise(file)
             except DBAPIError as error:
                 log.warning("%s fails, triggers begin again: %s", file, error.orig)
-                await asyncio.sleep(self.look_s)
+                await asyncio.sleep(self.poll_s)
 
     def _is_off(self) -> bool:
         section = self.settings.triggers
@@ -166,7 +166,7 @@ class Triggers:
                 stepped_back = offset - self._clock_offset() > STEP_S
                 if stepped_back or section != self.settings.triggers:
                     section = self.settings.triggers
-                    _plan(scheduler, clocks(section), anew=stepped_back)
+                    _plan(scheduler, clocks(section), is_reload=stepped_back)
                 offset = self._clock_offset()
                 scheduler.wakeup()
                 # Lets the callbacks run that wakeup has scheduled.
@@ -174,7 +174,7 @@ class Triggers:
                 await self._check(engine)
                 self._next_run = _earliest_run(scheduler)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._awake.wait(), self.look_s)
+                    await asyncio.wait_for(self._awake.wait(), self.poll_s)
                 self._awake.clear()
 
     @contextmanager
@@ -214,7 +214,7 @@ class Triggers:
         self._outage_logged = False
         del self._fired_causes[: len(causes)]
         section = self.settings.triggers
-        reason = counters.due or enough(counters, section.trajectories, section.failure_rate, section.window)
+        reason = counters.due or due_reason(counters, section.trajectories, section.failure_rate, section.window)
         if target_state.paused_at is None and reason and self._requested_since != counters.started:
             self._requested_since = counters.started  # the loop keeps what it was asked until a cycle begins
             log.info("a cycle of %s is due: %s", target_state.name, reason)
@@ -229,7 +229,7 @@ class Triggers:
         totals = Totals(outcomes[Outcome.SUCCESS] + outcomes[Outcome.FAILURE], outcomes[Outcome.FAILURE])
         started = target_state.last_started_at.isoformat() if target_state.last_started_at else ""
         previous = _load(engine)
-        counters = counted(previous, started, totals, self.settings.triggers.window)
+        counters = add_sample(previous, started, totals, self.settings.triggers.window)
         due = "" if target_state.paused_at is not None else (counters.due or "".join(causes[:1]))
         counters = replace(counters, due=due)
         if counters != previous:
@@ -254,13 +254,13 @@ def clocks(section: TriggersSection) -> dict[str, Clock]:
     return enabled
 
 
-def _plan(scheduler: Any, configured: dict[str, Clock], *, anew: bool = False) -> None:
+def _plan(scheduler: Any, configured: dict[str, Clock], *, is_reload: bool = False) -> None:
     """Make the stored jobs match the configured ones; unchanged jobs keep their time, unless ``anew``."""
     jobs = {job.id: job for job in scheduler.get_jobs()}
     for name in jobs.keys() - configured.keys():
         scheduler.remove_job(name)
     for name, clock in configured.items():
-        if anew or name not in jobs or jobs[name].name != clock.key:
+        if is_reload or name not in jobs or jobs[name].name != clock.key:
             trigger = clock.trigger()
             scheduler.add_job(cause, trigger, [clock.cause], id=name, name=clock.key, replace_existing=True)
 

@@ -51,7 +51,7 @@ class Rules:
     idle_s: float
     poll_s: float
     hours: tuple[Window, ...] = ()
-    quiet: tuple[Window, ...] = ()
+    quiet_windows: tuple[Window, ...] = ()
     zone: tzinfo | None = None
     train_on: str = "auto"
     busy_s: float = 60.0
@@ -84,7 +84,7 @@ def rules(section: DevicesSection) -> Rules:
         idle_s=section.idle_s,
         poll_s=section.poll_s,
         hours=parse_windows(section.train_hours),
-        quiet=parse_windows(section.quiet_hours),
+        quiet_windows=parse_windows(section.quiet_hours),
         zone=parse_zone(section.time_zone),
         train_on=section.train_on,
         busy_s=section.busy_s,
@@ -148,7 +148,7 @@ def busy_reason(watch: IdleWatch, limits: Rules, at: float) -> str:
 
 def blocking_reason(watch: IdleWatch, limits: Rules, at: float, now: datetime) -> str:
     """Return why training may not begin on the device at second ``at``, which is ``now`` in UTC, or ""."""
-    return closed_reason(limits.hours, limits.quiet, now, limits.zone) or busy_reason(watch, limits, at)
+    return closed_reason(limits.hours, limits.quiet_windows, now, limits.zone) or busy_reason(watch, limits, at)
 
 
 def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
@@ -181,7 +181,7 @@ def _view(device: DeviceReading, leases: Sequence[Lease], limits: Rules, now: da
     """The reading with the reasons why training cannot begin on the device; ``idle`` if there are none."""
     lease = next((lease for lease in leases if lease.device == device.id), None)
     obstacles = [*excesses(device, limits.of(device))]
-    if closed := closed_reason(limits.hours, limits.quiet, now, limits.zone):
+    if closed := closed_reason(limits.hours, limits.quiet_windows, now, limits.zone):
         obstacles.append(closed)
     if lease is not None and lease.live(now):
         obstacles.append(describe_lease(lease, now))

@@ -331,7 +331,7 @@ async def _watch_device(access: DeviceAccess, lease: DeviceLease) -> None:
     while True:
         await access.clocks.sleep(access.limits().poll_s)
         limits = access.limits()
-        quiet_hours = closed_reason((), limits.quiet, access.clocks.now(), limits.zone)
+        quiet_hours = closed_reason((), limits.quiet_windows, access.clocks.now(), limits.zone)
         if quiet_hours:
             return lease.revoke(quiet_hours)
         devices = (await asyncio.to_thread(access.probe.read)).devices

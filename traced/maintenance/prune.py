@@ -111,9 +111,9 @@ def _tables(settings: Settings, store: Engine) -> Iterator[tuple[Connection, dic
     engine = connect(sqlite_url(file)) if own_engine else store
     try:
         with engine.connect() as connection:
-            present = set(inspect(connection).get_table_names()) & set(KEPT_BY_LANGGRAPH)
+            existing = set(inspect(connection).get_table_names()) & set(KEPT_BY_LANGGRAPH)
             metadata = MetaData()
-            tables = {name: Table(name, metadata, autoload_with=connection) for name in sorted(present)}
+            tables = {name: Table(name, metadata, autoload_with=connection) for name in sorted(existing)}
             has_columns = {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"} <= {*_columns(tables)}
             yield connection, tables if has_columns else {}
     except DBAPIError as error:

@@ -115,8 +115,8 @@ def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetim
             aside_schema = _load_store(load)
             _like(data_dir, staging)
             put_in_place(staging, data_dir, backup_path)
-            moved = _settle(data_dir, backup_path)
-    return Restored(data_dir, manifest, backup_path if moved else None, aside_schema)
+            old_directory = _settle(data_dir, backup_path)
+    return Restored(data_dir, manifest, backup_path if old_directory else None, aside_schema)
 
 
 def _refuse_data(data_dir: Path) -> None:

@@ -29,8 +29,8 @@ from tui.screens.decision import ACTIONS, Decision, changes_text, decisions_text
 from tui.screens.live_screen import WIDTHS, Live
 from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.forest_plot import Forest
-from tui.widgets.navigation import READING
-from tui.widgets.tables import KeyedTable, Opening, Row
+from tui.widgets.navigation import READER_BINDINGS
+from tui.widgets.tables import KeyedTable, OpenableTable, Row
 
 STATUS_LABELS = {
     "waiting": ("! waits", "bold yellow"),
@@ -98,7 +98,7 @@ class Approvals(Live):
         """The adapters, and the case of the selected one."""
         yield Static("", id="offered", markup=False)
         with Container(id="desk"):
-            yield Opening("adapter", "stands", id="adapters")
+            yield OpenableTable("adapter", "stands", id="adapters")
             with VerticalScroll(id="case"):
                 yield Static("", id="stands", markup=False)
                 yield Forest(id="forest")
@@ -246,7 +246,7 @@ class Approvals(Live):
         self.query_one("#decided", Static).update(decisions_text(case))
 
 
-class Pairs(Opening):
+class Pairs(OpenableTable):
     """Episodes of the same task, by the base and by the adapter."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Read both")]
@@ -261,7 +261,7 @@ class Patches(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", key_display="Esc"),
-        *READING,
+        *READER_BINDINGS,
     ]
 
     def __init__(self, patches: Sequence[PatchView]) -> None:

@@ -24,7 +24,7 @@ from tui.screens.conversation import Conversation
 from tui.screens.live_screen import Live
 from tui.text import sanitize_block, sanitize_line
 from tui.widgets.label_grid import SIGNS, LabelGrid
-from tui.widgets.tables import KeyedTable, Opening
+from tui.widgets.tables import KeyedTable, OpenableTable
 
 NONE_YET = "No capability has been named yet: a cycle names them once it has collected episodes (traced cycle start)."
 # Labels never change, so the last tables are cached.
@@ -100,7 +100,7 @@ class Capabilities(Live):
 
     def contents(self) -> ComposeResult:
         """The list, what is chosen, and its panels."""
-        yield Opening("capability", "Δ", "cov.", "runs", "α", "state", "adapters", id="capabilities")
+        yield OpenableTable("capability", "Δ", "cov.", "runs", "α", "state", "adapters", id="capabilities")
         yield Static("", id="chosen", markup=False)
         with Container(id="detail"):
             with VerticalScroll(id="about", classes="part"):
@@ -110,7 +110,7 @@ class Capabilities(Live):
                 yield LabelGrid(id="grid")
                 yield Static("", id="cell", markup=False)
             with Vertical(id="messages", classes="part"):
-                yield Opening("says", "of", "trajectory", "#", "role", "text", id="cited")
+                yield OpenableTable("says", "of", "trajectory", "#", "role", "text", id="cited")
                 yield Static("", id="preview", markup=False)
             with Vertical(id="history", classes="part"):
                 yield KeyedTable("cycle", "Δ", "coverage", "runs", "state", id="cycles")
@@ -162,7 +162,7 @@ class Capabilities(Live):
 
     def point_at(self, key: str) -> None:
         """Show the capability of this name, now or once it is known."""
-        if key in self._capabilities or not self.known:
+        if key in self._capabilities or not self.is_loaded:
             self._selected_name, self._cycle = key, None
             self._load_detail()
         super().point_at(key)

@@ -30,7 +30,7 @@ from tui.text import OUTCOMES, VERDICTS, sanitize_line
 from tui.widgets.blocks import blocks, citations
 from tui.widgets.conversation import Side, Talk
 from tui.widgets.dialogs import export
-from tui.widgets.navigation import READING
+from tui.widgets.navigation import READER_BINDINGS
 
 OTHERWISE = {"success": "failure", "failure": "success"}  # the outcome that a trial beside it has
 DETAIL = 400  # characters of an episode's detail
@@ -63,7 +63,7 @@ class Conversation(Live):
         self.trajectory_id = trajectory_id
         self.capability = capability
         self._message = message  # where reading begins
-        self.beside: str | None = None
+        self.other_id: str | None = None
         self._trajectory: FullTrajectory | None = None
 
     def contents(self) -> ComposeResult:
@@ -85,13 +85,13 @@ class Conversation(Live):
     async def load(self, client: Client) -> ConversationData:
         """Request the trajectory, and the other trial if one is open."""
         trajectory = await client.trajectories.get(self.trajectory_id)
-        return ConversationData(trajectory, await client.trajectories.get(self.beside) if self.beside else None)
+        return ConversationData(trajectory, await client.trajectories.get(self.other_id) if self.other_id else None)
 
     def show(self, data: ConversationData) -> None:
         """Show the conversation, and the other trial if there is one."""
         self._trajectory = data.trajectory
         self._put_side(self.query_one("#one", Side), data.trajectory)
-        is_expected = data.other is not None and data.other.id == self.beside
+        is_expected = data.other is not None and data.other.id == self.other_id
         side = self.query_one("#beside", Side)
         if data.other is not None and is_expected:
             self._put_side(side, data.other)
@@ -106,7 +106,7 @@ class Conversation(Live):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer another trial only beside a trial, and an export only outside a browser."""
         if action == "another":
-            return self.beside is not None
+            return self.other_id is not None
         return not self.app.is_web if action == "export" else True
 
     def action_back(self) -> None:
@@ -115,7 +115,7 @@ class Conversation(Live):
 
     def action_beside(self) -> None:
         """A trial that ended otherwise beside it, or none."""
-        if self.beside is not None:
+        if self.other_id is not None:
             self._put_beside(None)
             self.query_one("#one Talk", Talk).focus()
         else:
@@ -145,7 +145,7 @@ class Conversation(Live):
         )
         if candidates:
             ids = [trial.id for trial in candidates]
-            place = ids.index(self.beside) + 1 if self.beside in ids else 0
+            place = ids.index(self.other_id) + 1 if self.other_id in ids else 0
             self._put_beside(ids[place % len(ids)])
             return
         if not trials:
@@ -160,7 +160,7 @@ class Conversation(Live):
         self.app.notify(message, timeout=5, markup=False)
 
     def _put_beside(self, trajectory_id: str | None) -> None:
-        self.beside = trajectory_id
+        self.other_id = trajectory_id
         self.refresh_bindings()
         self.query_one("#beside", Side).display = trajectory_id is not None
         self.query_one("#beside Talk", Talk).tell([])
@@ -180,7 +180,7 @@ class SideBySide(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", key_display="Esc"),
         Binding("tab", "app.focus_next", "Other episode"),
-        *READING,
+        *READER_BINDINGS,
     ]
 
     def __init__(self, title: str, base: Episode, adapter: Episode) -> None:
@@ -213,7 +213,7 @@ class RolloutShown(ModalScreen[None]):
         Binding("escape,q", "dismiss", "Close", key_display="Esc"),
         Binding("right,n", "other(1)", "Next", key_display="→"),
         Binding("left,b", "other(-1)", "Previous", key_display="←"),
-        *READING,
+        *READER_BINDINGS,
     ]
 
     def __init__(self, samples: Sequence[SampleView], place: int) -> None:

@@ -58,7 +58,7 @@ class Decision(ReasonDialog):
     """
 
     def __init__(self, case: Case, action_key: str, send: Callable[[str, Policy], Awaitable[Done]]) -> None:
-        self.case, self.what, self._send = case, action_key, send
+        self.case, self.action, self._send = case, action_key, send
         self._action = next(action for action in ACTIONS.values() if action.key == action_key)
         super().__init__(
             f"{self._action.verb} {sanitize_line(case.adapter.name, 60)}",
@@ -66,7 +66,7 @@ class Decision(ReasonDialog):
             after_reason="#policy" if action_key == "approve" else "#leave",
         )
 
-    def about(self) -> Iterable[Widget]:
+    def details(self) -> Iterable[Widget]:
         """The figures that it is decided on."""
         yield Static("", id="overtaken", markup=False)
         yield Static(_figures(self.case))
@@ -74,7 +74,7 @@ class Decision(ReasonDialog):
 
     def choices(self) -> Iterable[Widget]:
         """The way in which an adapter goes live."""
-        if self.what != "approve":
+        if self.action != "approve":
             return
         yield Static("How it goes live:", classes="title")
         buttons = [
@@ -99,7 +99,7 @@ class Decision(ReasonDialog):
         return self._send(reason, self._policy())
 
     def _policy(self) -> Policy:
-        if self.what != "approve":
+        if self.action != "approve":
             return self.case.policy
         index = self.query_one("#policy", RadioSet).pressed_index
         return POLICIES[index][0] if index >= 0 else self.case.policy

@@ -27,7 +27,7 @@ from tui.screens.environment_report import Report
 from tui.screens.live_screen import Live
 from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.dialogs import Question
-from tui.widgets.tables import KeyedTable, Opening, Row
+from tui.widgets.tables import KeyedTable, OpenableTable, Row
 
 PAGE = 200  # environments of one request
 # Characters of a source that are shown. Admission accepts 256 KiB, so this cuts nothing that was admitted.
@@ -55,7 +55,7 @@ class Environments(Live):
 
     def contents(self) -> ComposeResult:
         """The table above, the one under the cursor below."""
-        yield Opening(
+        yield OpenableTable(
             "standing", "capability", "environment", "failed", "adapters", "cycle", "made", "by", id="environments"
         )
         yield Static("", id="environment", classes="panel")

@@ -42,7 +42,7 @@ class Live(Screen[None]):
         super().__init__()
         self._stale = True
         self._load_scheduled = False
-        self.known = False
+        self.is_loaded = False
         self._pointing = ""  # what to put the cursor on once it is shown
 
     def compose(self) -> ComposeResult:
@@ -88,7 +88,7 @@ class Live(Screen[None]):
         """Schedule one request for all changes within ``SOON_S``."""
         if not self._load_scheduled:
             self._load_scheduled = True
-            self.set_timer(SOON_S if self.known else 0.001, self._ask)
+            self.set_timer(SOON_S if self.is_loaded else 0.001, self._ask)
 
     def point_at(self, key: str) -> None:
         """Put the cursor on the thing of this key, now or with the next answer, which is asked for; "" is nothing."""
@@ -118,22 +118,22 @@ class Live(Screen[None]):
         except NoDaemon:
             # The link announces when the daemon is back; until then the data stay outdated.
             self._stale = True
-            self.note("" if self.known else NOBODY)
+            self.note("" if self.is_loaded else NOBODY)
         except ClientError as error:
             # A refusal lasts until something changes. An immediate retry would be refused again.
             is_refused = True
-            cause, hint = self.app.where.refusal(error)
+            cause, hint = self.app.address.refusal(error)
             self.note(
                 f"✗ The daemon refuses this: {sanitize_line(cause)}" + (f". Try: {sanitize_line(hint)}" if hint else "")
             )
         else:
             self.note("")
-            self.known = True
+            self.is_loaded = True
             self.show(data)
             if self._pointing and not self._point() and not self._stale:
                 self.app.notify(f"{sanitize_line(self._pointing, 80)} is not listed here.", markup=False)
                 self._pointing = ""
         self._load_scheduled = False
-        if self._stale and self.known and self.app.linked and self.is_current:
+        if self._stale and self.is_loaded and self.app.linked and self.is_current:
             self.ask_soon()
         self._stale = self._stale or is_refused

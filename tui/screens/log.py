@@ -25,7 +25,7 @@ from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.lines import Lines
 from tui.widgets.tables import Row
 
-PAGE, KEPT = 300, 1000  # events that are asked for at once, and held
+PAGE, MAX_EVENTS = 300, 1000  # events that are asked for at once, and held
 NEAR = 5  # rows from the top at which older ones are asked for
 VALUE = 2000  # characters of one value in the pane
 EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -108,10 +108,10 @@ class Log(Live):
             self._show_state()
             return
         self._events |= {event.seq: event for event in fits}
-        for seq in list(self._events)[:-KEPT]:
+        for seq in list(self._events)[:-MAX_EVENTS]:
             del self._events[seq]
             self._beginning = False
-        if self.is_current and self.known:
+        if self.is_current and self.is_loaded:
             self._put()
         else:
             self._stale = True
@@ -179,8 +179,8 @@ class Log(Live):
             return
         self._beginning = len(page) < PAGE
         events = [*reversed(page), *self._events.values()]
-        self._newer += max(len(events) - KEPT, 0)
-        self._events = {event.seq: event for event in events[:KEPT]}
+        self._newer += max(len(events) - MAX_EVENTS, 0)
+        self._events = {event.seq: event for event in events[:MAX_EVENTS]}
         self._put()
 
     def _show_event(self) -> None:

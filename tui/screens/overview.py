@@ -35,12 +35,12 @@ from traced.client.models import (
 from traced.client.serving import Health, Rates
 from traced.client.transport import RequestRefused
 from tui.screens.live_screen import Live
-from tui.text import Drawn, cell, sanitize_line
+from tui.text import DrawnText, cell, sanitize_line
 from tui.widgets.dialogs import ActQuestion
 from tui.widgets.machine import device_rows, health_lines
 from tui.widgets.pipeline import pipeline
 from tui.widgets.plots import plotted
-from tui.widgets.tables import KeyedTable, Opening, Row
+from tui.widgets.tables import KeyedTable, OpenableTable, Row
 
 # Kinds of events after which more than the status is requested.
 DEAR = ("cycle", "missed", "stage failed", "reload", "settings", WAITS)
@@ -107,16 +107,16 @@ class Overview(Live):
             yield Static("Waits for you", classes="title spare", markup=False)
             yield Waiting("what", "which", "why", id="waiting", show_header=False)
             yield Static("Cycle", classes="title", id="cycle-title", markup=False)
-            yield Drawn(id="cycle")
+            yield DrawnText(id="cycle")
             with Container(id="machine"):
                 with Vertical(id="devices-part"):
                     yield Static("Devices", classes="title spare", markup=False)
                     yield KeyedTable("device", "in use", "memory", "held by", id="devices", show_header=False)
                 with Vertical(id="health-part"):
                     yield Static("Router and parts", classes="title spare", markup=False)
-                    yield Drawn(id="health")
+                    yield DrawnText(id="health")
             yield Static("Success over time", classes="title spare", id="rates-title", markup=False)
-            yield Drawn(id="rates")
+            yield DrawnText(id="rates")
 
     async def load(self, client: Client) -> OverviewData:
         """Request the status and the open cycle; the details are requested in parallel."""
@@ -274,7 +274,7 @@ class Overview(Live):
 
     def _show_cycle(self) -> None:
         status = self._live_data.status
-        title, widget = self.query_one("#cycle-title", Static), self.query_one("#cycle", Drawn)
+        title, widget = self.query_one("#cycle-title", Static), self.query_one("#cycle", DrawnText)
         if status is None:
             return
         if not status.cycles:
@@ -307,12 +307,12 @@ class Overview(Live):
 
     def _show_health(self) -> None:
         health, readiness = self._live_data.health, self._live_data.readiness
-        self.query_one("#health", Drawn).put(lambda width, height: health_lines(health, readiness, width))
+        self.query_one("#health", DrawnText).put(lambda width, height: health_lines(health, readiness, width))
 
     def _show_rates(self) -> None:
         rates = self._live_data.rates
         if rates is not None:
-            self.query_one("#rates", Drawn).put(lambda width, height: plotted(rates, width, height or 3))
+            self.query_one("#rates", DrawnText).put(lambda width, height: plotted(rates, width, height or 3))
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the pending item."""
@@ -356,7 +356,7 @@ class Overview(Live):
         self.app.push_screen(dialog, lambda _: self.changed())
 
 
-class Waiting(Opening):
+class Waiting(OpenableTable):
     """The table of items that wait for a person."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

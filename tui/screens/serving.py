@@ -44,7 +44,7 @@ from tui.screens.serving_panels import (
 )
 from tui.text import sanitize_line
 from tui.widgets.dialogs import ActQuestion
-from tui.widgets.navigation import READING
+from tui.widgets.navigation import READER_BINDINGS
 from tui.widgets.tables import KeyedTable, Row
 
 # The list is bounded: a busy router makes thousands of decisions a day.
@@ -236,7 +236,7 @@ class Serving(Live):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer a rollback of active adapters only, and not on a read-only connection."""
         if action == "roll_back":
-            model = self._selected_model() if self.known else None
+            model = self._selected_model() if self.is_loaded else None
             return model is not None and model.state in ACTIVE_STATES and not self.app.read_only
         return super().check_action(action, parameters)
 
@@ -272,7 +272,7 @@ class ServedConversation(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", key_display="Esc"),
-        *READING,
+        *READER_BINDINGS,
     ]
 
     app: ConnectedApp

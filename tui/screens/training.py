@@ -24,8 +24,8 @@ from tui.screens.conversation import RolloutShown
 from tui.screens.live_screen import Live
 from tui.text import cell, sanitize_line
 from tui.widgets.dialogs import ActQuestion
-from tui.widgets.plots import Curve, short
-from tui.widgets.tables import KeyedTable, Opening, Row
+from tui.widgets.plots import Curve, format_number
+from tui.widgets.tables import KeyedTable, OpenableTable, Row
 
 MARKS = {"running": "▶", "finished": "✓", "failed": "✗", "interrupted": "‖"}
 STYLES = {"running": "bold cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow"}
@@ -83,13 +83,13 @@ class Training(Live):
 
     def contents(self) -> ComposeResult:
         """The runs, the curves, and the rollouts."""
-        yield Opening("state", "capability", "iteration", "reward", "tokens/s", "time", "cycle", id="runs")
+        yield OpenableTable("state", "capability", "iteration", "reward", "tokens/s", "time", "cycle", id="runs")
         yield Static("", classes="title", id="run", markup=False)
         with Grid(id="curves"):
             for figure, (name, low, step) in CURVES.items():
                 yield Curve(name, low=low, step=step, id=figure)
         yield Static("", classes="title", id="samples-title", markup=False)
-        yield Opening("rollout", "reward", "outcome", "turns", "last said", id="samples")
+        yield OpenableTable("rollout", "reward", "outcome", "turns", "last said", id="samples")
 
     def on_mount(self) -> None:
         """Hide the details until the runs are loaded."""
@@ -360,7 +360,7 @@ def duration(seconds: float) -> str:
 
 def _figure(figures: Mapping[str, float | None], name: str) -> str:
     value = figures.get(name)
-    return "" if value is None else short(value)
+    return "" if value is None else format_number(value)
 
 
 def _start(text: object, limit: int) -> str:

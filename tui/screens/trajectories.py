@@ -128,7 +128,7 @@ class Trajectories(Live):
 
     def on_resize(self, event: Resize) -> None:
         """The user's words take what room there is."""
-        if self.known:
+        if self.is_loaded:
             self._put()
 
     def on_data_table_row_highlighted(self) -> None:

@@ -26,7 +26,7 @@ class Citation:
     capability: str
     verdict: str
     runs: int
-    of: int
+    total_runs: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Block:
     head: str
     brief: str
     body: str
-    cited: tuple[Citation, ...] = ()
+    citation: tuple[Citation, ...] = ()
     folded: bool = False  # at first
 
 

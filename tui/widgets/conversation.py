@@ -76,7 +76,7 @@ class Talk(VerticalScroll):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.blocks: list[Block] = []
-        self.chosen = 0
+        self.index = 0
         # The message that is chosen and unfolded at first; None means the first cited one.
         self.begin_at: int | None = None
 
@@ -98,7 +98,7 @@ class Talk(VerticalScroll):
         for piece in pieces[len(self.blocks) :]:
             piece.remove()
         self._mounted_count = min(len(pieces), len(self.blocks))
-        self._reach(self.chosen)
+        self._reach(self.index)
         if fresh:
             self.call_after_refresh(self._begin)
 
@@ -113,7 +113,7 @@ class Talk(VerticalScroll):
         pieces = self.pieces
         for piece in pieces:
             piece.set_class(piece is pieces[place], "-chosen")
-        self.chosen = place
+        self.index = place
         self.call_after_refresh(self.scroll_to_widget, pieces[place], animate=False, top=top)
 
     def action_next(self) -> None:
@@ -121,7 +121,7 @@ class Talk(VerticalScroll):
         if self.blocks and self._rest_below() > 0 and self.scroll_y < self.max_scroll_y:
             self.scroll_relative(y=min(self._rest_below(), max(self.size.height // 2, 1)), animate=False)
         else:
-            self.choose(self.chosen + 1)
+            self.choose(self.index + 1)
 
     def action_previous(self) -> None:
         """The block before, once the beginning of this one is in view."""
@@ -129,7 +129,7 @@ class Talk(VerticalScroll):
         if hidden_lines > 0:
             self.scroll_relative(y=-min(hidden_lines, max(self.size.height // 2, 1)), animate=False)
         else:
-            self.choose(self.chosen - 1)
+            self.choose(self.index - 1)
 
     def action_page_down(self) -> None:
         """Scroll one screen down; the selection moves with it."""
@@ -150,9 +150,9 @@ class Talk(VerticalScroll):
     def action_fold(self) -> None:
         """Fold or unfold the chosen block."""
         if self.blocks:
-            piece = self.pieces[self.chosen]
+            piece = self.pieces[self.index]
             piece.tell(piece.block, not piece.folded)
-            self.choose(self.chosen)
+            self.choose(self.index)
 
     def action_fold_all(self) -> None:
         """Unfold all calls; fold them where they are unfolded."""
@@ -160,26 +160,26 @@ class Talk(VerticalScroll):
         fold = not any(piece.folded for piece in calls)
         for piece in calls:
             piece.tell(piece.block, fold)
-        self.choose(self.chosen)
+        self.choose(self.index)
 
     def action_cited(self, step: int) -> None:
         """The next cited block, from the other end after the last one."""
-        cited_places = [place for place, block in enumerate(self.blocks) if block.cited]
+        cited_places = [place for place, block in enumerate(self.blocks) if block.citation]
         if not cited_places:
             self.app.notify("No message is cited here.", timeout=3)
             return
-        ahead = [place for place in cited_places if (place - self.chosen) * step > 0]
+        ahead = [place for place in cited_places if (place - self.index) * step > 0]
         self.choose((min(ahead) if step > 0 else max(ahead)) if ahead else cited_places[0 if step > 0 else -1])
 
     def _begin(self) -> None:
-        cited_places = [place for place, block in enumerate(self.blocks) if block.cited]
+        cited_places = [place for place, block in enumerate(self.blocks) if block.citation]
         if self.begin_at is None:
             self.choose(cited_places[0] if cited_places else 0)
             return
         exactly = [
             place
             for place in cited_places
-            if self.begin_at in {citation.index for citation in self.blocks[place].cited}
+            if self.begin_at in {citation.index for citation in self.blocks[place].citation}
         ]
         earlier = [place for place, block in enumerate(self.blocks) if block.index <= self.begin_at]
         place = (exactly or earlier[-1:] or [0])[0]
@@ -207,13 +207,13 @@ class Talk(VerticalScroll):
         self._reach(place)
         for number, piece in enumerate(self.pieces):
             piece.set_class(number == place, "-chosen")
-        self.chosen = place
+        self.index = place
 
     def _top(self) -> int:
-        return self.pieces[self.chosen].virtual_region.y
+        return self.pieces[self.index].virtual_region.y
 
     def _rest_below(self) -> int:
-        region = self.pieces[self.chosen].virtual_region
+        region = self.pieces[self.index].virtual_region
         return region.bottom - (self.scroll_offset.y + self.size.height)
 
 
@@ -253,7 +253,7 @@ def _render_block(block: Block, folded: bool) -> RenderableType:
     if folded:
         head.append(block.brief if block.kind == "call" else f"  {block.brief}", "" if block.kind == "call" else "dim")
     parts: list[RenderableType] = [head]
-    for index, some in groupby(block.cited, lambda citation: citation.index):
+    for index, some in groupby(block.citation, lambda citation: citation.index):
         parts.append(Padding(_marks(list(some), other=index != block.index), (0, 0, 0, 5)))
     if not folded:
         parts.append(Padding(Text(block.body or "(empty)", "" if block.body else "dim"), (0, 0, 0, 5)))
@@ -267,5 +267,5 @@ def _marks(citations: Sequence[Citation], *, other: bool) -> Text:
         mark, colour = VERDICTS.get(citation.verdict, ("·", ""))
         text.append(", " if place else "cited: ", "dim")
         verdict = f"{sanitize_line(citation.capability, 60)} {sanitize_line(citation.verdict, 20)}"
-        text.append(f"{mark} {verdict} {citation.runs}/{citation.of}", f"bold {colour}")
+        text.append(f"{mark} {verdict} {citation.runs}/{citation.total_runs}", f"bold {colour}")
     return text

@@ -88,7 +88,7 @@ class ReasonDialog(ModalScreen[Done | None]):
         self._title, self._variant = sanitize_line(title, 80), variant
         self._after_reason = after_reason  # where Enter goes on to
 
-    def about(self) -> Iterable[Widget]:
+    def details(self) -> Iterable[Widget]:
         """Widgets that describe the effect of the action."""
         return ()
 
@@ -105,7 +105,7 @@ class ReasonDialog(ModalScreen[Done | None]):
         with VerticalScroll(can_focus=False) as frame:
             frame.border_title = Text(self._title)
             frame.border_subtitle = "Tab goes on · ^y confirms · Esc leaves"
-            yield from self.about()
+            yield from self.details()
             yield Static("Why (for the record):", classes="title")
             yield Input(placeholder="what the next person should know", id="why", compact=True, max_length=REASON)
             yield from self.choices()
@@ -163,7 +163,7 @@ class ActQuestion(ReasonDialog):
         super().__init__(title)
         self._effect, self._send = effect, send
 
-    def about(self) -> Iterable[Widget]:
+    def details(self) -> Iterable[Widget]:
         """The effect of the action."""
         yield Static(self._effect, id="what")
 

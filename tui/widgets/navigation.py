@@ -20,7 +20,7 @@ from tui.text import sanitize_line
 
 MIN_LETTERS = 3  # letters of a name that is cut
 # Modal screens do not inherit the app's keys.
-READING: list[BindingType] = [
+READER_BINDINGS: list[BindingType] = [
     Binding("question_mark", "app.help", "Help", key_display="?"),
     Binding("ctrl+o", "app.jump", "Jump", show=False),
 ]
@@ -41,7 +41,7 @@ class TopLine(Static):
         app, text = self.app, Text(no_wrap=True, overflow="ellipsis")
         text.append("traced ", "bold")
         if app.linked is None:
-            text.append(f"… connecting to {sanitize_line(app.where.name, 60)}")
+            text.append(f"… connecting to {sanitize_line(app.address.name, 60)}")
         elif not app.linked:
             text.append(f"✗ {app.trouble}", "bold red")
         else:

@@ -72,13 +72,13 @@ class Curve(Widget):
         if not values:
             text.append(f"\n{self._empty_text}", "dim")
             return text
-        text.append(f"  {short(values[-1])}", "bold")
+        text.append(f"  {format_number(values[-1])}", "bold")
         rows, columns = height - 1, width - AXIS
         if rows < 1 or columns < 1:
             return text
         low, high = self._range(values)
         for place, dots in enumerate(braille(self._points, columns, rows, low, high)):
-            number = short(high) if place == 0 else short(low) if place == rows - 1 else ""
+            number = format_number(high) if place == 0 else format_number(low) if place == rows - 1 else ""
             text.append(f"\n{number:>{AXIS - 1}}", "dim")
             text.append("┤" if number else "│", "dim")
             text.append(dots)
@@ -219,7 +219,7 @@ def _tens(low: float, high: float) -> tuple[float, float]:
     return lower / 10, upper / 10
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     """A number in at most five characters."""
     size = abs(value)
     if value == 0:

@@ -23,7 +23,7 @@ from traced.client.trajectories import TrajectoryPage, TrajectorySummary
 
 # Removing rows one by one is quadratic, so the table is rebuilt when more than this many go.
 MAX_SINGLE_REMOVALS = 50
-KEPT = 500  # rows that a window holds, about
+MAX_ROWS = 500  # rows that a window holds, about
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class KeyedTable(DataTable[Text]):
             self.post_message(self.RowHighlighted(self, self.cursor_row, key))
 
 
-class Opening(KeyedTable):
+class OpenableTable(KeyedTable):
     """A table whose rows can be opened; the footer says so where there are any."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open")]
@@ -208,7 +208,7 @@ class Window:
         self.pages.append(page)
         del self.starts[number:]
         self.starts.append(page.next)
-        while len(self.pages) > 1 and self._row_count() - len(self.pages[0].rows) >= KEPT:
+        while len(self.pages) > 1 and self._row_count() - len(self.pages[0].rows) >= MAX_ROWS:
             del self.pages[0]
             self.first += 1
 
@@ -216,7 +216,7 @@ class Window:
         """The page before the first, asked for from ``starts[first - 1]``."""
         self.pages.insert(0, page)
         self.first -= 1
-        while len(self.pages) > 1 and self._row_count() - len(self.pages[-1].rows) >= KEPT:
+        while len(self.pages) > 1 and self._row_count() - len(self.pages[-1].rows) >= MAX_ROWS:
             del self.pages[-1]
 
     def _row_count(self) -> int:

@@ -26,7 +26,7 @@ class WrittenDown:
 
     def __init__(self) -> None:
         self.running: str | None = None
-        self.doing: list[str] = []
+        self.running_stages: list[str] = []
         self.asked: list[str] = []
 
     def wake(self) -> None:
@@ -40,7 +40,7 @@ class WrittenDown:
     async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], TrainingStop]) -> TrainingStop:
         decided = await asyncio.to_thread(decide)
         self.asked.append(f"stop {cycle_id} {capability}: {decided.message}")
-        self.doing = []
+        self.running_stages = []
         return decided
 
 

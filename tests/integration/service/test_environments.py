@@ -23,7 +23,7 @@ from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, 
 from tests.integration.service.silent_engine import engine_at
 from tests.unit.store.chain import HASH, SOURCE, T0
 from traced.api.control import Control
-from traced.api.episodes import AT_ONCE, Playing
+from traced.api.episodes import AT_ONCE, Episodes
 from traced.client import Client
 from traced.client.environments import BoundView, ExampleMessage, ExampleView, PlayedCall, PlayedMessage
 from traced.core.ownership import sandbox_owner
@@ -222,7 +222,7 @@ async def test_without_docker_it_says_what_to_do(
 
 @pytest.mark.docker
 async def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers: Callable[[str], int]) -> None:
-    control.playing = Playing(idle_s=0.3)
+    control.playing = Episodes(idle_s=0.3)
 
     async def act(client: Client) -> None:
         name = put(control, LAMP_SHOP)
@@ -299,7 +299,7 @@ async def test_one_whose_caller_hangs_up_before_it_has_begun_is_ended(
 async def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_longest(
     control: Control, path: Path, containers: Callable[[str], int]
 ) -> None:
-    control.playing = Playing(away_s=0.0)
+    control.playing = Episodes(away_s=0.0)
 
     async def act(client: Client) -> None:
         name = put(control, LAMP_SHOP)

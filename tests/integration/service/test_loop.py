@@ -268,7 +268,7 @@ async def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_th
 
     monkeypatch.setattr(place.loop, "_next_cycle", flaky_due)
     monkeypatch.setattr(place.loop, "_run_graph", flaky_graph)
-    monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
+    monkeypatch.setattr("traced.daemon.loop.POLL_S", 0.01)
     assert (await place.until(*WAITING)).state is CycleState.WAITING
 
 

@@ -62,7 +62,7 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
 
 
 async def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:
-    present = place.loop.present
+    present = place.loop.live_state
     stage = f"train {place.scripted.capabilities[0]}"
 
     def holds(kind: str) -> dict[str, dict[str, object]]:
@@ -84,7 +84,7 @@ async def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place
 async def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
+    monkeypatch.setattr("traced.daemon.loop.POLL_S", 0.01)
     tidying, go, beats = threading.Event(), threading.Event(), list[int]()
 
     def tidy() -> None:

@@ -128,14 +128,14 @@ async def first(told: object, kind: str) -> EventView:
 def test_a_phase_is_known_by_when_it_was_first_heard_of() -> None:
     known, later = Beginnings(), AT + timedelta(minutes=2)
     begun = {"since": AT.isoformat(), "done_then": 3}
-    assert known.told("train x", AT, {"phase": "a", "done": 3}) == {"phase": "a", "done": 3, **begun}
-    assert known.told("train x", later, {"phase": "a", "done": 9})["since"] == AT.isoformat()
-    assert known.told("train x", later, {"phase": "b", "done": 0})["since"] == later.isoformat()
-    assert known.told("train x", later, {"phase": "a", "done": 1})["done_then"] == 1  # it began anew
+    assert known.with_start("train x", AT, {"phase": "a", "done": 3}) == {"phase": "a", "done": 3, **begun}
+    assert known.with_start("train x", later, {"phase": "a", "done": 9})["since"] == AT.isoformat()
+    assert known.with_start("train x", later, {"phase": "b", "done": 0})["since"] == later.isoformat()
+    assert known.with_start("train x", later, {"phase": "a", "done": 1})["done_then"] == 1  # it began anew
     known.forget("train x")
-    assert known.told("train x", later, {"phase": "b", "done": 5})["done_then"] == 5
+    assert known.with_start("train x", later, {"phase": "b", "done": 5})["done_then"] == 5
     known.forget()
-    assert known.told("train x", AT, {"phase": "b", "done": 6})["since"] == AT.isoformat()
+    assert known.with_start("train x", AT, {"phase": "b", "done": 6})["since"] == AT.isoformat()
 
 
 async def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_engines(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ async def test_one_conversation(control: Control, store: Engine, path: Path) -> 
         assert [(one.who, one.comment) for one in found.feedback] == [("Ada", "so so")]
         assert (found.trajectories, found.left_out) == ([], 0)
         long = await client.serving.conversation("many/..?")
-        assert (long.decision, len(long.exchanges), long.left_out) == (None, serving_views.SHOWN, 5)
+        assert (long.decision, len(long.exchanges), long.left_out) == (None, serving_views.MAX_RECORDS, 5)
         assert long.exchanges[-1].id == "m-204"
         assert len(long.exchanges[0].detail) == serving_views.TEXT
         assert (await refused(client.serving.conversation("nobody"))).status == 404

@@ -32,7 +32,7 @@ def tokens(control: Control, tmp_path: Path) -> Tokens:
     found = Tokens(tokens_of(load_settings(tmp_path, written).api))
 
     def read_again(settings: Settings) -> list[str]:
-        found.known = tokens_of(settings.api)
+        found.roles = tokens_of(settings.api)
         return ["tokens"]
 
     control.reread = lambda: load_settings(tmp_path, written)
@@ -43,7 +43,7 @@ def tokens(control: Control, tmp_path: Path) -> Tokens:
 @asynccontextmanager
 async def on_tcp(control: Control, tokens: Tokens) -> AsyncIterator[tuple[Client, Client]]:
     """An operator and a reader."""
-    app = control_api(control, by_token(lambda: tokens.known), Parts({}), partial(prometheus, control))
+    app = control_api(control, by_token(lambda: tokens.roles), Parts({}), partial(prometheus, control))
     listener = tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with listening(app, listener), Client(url=url, token=OPERATOR) as one, Client(url=url, token=READER) as other:

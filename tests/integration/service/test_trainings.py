@@ -35,7 +35,7 @@ async def test_a_training_at_work_is_told_from_its_own_files(
     control: Control, store: Engine, path: Path, tmp_path: Path, loop: WrittenDown
 ) -> None:
     folder = begun(store, tmp_path)
-    loop.running, loop.doing = "c1", ["train date-reasoning"]
+    loop.running, loop.running_stages = "c1", ["train date-reasoning"]
     async with served(control, path) as client:
         [new, ended] = await client.trainings.newest()
         assert (new.id, new.state, new.at_work, new.done, new.first) == (
@@ -66,7 +66,7 @@ async def test_how_long_it_takes_yet_is_told_while_it_is_at_work(
         append(folder / METRICS, figures(number))
     async with served(control, path) as client:
         assert (await client.trainings.newest())[0].left_s is None
-        loop.running, loop.doing = "c1", ["train date-reasoning"]
+        loop.running, loop.running_stages = "c1", ["train date-reasoning"]
         assert (await client.trainings.newest())[0].left_s == 4 * 3.0
 
 
@@ -110,7 +110,7 @@ async def test_stopping_is_audited_and_needs_one_at_work(
         assert (idle.status, "is not at work" in idle.message) == (409, True)
         assert (await refused(client.trainings.stop("nothing"))).status == 404
         assert await client.audit() == []
-        loop.running, loop.doing = "c1", ["train date-reasoning"]
+        loop.running, loop.running_stages = "c1", ["train date-reasoning"]
         done = await client.trainings.stop("c1/date-reasoning/abc", "it learns nothing")
         assert done.said == "the training of date-reasoning is stopped; c1 goes on without it"
         [entry] = await client.audit()
@@ -124,7 +124,7 @@ async def test_stopping_is_audited_and_needs_one_at_work(
 
 async def test_a_reader_stops_nothing(control: Control, store: Engine, tmp_path: Path, loop: WrittenDown) -> None:
     begun(store, tmp_path)
-    loop.running, loop.doing = "c1", ["train date-reasoning"]
+    loop.running, loop.running_stages = "c1", ["train date-reasoning"]
     async with on_tcp(control, READER) as client:
         assert (await client.trainings.newest())[0].at_work
         assert (await refused(client.trainings.stop("c1/date-reasoning/abc"))).status == 403

@@ -103,7 +103,7 @@ async def test_turns_come_in_the_order_of_asking_and_who_is_patient_waits() -> N
         over = asyncio.Event()
 
         async def take(name: str, *, patient: bool) -> None:
-            async with turns.one(patient=patient):
+            async with turns.slot(patient=patient):
                 had.append(name)
                 await over.wait()
 
@@ -113,7 +113,7 @@ async def test_turns_come_in_the_order_of_asking_and_who_is_patient_waits() -> N
         assert had == ["first"]
         over.set()
         await asyncio.gather(*taking[:2])
-        async with turns.one():  # a turn that was not taken is not lost
+        async with turns.slot():  # a turn that was not taken is not lost
             return had
 
     assert await ask() == ["first", "second"]

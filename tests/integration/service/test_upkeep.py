@@ -103,7 +103,7 @@ async def test_the_service_goes_on_looking_whatever_happens(daily: Control, monk
         return last + timedelta(days=1)
 
     monkeypatch.setattr(traced.app.service, "upkeep_if_due", look)
-    monkeypatch.setattr(traced.app.service, "LOOK_S", 0.01)
+    monkeypatch.setattr(traced.app.service, "POLL_S", 0.01)
 
     with pytest.raises(Enough):
         await keep_up(daily)

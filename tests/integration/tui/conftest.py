@@ -19,14 +19,14 @@ from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.screens import until
 from traced.api.control import Control
-from traced.api.episodes import Playing
+from traced.api.episodes import Episodes
 from traced.client import Client
 from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config.service_sections import DevicesSection
 from traced.config.settings import load_settings
-from traced.daemon.live_state import Present
+from traced.daemon.live_state import LiveState
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 
 AT = SEEDED_AT
 
@@ -82,7 +82,7 @@ async def _none_is_played_after(control: Control) -> AsyncIterator[None]:
         yield
     finally:
         await control.playing.close()
-        control.playing = Playing()
+        control.playing = Episodes()
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def empty(tmp_path: Path, control: Control) -> Iterator[Opened]:
     """Opens the app over a store in which nothing has happened yet."""
     store = open_store(sqlite_url(tmp_path / "empty.db"))
     nothing = Seeded([], "", "", "", "", {}, 0)
-    yield _opening(tmp_path / "traced.sock", replace(control, store=store, present=Present()), nothing)
+    yield _opening(tmp_path / "traced.sock", replace(control, store=store, present=LiveState()), nothing)
     store.dispose()
 
 
@@ -104,7 +104,7 @@ def _opening(path: Path, control: Control, seeded: Seeded) -> Opened:
     @asynccontextmanager
     async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
         async with served(control, path) as client, _none_is_played_after(control):
-            app = TracedApp(Where(path, read_only=read_only))
+            app = TracedApp(Address(path, read_only=read_only))
             app.animation_level = "none"  # a picture is of the end of a movement
             async with app.run_test(size=size, notifications=True) as pilot:
                 await until(pilot, lambda: app.linked and app.status is not None)

@@ -23,7 +23,7 @@ from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from traced.api.control import Control
 from traced.config.settings import load_settings
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 from tui.screens.approvals import Approvals
 from tui.screens.conversation import SideBySide
 from tui.screens.decision import Decision
@@ -226,7 +226,7 @@ async def test_nothing_to_decide_says_so(tmp_path: Path, size: tuple[int, int]) 
     control = Control(load_settings(tmp_path), store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
     path = tmp_path / "traced.sock"
     async with served(control, path):
-        app = TracedApp(Where(path))
+        app = TracedApp(Address(path))
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.linked)
             await pilot.press(KEY)

@@ -158,7 +158,7 @@ async def test_the_heat_map_is_walked_and_a_cell_is_read(opened: Opened) -> None
         await until(on.pilot, lambda: reads(on))
         assert inside.rows[0].trajectory in text_of(on.app)
         chosen_piece = on.app.screen.query_one("Piece.-chosen", Piece)
-        assert inside.rows[0].cited[2] in {cited.index for cited in chosen_piece.block.cited}
+        assert inside.rows[0].cited[2] in {cited.index for cited in chosen_piece.block.citation}
         await on.pilot.press("escape")
         assert on.app.screen is screen
         unneeded = next(n for n, row in enumerate(inside.rows) if row.verdicts[2] == "na")
@@ -206,7 +206,7 @@ async def test_a_cited_message_is_read_and_more_come_at_the_end(opened: Opened) 
         await until(on.pilot, lambda: reads(on))
         chosen_piece = on.app.screen.query_one("Piece.-chosen", Piece)
         assert not chosen_piece.folded
-        assert one.index in {cited.index for cited in chosen_piece.block.cited}
+        assert one.index in {cited.index for cited in chosen_piece.block.citation}
         await on.pilot.press("escape")
         assert on.app.screen is screen
         while table.row_count < found.total:

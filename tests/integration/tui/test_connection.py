@@ -21,13 +21,13 @@ from traced.client import Client
 from traced.client.models import Role
 from traced.client.transport import Transport
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
-from tui.connection import Link, News, Where
+from tui.connection import Address, Link, News
 from tui.widgets.lines import Lines
 
 
 async def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, control: Control) -> None:
     path = tmp_path / "traced.sock"
-    app = TracedApp(Where(path))
+    app = TracedApp(Address(path))
     async with AsyncExitStack() as first, app.run_test(size=(120, 40), notifications=True) as pilot:
         await first.enter_async_context(served(control, path))
         await until(pilot, lambda: "policy-checks@v1" in text_of(app))
@@ -134,7 +134,7 @@ async def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatc
 
     async with opened() as on:
         monkeypatch.setattr(Client, "status", slowly)
-        on.control.loop.running, on.control.loop.doing = "c-0003", ["gate x"]
+        on.control.loop.running, on.control.loop.running_stages = "c-0003", ["gate x"]
         for _ in range(50):
             with write_session(on.control.store) as opened_store:
                 save_event(opened_store, Event(AT, "noise", "x"))
@@ -146,7 +146,7 @@ async def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatc
 
 async def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: Control) -> None:
     path = tmp_path / "traced.sock"
-    app = TracedApp(Where(path))
+    app = TracedApp(Address(path))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: "This fills as soon as it does" in text_of(app))
         async with served(control, path):
@@ -155,19 +155,19 @@ async def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, cont
 
 async def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
     async with on_tcp(control, OPERATOR) as client:
-        app = TracedApp(Where(None, client._daemon.address, "x" * 30))
+        app = TracedApp(Address(None, client._daemon.address, "x" * 30))
         async with app.run_test(size=(160, 40)) as pilot:
             await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
             assert "the daemon does not know the token; --token-file FILE" in text_of(app)
             assert "x" * 30 not in text_of(app)
-        app = TracedApp(Where(None, client._daemon.address, OPERATOR))
+        app = TracedApp(Address(None, client._daemon.address, OPERATOR))
         async with app.run_test(size=(160, 40)) as pilot:
             await until(pilot, lambda: "● connected" in text_of(app))
 
 
 async def test_a_token_that_may_only_look_is_offered_no_act(control: Control) -> None:
     async with on_tcp(control, READER) as client:
-        app = TracedApp(Where(None, client._daemon.address, READER))
+        app = TracedApp(Address(None, client._daemon.address, READER))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.press(str(list(SCREENS).index("approvals") + 1))
             await until(pilot, lambda: "policy-checks@v1" in text_of(app) and "⊘ read-only" in text_of(app))
@@ -180,7 +180,7 @@ async def test_a_token_that_may_only_look_is_offered_no_act(control: Control) ->
 async def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Control) -> None:
     known: dict[str, Role] = {OPERATOR: "operator"}
     async with on_tcp(control, OPERATOR, known) as client:
-        app = TracedApp(Where(None, client._daemon.address, OPERATOR))
+        app = TracedApp(Address(None, client._daemon.address, OPERATOR))
         async with app.run_test(size=(160, 40)) as pilot:
             await until(pilot, lambda: "● connected" in text_of(app))
             known.clear()
@@ -191,7 +191,7 @@ async def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(contr
 async def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Control) -> None:
     known: dict[str, Role] = {OPERATOR: "operator"}
     async with on_tcp(control, OPERATOR, known) as client:
-        app = TracedApp(Where(None, client._daemon.address, OPERATOR))
+        app = TracedApp(Address(None, client._daemon.address, OPERATOR))
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.press(str(list(SCREENS).index("approvals") + 1))
             await until(pilot, lambda: "a Approve" in text_of(app).splitlines()[-1])

@@ -84,16 +84,16 @@ async def test_cited_messages_are_marked_and_gone_through(opened: Opened) -> Non
         labels = next(one for one in one.labels if one.capability == "compound-requests")
         cited = {run.message_index for run in labels.runs if run.message_index is not None}
         await read(on, FAILURE, "compound-requests")
-        marked = [place for place, block in enumerate(talk(on).blocks) if block.cited]
-        assert {mark.index for block in talk(on).blocks for mark in block.cited} == cited
+        marked = [place for place, block in enumerate(talk(on).blocks) if block.citation]
+        assert {mark.index for block in talk(on).blocks for mark in block.citation} == cited
         assert "cited: " in text_of(on.app)
         assert "date-reasoning" not in text_of(on.app)
-        await until(on.pilot, lambda: talk(on).chosen == marked[0])
+        await until(on.pilot, lambda: talk(on).index == marked[0])
         for place in [*marked[1:], marked[0]]:
             await on.pilot.press("c")
-            assert talk(on).chosen == place
+            assert talk(on).index == place
         await on.pilot.press("C")
-        assert talk(on).chosen == marked[-1]
+        assert talk(on).index == marked[-1]
 
 
 async def test_success_and_failure_of_a_task_side_by_side(opened: Opened) -> None:
@@ -102,16 +102,16 @@ async def test_success_and_failure_of_a_task_side_by_side(opened: Opened) -> Non
         assert not any(active.binding.action == "another" for active in shown.active_bindings.values())
         await on.pilot.press("s")
         await until(on.pilot, lambda: text_of(on.app).count("#0") == 2)
-        beside = await on.client.trajectories.get(str(shown.beside))
+        beside = await on.client.trajectories.get(str(shown.other_id))
         one = await on.client.trajectories.get(FAILURE)
         assert (one.outcome, beside.outcome) == ("failure", "success")
         assert (one.task_id, one.cycle_id) == (beside.task_id, beside.cycle_id)
         assert one.messages[:2] == beside.messages[:2]  # what is asked is the task's
         assert one.messages != beside.messages
         await on.pilot.press("tab", "end")
-        assert talk(on, "beside").chosen == len(talk(on, "beside").blocks) - 1
+        assert talk(on, "beside").index == len(talk(on, "beside").blocks) - 1
         await on.pilot.press("o")
-        await until(on.pilot, lambda: shown.beside != beside.id and text_of(on.app).count("#0") == 2)
+        await until(on.pilot, lambda: shown.other_id != beside.id and text_of(on.app).count("#0") == 2)
         await on.pilot.press("s")
         await until(on.pilot, lambda: text_of(on.app).count("#0") == 1)
         assert on.app.focused is talk(on)
@@ -176,7 +176,7 @@ async def test_thousands_of_messages_open_at_once_and_are_walked_to_the_end(open
         assert len(talk(on).pieces) <= PORTION
         for key in ("pagedown", "down", "j", "up", "k", "pageup", "home"):
             await on.pilot.press(key)
-        assert talk(on).chosen == 0
+        assert talk(on).index == 0
         await on.pilot.press("end")
         await until(on.pilot, lambda: len(talk(on).pieces) > PORTION)
         await until(on.pilot, lambda: "message 99" in text_of(on.app))

@@ -12,7 +12,7 @@ from tests.integration.tui.conftest import Opened, Running
 from tests.integration.tui.screens import SIZES, text_of, until
 from traced.api.control import Control
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 from tui.screens.approvals import Approvals
 from tui.screens.decision import Decision
 
@@ -74,7 +74,7 @@ async def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the
     tmp_path: Path, control: Control
 ) -> None:
     path = tmp_path / "traced.sock"
-    app = TracedApp(Where(path))
+    app = TracedApp(Address(path))
     async with AsyncExitStack() as first, app.run_test(size=SIZES[1]) as pilot:
         await first.enter_async_context(served(control, path))
         await pilot.press(KEY)

@@ -46,14 +46,14 @@ def judge(control: Control, key: str, *checks: Check, hours: int = 2) -> None:
 
 async def to_table(on: Running) -> KeyedTable:
     await on.pilot.press(KEY)
-    await until(on.pilot, lambda: isinstance(on.app.screen, Environments) and on.app.screen.known)
+    await until(on.pilot, lambda: isinstance(on.app.screen, Environments) and on.app.screen.is_loaded)
     return on.app.screen.query_one("#environments", KeyedTable)
 
 
 async def to_one(on: Running, key: str) -> Environment:
     (await to_table(on)).point_at(key)
     await on.pilot.press("enter")
-    await until(on.pilot, lambda: isinstance(on.app.screen, Environment) and on.app.screen.known)
+    await until(on.pilot, lambda: isinstance(on.app.screen, Environment) and on.app.screen.is_loaded)
     assert isinstance(on.app.screen, Environment)
     return on.app.screen
 

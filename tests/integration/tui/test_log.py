@@ -12,7 +12,7 @@ from store.repositories.events import save_event
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tui.app import SCREENS
-from tui.screens.log import KEPT, PAGE
+from tui.screens.log import MAX_EVENTS, PAGE
 from tui.widgets.lines import Lines
 
 KEY = str(list(SCREENS).index("log") + 1)
@@ -98,15 +98,15 @@ async def test_filters_by_kind_and_by_text_hold_for_what_comes(opened: Opened) -
 
 async def test_older_events_come_when_the_cursor_reaches_the_top_and_the_list_stays_bounded(opened: Opened) -> None:
     async with opened() as on:
-        happen(on.control.store, KEPT + PAGE)
+        happen(on.control.store, MAX_EVENTS + PAGE)
         table = await at_log(on)
         await until(on.pilot, lambda: table.row_count == PAGE)
-        for pages in range(2, KEPT // PAGE + 1):
+        for pages in range(2, MAX_EVENTS // PAGE + 1):
             await on.pilot.press("ctrl+home")
             await until(on.pilot, lambda pages=pages: table.row_count == pages * PAGE)
             assert table.cursor_row >= PAGE  # it stays on its event
         await on.pilot.press("ctrl+home")
-        await until(on.pilot, lambda: table.row_count == KEPT)
+        await until(on.pilot, lambda: table.row_count == MAX_EVENTS)
         await on.pilot.press("f")
         await until(on.pilot, lambda: table.row_count == PAGE and table.cursor_row == PAGE - 1)
 
@@ -119,8 +119,8 @@ async def test_a_storm_of_events_is_bounded_and_shown_to_its_end(opened: Opened)
             await asyncio.sleep(0)
         happen(on.control.store, 1, "the last")
         await until(on.pilot, lambda: "the last" in text_of(on.app), 20)
-        assert table.row_count == KEPT
-        assert table.cursor_row == KEPT - 1
+        assert table.row_count == MAX_EVENTS
+        assert table.cursor_row == MAX_EVENTS - 1
 
 
 async def test_enter_goes_to_what_the_event_is_about(opened: Opened) -> None:

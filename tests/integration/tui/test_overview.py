@@ -21,7 +21,7 @@ FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
 
 def running(on: Running) -> None:
     """The newest cycle trains."""
-    on.control.loop.running, on.control.loop.doing = "c-0003", ["train payment-methods"]
+    on.control.loop.running, on.control.loop.running_stages = "c-0003", ["train payment-methods"]
     with write_session(on.control.store) as opened:
         set_cycle_state(opened, "c-0003", CycleState.RUNNING, at=AT)
         save_stage_event(opened, StageEvent("c-0003", "train", StageState.STARTED, AT, "payment-methods"))
@@ -96,12 +96,12 @@ async def test_what_a_stage_waits_for_is_said_until_it_goes_on(opened: Opened) -
         on.control.present.tell(WAITS, "train date-reasoning", AT, why, "c-0003")
         await until(on.pilot, lambda: "date-reasoning waits for cpu: ␛[31mutilisation 61%" in text_of(on.app))
         assert "it is over" not in text_of(on.app)
-        on.control.loop.doing = ["train payment-methods", "train date-reasoning"]
+        on.control.loop.running_stages = ["train payment-methods", "train date-reasoning"]
         with write_session(on.control.store) as opened_store:
             at = AT + timedelta(seconds=1)
             begun = StageEvent("c-0003", "train", StageState.STARTED, at, "date-reasoning")
             save_stage_event(opened_store, begun)
-        on.control.present.tell(ACTIVITY, ACTIVITY, AT, {"stages": on.control.loop.doing}, "c-0003")
+        on.control.present.tell(ACTIVITY, ACTIVITY, AT, {"stages": on.control.loop.running_stages}, "c-0003")
         await until(on.pilot, lambda: "waits for cpu" not in text_of(on.app))
         both = "train payment-methods, train date-reasoning"
         await until(on.pilot, lambda: both in text_of(on.app).splitlines()[0])

@@ -40,7 +40,7 @@ async def choose(on: Running, name: str) -> None:
     assert table.point_at(name)
     table.focus()
     state = str(table.get_row(name)[1])
-    offered = not on.app.where.read_only and state.startswith(("●", "◔", "◌"))
+    offered = not on.app.address.read_only and state.startswith(("●", "◔", "◌"))
     await until(on.pilot, lambda: name in str(on.app.screen.query_one("#told", Static).content))
     await until(on.pilot, lambda: ("r Roll back" in text_of(on.app)) is offered)
 

@@ -12,7 +12,7 @@ from tests.integration.tui.conftest import Opened
 from tests.integration.tui.screens import same_picture, text_of, until
 from traced.api.control import Control
 from tui.app import SCREENS, TracedApp
-from tui.connection import Where
+from tui.connection import Address
 
 SIZE = (80, 24)
 SOCKET = Path("traced.sock")  # its name is in the pictures
@@ -43,19 +43,19 @@ async def test_while_the_daemon_has_yet_to_answer() -> None:
         await reader.read()
         writer.close()
 
-    app = TracedApp(Where(SOCKET))
+    app = TracedApp(Address(SOCKET))
     async with await asyncio.start_unix_server(silent, SOCKET), app.run_test(size=SIZE) as pilot:
         await each_screen(app, pilot, "loading", "Loading…")
 
 
 async def test_where_no_daemon_is() -> None:
-    app = TracedApp(Where(SOCKET))
+    app = TracedApp(Address(SOCKET))
     async with app.run_test(size=SIZE) as pilot:
         await each_screen(app, pilot, "nobody", "This fills as soon as it does")
 
 
 async def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: Control) -> None:
-    app = TracedApp(Where(SOCKET))
+    app = TracedApp(Address(SOCKET))
     async with AsyncExitStack() as first, app.run_test(size=SIZE) as pilot:
         await first.enter_async_context(served(control, SOCKET))
         await until(pilot, lambda: "● connected" in text_of(app))
@@ -69,7 +69,7 @@ async def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: 
 
 async def test_where_the_token_is_none(control: Control) -> None:
     async with on_tcp(control, OPERATOR) as client:
-        app = TracedApp(Where(None, client._daemon.address, "x" * 30))
+        app = TracedApp(Address(None, client._daemon.address, "x" * 30))
         async with app.run_test(size=SIZE) as pilot:
             await each_screen(app, pilot, "refused", "✗ refused")
 

@@ -20,7 +20,7 @@ from tests.integration.tui.training_at_work import CAPABILITY, CYCLE, RUN, AtWor
 from traced.api.control import Control
 from traced.config.settings import load_settings
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 from tui.screens import training
 from tui.screens.training import Training
 from tui.widgets.dialogs import ActQuestion
@@ -284,7 +284,7 @@ async def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> Non
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     empty = Control(load_settings(tmp_path), store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
     async with served(empty, tmp_path / "traced.sock"):
-        app = TracedApp(Where(tmp_path / "traced.sock"))
+        app = TracedApp(Address(tmp_path / "traced.sock"))
         async with app.run_test(size=size) as pilot:
             await pilot.press("5")
             await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))

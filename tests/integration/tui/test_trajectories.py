@@ -24,11 +24,11 @@ from traced.client import NoDaemon
 from traced.client.trajectories import TrajectoryQuery
 from traced.config.settings import load_settings
 from tui.app import TracedApp
-from tui.connection import Where
+from tui.connection import Address
 from tui.screens.conversation import Conversation
 from tui.screens.trajectories import Trajectories
 from tui.widgets.dialogs import Export
-from tui.widgets.tables import KEPT
+from tui.widgets.tables import MAX_ROWS
 
 HOSTILE = "\x1b[31mred\x1b[0m \u202eevil\u202c [bold]no[/bold] \ud800 \x00" + "x" * 1_000_000
 
@@ -87,7 +87,7 @@ async def test_further_pages_come_as_the_cursor_nears_the_end_and_far_ones_are_l
         while "more below" in text_of(on.app):
             await on.pilot.press("ctrl+end")
             seen |= set(screen(on)._rows())
-            assert table.row_count <= KEPT + 100
+            assert table.row_count <= MAX_ROWS + 100
             assert screen(on).size.height > table.cursor_row - table.scroll_offset.y >= 0
         assert seen == everything
         before = table.selected
@@ -288,7 +288,7 @@ async def test_an_empty_store_says_where_trajectories_come_from(tmp_path: Path, 
     store = open_store(sqlite_url(tmp_path / "empty.db"))
     control = Control(load_settings(tmp_path), store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
     async with served(control, tmp_path / "s"):
-        app = TracedApp(Where(tmp_path / "s", read_only=True))
+        app = TracedApp(Address(tmp_path / "s", read_only=True))
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.linked and app.status is not None)
             app.action_show("trajectories")

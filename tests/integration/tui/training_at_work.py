@@ -44,7 +44,7 @@ class AtWork:
     def ended(self, state: RunState) -> None:
         """The process is gone, and its figures are in the store."""
         loop: Any = self.on.control.loop
-        loop.doing = []
+        loop.running_stages = []
         told = read_metrics(self.folder / METRICS)
         with write_session(self.on.control.store) as opened:
             save_iterations(opened, [IterationMetrics(RUN, int(one["iteration"]), one) for one in told])
@@ -61,7 +61,7 @@ def begin(on: Running) -> AtWork:
         )  # fmt: skip
         save_training_run(opened, run)
     loop: Any = on.control.loop
-    loop.running, loop.doing = CYCLE, [f"train {CAPABILITY}"]
+    loop.running, loop.running_stages = CYCLE, [f"train {CAPABILITY}"]
     folder = folder_of_run(on.control.settings.data_dir, CYCLE, CAPABILITY, environment)
     folder.mkdir(parents=True)
     return AtWork(on, folder)

@@ -18,7 +18,7 @@ from store.repositories.cycles import save_cycle
 from store.repositories.promotions import gate_pairs, latest_approval, latest_gate, save_approval, save_gate
 from store.repositories.trajectories import TrajectoryFilter, iterate_trajectories, save_trajectories
 from tests.unit.store.chain import CYCLE, GATE, T0, adapter, approval, later, save_chain, trajectory
-from traced.api.queries import adapters, parked, waiting
+from traced.api.queries import adapters, quarantined_inputs, waiting
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def test_the_attempts_at_what_is_parked_are_counted_by_one_walk_through_an_index
     for cycle_id, number in (("c1", 0), ("c2", 0), ("c2", 0), ("c1", 1), ("c1", 2)):
         begin_attempt(db, cycle_id, keys[number], holder="h", at=T0)
     with plans(db, "attempts") as none_parked:
-        assert parked(db) == []
+        assert quarantined_inputs(db) == []
     assert none_parked == []
     for number, key in enumerate(keys):
         quarantine(db, QuarantinedInput(f"p{number}", "c1", key, "failed", {}, T0))
     release_quarantined(db, "p2", actor="Ada", at=T0)
     with plans(db, "attempts") as asked:
-        assert [(one.id, one.tried) for one in parked(db)] == [("p3", 0), ("p1", 1), ("p0", 3)]
+        assert [(one.id, one.tried) for one in quarantined_inputs(db)] == [("p3", 0), ("p1", 1), ("p0", 3)]
     [plan] = asked
     assert "SCAN attempts USING COVERING INDEX" in plan
 

@@ -2,18 +2,18 @@
 
 from datetime import UTC, datetime
 
-from traced.daemon.live_state import SUBJECTS, Present
+from traced.daemon.live_state import SUBJECTS, LiveState
 
 AT = datetime(2026, 3, 14, 9, tzinfo=UTC)
 
 
-def subjects(present: Present, count: int) -> tuple[int, list[str]]:
+def subjects(present: LiveState, count: int) -> tuple[int, list[str]]:
     at, events = present.since(count)
     return at, [event.subject for event in events]
 
 
 def test_a_listener_hears_of_each_change_once_and_of_the_newest_only() -> None:
-    present = Present()
+    present = LiveState()
     assert subjects(present, 0) == (0, [])
     present.tell("progress", "a", AT, {"done": 1})
     present.tell("progress", "b", AT, {"done": 1})
@@ -26,7 +26,7 @@ def test_a_listener_hears_of_each_change_once_and_of_the_newest_only() -> None:
 
 
 def test_what_is_over_is_forgotten_by_kind_and_by_subject() -> None:
-    present = Present()
+    present = LiveState()
     for kind, subject in (("waits", "a"), ("waits", "b"), ("progress", "a")):
         present.tell(kind, subject, AT, {})
     present.clear("waits", "a")
@@ -36,7 +36,7 @@ def test_what_is_over_is_forgotten_by_kind_and_by_subject() -> None:
 
 
 def test_it_holds_no_more_than_so_many_subjects() -> None:
-    present = Present()
+    present = LiveState()
     for number in range(SUBJECTS + 5):
         present.tell("progress", str(number), AT, {})
     held = [event.subject for event in present.of("progress")]

@@ -16,7 +16,7 @@ def running(tmp_path: Path) -> Settings:
 
 def test_nothing_changed(running: Settings, tmp_path: Path) -> None:
     found = change(running, load_settings(tmp_path))
-    assert (found.settings, found.changed, found.refused) == (running, {}, [])
+    assert (found.settings, found.changed, found.needs_restart) == (running, {}, [])
 
 
 def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings,
         "training.groups": [8, 3],
         "api.operator_token_file": ["", "/run/secrets/token"],
     }
-    assert found.refused == ["seed", "store.url", "target.name", "api.port"]
+    assert found.needs_restart == ["seed", "store.url", "target.name", "api.port"]
     now = found.settings
     assert (now.log.level, now.training.lr, now.training.groups) == ("debug", 0.5, 3)
     assert (now.api.operator_token_file, now.api.port) == ("/run/secrets/token", 0)

@@ -3,52 +3,52 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.daemon.triggers import Counters, Totals, counted, enough
+from traced.daemon.triggers import Counters, Totals, add_sample, due_reason
 
 BEGUN, AGAIN = "2026-03-14T09:00:00+00:00", "2026-03-14T10:00:00+00:00"
 
 
 def seen(*totals: tuple[int, int], started: str = BEGUN, window: int = 100) -> Counters:
-    counters = counted(None, started, Totals(), window)
+    counters = add_sample(None, started, Totals(), window)
     for total in totals:
-        counters = counted(counters, started, Totals(*total), window)
+        counters = add_sample(counters, started, Totals(*total), window)
     return counters
 
 
 def test_new_trajectories_count_from_the_beginning_of_the_last_cycle() -> None:
     counters = seen((150, 0), (249, 0))
-    assert enough(counters, 250, 0, 100) == ""
-    counters = counted(counters, BEGUN, Totals(250, 0), 100)
-    assert enough(counters, 250, 0, 100) == "250 new trajectories"
-    assert enough(counters, 0, 0, 100) == ""
-    counters = counted(counters, AGAIN, Totals(260, 0), 100)
-    assert enough(counters, 1, 0, 100) == ""
-    assert enough(counted(counters, AGAIN, Totals(261, 0), 100), 1, 0, 100) == "1 new trajectories"
+    assert due_reason(counters, 250, 0, 100) == ""
+    counters = add_sample(counters, BEGUN, Totals(250, 0), 100)
+    assert due_reason(counters, 250, 0, 100) == "250 new trajectories"
+    assert due_reason(counters, 0, 0, 100) == ""
+    counters = add_sample(counters, AGAIN, Totals(260, 0), 100)
+    assert due_reason(counters, 1, 0, 100) == ""
+    assert due_reason(add_sample(counters, AGAIN, Totals(261, 0), 100), 1, 0, 100) == "1 new trajectories"
 
 
 def test_a_target_that_never_began_counts_all_and_a_lost_file_none() -> None:
-    assert enough(counted(None, "", Totals(300, 0), 100), 300, 0, 100) == "300 new trajectories"
-    assert enough(counted(None, BEGUN, Totals(300, 0), 100), 1, 0, 100) == ""
+    assert due_reason(add_sample(None, "", Totals(300, 0), 100), 300, 0, 100) == "300 new trajectories"
+    assert due_reason(add_sample(None, BEGUN, Totals(300, 0), 100), 1, 0, 100) == ""
 
 
 def test_the_failure_rate_is_that_of_the_newest_window() -> None:
     counters = seen((100, 90), (150, 90), (200, 100))
-    assert enough(counters, 0, 0.2, 100) == ""
-    assert enough(counters, 0, 0.1, 100) == "failure rate 10 % over the last 100"
-    assert enough(seen((99, 99)), 0, 0.1, 100) == ""
-    assert enough(seen((90, 0), (230, 70)), 0, 0.5, 100) == "failure rate 50 % over the last 140"
+    assert due_reason(counters, 0, 0.2, 100) == ""
+    assert due_reason(counters, 0, 0.1, 100) == "failure rate 10 % over the last 100"
+    assert due_reason(seen((99, 99)), 0, 0.1, 100) == ""
+    assert due_reason(seen((90, 0), (230, 70)), 0, 0.5, 100) == "failure rate 50 % over the last 140"
 
 
 def test_a_cycle_that_began_and_totals_that_shrink_count_anew() -> None:
-    counters = counted(seen((200, 200)), AGAIN, Totals(200, 200), 100)
-    assert enough(counters, 0, 0.1, 100) == ""
-    assert counted(seen((200, 200)), BEGUN, Totals(150, 150), 100).looks == (Totals(150, 150),)
+    counters = add_sample(seen((200, 200)), AGAIN, Totals(200, 200), 100)
+    assert due_reason(counters, 0, 0.1, 100) == ""
+    assert add_sample(seen((200, 200)), BEGUN, Totals(150, 150), 100).looks == (Totals(150, 150),)
 
 
 def test_a_cause_that_waits_is_served_by_any_cycle() -> None:
     waiting = Counters(BEGUN, (Totals(),), due="cron 0 3 * * *")
-    assert counted(waiting, BEGUN, Totals(5, 0), 100).due == "cron 0 3 * * *"
-    assert counted(waiting, AGAIN, Totals(5, 0), 100).due == ""
+    assert add_sample(waiting, BEGUN, Totals(5, 0), 100).due == "cron 0 3 * * *"
+    assert add_sample(waiting, AGAIN, Totals(5, 0), 100).due == ""
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), st.integers(1, 100))
@@ -59,7 +59,7 @@ def test_few_looks_are_kept_and_the_rate_is_exact(arrivals: list[tuple[int, bool
         history += [failed] * count
         total, failures = total + count, failures + failed * count
         totals.append(total)
-        counters = counted(counters, BEGUN, Totals(total, failures), window)
+        counters = add_sample(counters, BEGUN, Totals(total, failures), window)
     assert len(counters.looks) <= window + 3
     if total >= window:
         old = [look for look in counters.looks if look.trajectories <= total - window][-1]

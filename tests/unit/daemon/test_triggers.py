@@ -46,7 +46,7 @@ class Place:
         """One process' life: at least so many looks, and until what is waited for has happened."""
         seen = []
         self.triggers = Triggers(
-            load_settings(self.folder, settings), self.store, self.asked.append, self.now, look_s=0.01
+            load_settings(self.folder, settings), self.store, self.asked.append, self.now, poll_s=0.01
         )
         look = self.triggers._check
 
@@ -256,7 +256,7 @@ async def test_other_settings_are_followed_without_a_restart(place: Place) -> No
         return load_settings(place.folder, NIGHTLY | {"triggers.cron": cron})
 
     async def scene() -> None:
-        triggers = Triggers(load_settings(place.folder, {}), place.store, place.asked.append, place.now, look_s=1000)
+        triggers = Triggers(load_settings(place.folder, {}), place.store, place.asked.append, place.now, poll_s=1000)
         task = asyncio.create_task(triggers.run())
         await asyncio.sleep(0)
         for settings, hour in ((nightly("0 3 * * *"), 3), (nightly("0 4 * * *"), 4)):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel
 
-from traced.daemon.live_state import Present, Sample, Watch
+from traced.daemon.live_state import LiveState, Sample, Watch
 
 AT = datetime(2026, 3, 14, 9, tzinfo=UTC)
 
@@ -25,9 +25,9 @@ async def test_a_sample_that_fails_is_left_out_and_the_next_one_counts() -> None
             raise ZeroDivisionError
         return Figure(number=len(taken))
 
-    present, heard = Present(), []
+    present, heard = LiveState(), []
     watch = Watch({"figure": Sample(take, 0.001)}, present, lambda: AT)
-    with watch.wanted():
+    with watch.is_sampling():
         for _ in range(2000):
             heard = [event.detail["number"] for event in present.of("figure")]
             if len(taken) > 4 and heard:

@@ -128,7 +128,7 @@ def test_the_settings_become_rules() -> None:
     assert device_rules.cuda == Thresholds(0.10, 0.10, 2)
     assert device_rules.cpu == Thresholds(0.25, 0.80)
     assert (device_rules.idle_s, device_rules.poll_s, device_rules.gap_s) == (7, 5, 15)
-    assert device_rules.quiet == parse_windows("22:00-06:00")
+    assert device_rules.quiet_windows == parse_windows("22:00-06:00")
     assert str(device_rules.zone) == "Europe/Berlin"
     assert rules(DevicesSection()).zone is None
 

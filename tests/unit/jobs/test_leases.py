@@ -139,7 +139,7 @@ def test_heartbeats_keep_the_lease_from_others(engine: Engine) -> None:
 
 def test_outside_its_hours_nothing_begins(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        use = Use(engine, clock, limits=replace(LIMITS, quiet=parse_windows("08:00-09:02")))  # it is 09:00 UTC
+        use = Use(engine, clock, limits=replace(LIMITS, quiet_windows=parse_windows("08:00-09:02")))  # it is 09:00 UTC
         task = await use.start()
         await use.until_held()
         assert clock.seconds == 120

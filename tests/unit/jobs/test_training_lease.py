@@ -173,7 +173,7 @@ def test_a_trainer_that_reaches_no_checkpoint_is_stopped(training: Training) -> 
 
 async def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
     hours = parse_windows("09:00-09:02"), parse_windows("09:04-09:06")
-    training.limits = replace(LIMITS, hours=hours[0], quiet=hours[1], zone=training.clock.now().tzinfo)
+    training.limits = replace(LIMITS, hours=hours[0], quiet_windows=hours[1], zone=training.clock.now().tzinfo)
 
     async def scene() -> None:
         await training.wait_until(lambda: training.running)
@@ -201,7 +201,7 @@ def test_rules_that_change_reach_a_training_that_waits_and_one_that_runs(trainin
         await training.wait_until(lambda: any("22:00-06:00" in text for text in training.waited_for))
         training.limits = replace(night, hours=())
         await training.wait_until(lambda: training.running)
-        training.limits = replace(night, quiet=parse_windows("08:00-18:00"))
+        training.limits = replace(night, quiet_windows=parse_windows("08:00-18:00"))
         await training.wait_until(lambda: training.done == 1 and not training.running)
         training.limits = replace(LIMITS, yield_s=1)
         await training.wait_until(lambda: training.running)

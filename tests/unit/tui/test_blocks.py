@@ -40,9 +40,9 @@ def test_a_call_has_its_results_and_its_citations() -> None:
     ]
     assert found[1].brief == '(n=1) → {"of": "a"}'
     assert found[1].body.splitlines() == ["{", '  "n": 1', "}", "→ #3", "{", '  "of": "a"', "}"]
-    assert [(one.index, one.capability, one.runs, one.of) for one in found[1].cited] == [(3, "dates", 2, 3)]
-    assert found[2].cited == ()
-    assert not any(one.cited for one in blocks(messages, citations(labels, "other")))
+    assert [(one.index, one.capability, one.runs, one.total_runs) for one in found[1].citation] == [(3, "dates", 2, 3)]
+    assert found[2].citation == ()
+    assert not any(one.citation for one in blocks(messages, citations(labels, "other")))
 
 
 def test_a_call_without_a_result_and_more_than_the_chat_form() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tui.widgets.plots import braille, short
+from tui.widgets.plots import braille, format_number
 
 
 def dots(rows: list[str]) -> list[str]:
@@ -42,5 +42,5 @@ def test_one_value_is_one_dot() -> None:
     ],
 )  # fmt: skip
 def test_numbers_take_five_characters_at_most(value: float, told: str) -> None:
-    assert short(value) == told
+    assert format_number(value) == told
     assert len(told) <= 5

@@ -52,10 +52,10 @@ from traced.config.settings import Settings
 from traced.registry.decisions import pending_requests, round_limit
 
 BASE = "base"  # what episodes call the base model
-MOST = 8  # the most pairs of each kind, and named tasks
+MAX_ROWS = 8  # the most pairs of each kind, and named tasks
 
 
-def standing(gated: GatedAdapter) -> ApprovalView:
+def approval_status(gated: GatedAdapter) -> ApprovalView:
     """The approval state of an adapter version."""
     undecided: ApprovalStatus = "waiting" if gated.awaits_decision else "not passed"
     decision = None if gated.decision is None else _decision(gated.decision)
@@ -82,7 +82,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
     pairs = _pairs(session, version, cycle)
     pair_views = [_pair(split, pair) for split, group in pairs.items() for pair in group if _is_judged(pair)]
     return Case(
-        adapter=standing(gated[0]),
+        adapter=approval_status(gated[0]),
         live=adapter in {promotion.adapter for promotion in live_adapters(session)},
         trial=next((t.promotion.state.value for t in trials(session) if t.promotion.adapter == adapter), ""),
         gates=[_gate(gate) for gate in reversed(list_gates(session, adapter))],
@@ -90,8 +90,8 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
         asked=None if request is None else EpisodesRequestView.model_validate(vars(request)),
         policy=settings.promotion.policy,
         changes=[_changes(split, group) for split, group in pairs.items() if group],
-        improved=sorted((pair for pair in pair_views if pair.change > 0), key=lambda pair: -pair.change)[:MOST],
-        harmed=sorted((pair for pair in pair_views if pair.change < 0), key=lambda pair: pair.change)[:MOST],
+        improved=sorted((pair for pair in pair_views if pair.change > 0), key=lambda pair: -pair.change)[:MAX_ROWS],
+        harmed=sorted((pair for pair in pair_views if pair.change < 0), key=lambda pair: pair.change)[:MAX_ROWS],
         capability=_capability(session, version),
         environment=_environment(session, version),
         training=_training(session, version),
@@ -145,7 +145,7 @@ def _changes(on: str, pairs: Sequence[EpisodePair]) -> ChangesView:
         pairs=len(sound),
         gained=successes.count((False, True)),
         lost=len(lost_tasks),
-        lost_tasks=list(dict.fromkeys(lost_tasks))[:MOST],
+        lost_tasks=list(dict.fromkeys(lost_tasks))[:MAX_ROWS],
         infrastructure=len(pairs) - len(sound),
     )
 
@@ -239,7 +239,7 @@ def router(control: Control) -> APIRouter:
     def approvals(limit: Limit = 100) -> list[ApprovalView]:
         """Adapter versions that wait for a decision, then the others whose gate has answered, newest first."""
         with read_session(control.store) as session:
-            return [standing(gated) for gated in list_gated_adapters(session, limit=limit)]
+            return [approval_status(gated) for gated in list_gated_adapters(session, limit=limit)]
 
     @router.get("/adapters/{adapter}/case")
     def case(adapter: str) -> Case:

@@ -56,12 +56,12 @@ def mark(adapter: AdapterView, undone: CapabilityStatus | None) -> AdapterMark:
         name=adapter.name,
         version=int(adapter.name.rpartition("@v")[2]),
         cycle_id=adapter.cycle_id,
-        standing=_adapter_standing(adapter, undone),
+        standing=_adapter_status(adapter, undone),
         share=adapter.share,
     )
 
 
-def _adapter_standing(adapter: AdapterView, undone: CapabilityStatus | None) -> CapabilityStatus:
+def _adapter_status(adapter: AdapterView, undone: CapabilityStatus | None) -> CapabilityStatus:
     if adapter.live:
         return "live"
     if adapter.trial:
@@ -74,7 +74,9 @@ def _adapter_standing(adapter: AdapterView, undone: CapabilityStatus | None) -> 
     return "waiting" if waits else GATES[adapter.gate]
 
 
-def standing(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> CapabilityStatus:
+def capability_status(
+    entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]
+) -> CapabilityStatus:
     """The state of a capability over all its adapter versions."""
     # What needs a person or serves users comes first; otherwise the newest cycle's last stage counts.
     states = [adapter.standing for adapter in adapters]
@@ -186,7 +188,7 @@ def _capability_views(session: Session, limit: int, agreements: dict[Key, float 
         CapabilityView(
             name=entry.capability.name,
             title=entry.capability.title,
-            standing=standing(
+            standing=capability_status(
                 entry, outputs.get((entry.cycle_id, entry.capability.name), CapabilityOutputs()), adapter_marks
             ),
             newest=_finding(entry, outputs, adapter_marks, agreements),

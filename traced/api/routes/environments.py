@@ -24,7 +24,7 @@ from traced.client.environments import (
     RateView,
 )
 
-STANDINGS: dict[bool | None, AdmissionStatus] = {True: "admitted", False: "refused", None: "unchecked"}
+STATUSES: dict[bool | None, AdmissionStatus] = {True: "admitted", False: "refused", None: "unchecked"}
 
 
 def router(control: Control) -> APIRouter:
@@ -67,7 +67,7 @@ def router(control: Control) -> APIRouter:
 def _view(summary: EnvironmentSummary) -> EnvironmentView:
     fields = vars(summary)
     return EnvironmentView(
-        **{name: fields[name] for name in fields if name != "admitted"}, standing=STANDINGS[summary.admitted]
+        **{name: fields[name] for name in fields if name != "admitted"}, standing=STATUSES[summary.admitted]
     )
 
 
@@ -99,9 +99,9 @@ def _check(check: Check) -> CheckView:
 def _panel(source: Panel | None) -> PanelView | None:
     if source is None:
         return None
-    outside, within = (
+    outside, within_bounds = (
         {name: [RateView(value=rate.value, kept=rate.kept) for rate in row] for name, row in rows.items()}
         for rows in (source.out_of_bounds(), source.within_bounds())
     )
     columns = [f"{field} {needs}".rstrip() for field, needs, _ in source.columns]
-    return PanelView(columns=columns, over=outside, others=within, told=source.remaining_text())
+    return PanelView(columns=columns, over=outside, others=within_bounds, told=source.remaining_text())

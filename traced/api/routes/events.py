@@ -22,11 +22,11 @@ from traced.client.models import EventView
 KEEPALIVE_S = 15.0
 POLL_S = 0.5
 PAGE = 500  # events per read
-NEWEST = 2**31 - 1  # the highest number that PostgreSQL gives an event
+MAX_SEQ = 2**31 - 1  # the highest number that PostgreSQL gives an event
 # Not line ends in the format, but some clients split lines there.
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 Listens = Callable[[], Awaitable[bool]]  # whether the listener is still connected and authorized
-Seq = Annotated[int, Query(ge=0, le=NEWEST)]
+Seq = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 
 
 def stream(control: Control, door: Door) -> APIRouter:
@@ -40,7 +40,7 @@ def stream(control: Control, door: Door) -> APIRouter:
         caller: AuthenticatedCaller,
         after: Seq = 0,
         present: bool = False,
-        last_event_id: Annotated[int | None, Header(ge=0, le=NEWEST)] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=MAX_SEQ)] = None,
     ) -> StreamingResponse:
         """Events as server-sent events: those since ``Last-Event-ID``, after "missed" when some are kept no more.
 
@@ -72,20 +72,20 @@ def router(control: Control) -> APIRouter:
 
 
 async def _stream_with_sampling(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
-    with control.watch.wanted() if present else nullcontext():
+    with control.watch.is_sampling() if present else nullcontext():
         async for line in _stream(control, listens, after, present=present):
             yield line
 
 
 async def _stream(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
     idle_s, live_position = 0.0, 0
-    async with control.streams.one(patient=True):
-        missed = await run_in_threadpool(control.missed, after)
-    if missed is not None:
-        yield _as_sse(missed)
-        after = missed.seq
+    async with control.streams.slot(patient=True):
+        gap = await run_in_threadpool(control.missed, after)
+    if gap is not None:
+        yield _as_sse(gap)
+        after = gap.seq
     while True:
-        async with control.streams.one(patient=True):
+        async with control.streams.slot(patient=True):
             page = await run_in_threadpool(control.events, after, PAGE)
         live_position, live_events = control.present.since(live_position) if present else (live_position, [])
         # Checked after reading, so that a revoked listener gets nothing that happened later.

@@ -19,7 +19,7 @@ from traced.api.queries import Limit
 from traced.client.models import AdapterView, AuditView, CycleView, Devices, QuarantinedInputView, Status
 from traced.client.serving import CycleRate, DayRate, Health, Rates
 
-CYCLES, DAYS, MOST = 60, 30, 10_000
+CYCLES, DAYS, MAX_ROWS = 60, 30, 10_000
 
 
 def router(control: Control) -> APIRouter:
@@ -43,8 +43,8 @@ def rates_of(control: Control) -> Rates:
     """Success rates by cycle and, in production, by day."""
     with read_session(control.store) as session:
         cycles = list_cycles(session, target=control.target, limit=CYCLES)
-        since = control.now() - timedelta(days=DAYS)
-        outcomes, partial = judged_since(session, control.target, since, limit=MOST)
+        start = control.now() - timedelta(days=DAYS)
+        outcomes, partial = judged_since(session, control.target, start, limit=MAX_ROWS)
     totals, successes = (
         Counter(at.date() for at, _ in outcomes),
         Counter(at.date() for at, success in outcomes if success),

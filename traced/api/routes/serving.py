@@ -44,10 +44,10 @@ from traced.routing.router_files import describe_router
 from traced.scoring.evidence import Labels, is_reserved_author
 
 MOST_IN_TRIAL = 20_000
-SHOWN = 200  # exchanges, remarks and trajectories of one conversation
+MAX_RECORDS = 200  # exchanges, remarks and trajectories of one conversation
 TEXT = 2000  # characters of a reason
 # Senders of spans choose model names freely, so the number of unknown ones is bounded.
-OTHERS = 20
+MAX_OTHER_MODELS = 20
 ORDER = (PromotionState.LIVE, PromotionState.CANARY, PromotionState.SHADOW)
 
 
@@ -64,7 +64,7 @@ def model_views(session: Session, traffic: RecentTraffic, settings: PromotionSec
 
     views = [with_traffic(ModelView(name=BASE, state="base"))]
     views += [with_traffic(_version(session, entry, settings, labels)) for entry in entries]
-    views += [with_traffic(ModelView(name=name, state="other")) for name in other_names[:OTHERS]]
+    views += [with_traffic(ModelView(name=name, state="other")) for name in other_names[:MAX_OTHER_MODELS]]
     return Models(models=views, by_default=traffic.by_default, partial=traffic.partial)
 
 
@@ -85,21 +85,21 @@ def conversation_view(conversation: Conversation) -> ConversationView:
             messages=len(trajectory.messages),
             end_cause=trajectory.end_cause.value,
         )
-        for trajectory in conversation.trajectories[-SHOWN:]
+        for trajectory in conversation.trajectories[-MAX_RECORDS:]
     ]
     return ConversationView(
         id=conversation.id,
         decision=None if conversation.route is None else decision_view(conversation.route),
         exchanges=[
             ExchangeView(**{**vars(exchange), "detail": exchange.detail[:TEXT]})
-            for exchange in conversation.exchanges[-SHOWN:]
+            for exchange in conversation.exchanges[-MAX_RECORDS:]
         ],
         feedback=[
             ServedMessage(**{**vars(remark), "comment": remark.comment[:TEXT]})
-            for remark in conversation.feedback[-SHOWN:]
+            for remark in conversation.feedback[-MAX_RECORDS:]
         ],
         trajectories=became,
-        left_out=sum(max(len(part) - SHOWN, 0) for part in parts),
+        left_out=sum(max(len(part) - MAX_RECORDS, 0) for part in parts),
     )
 
 

@@ -27,7 +27,7 @@ from traced.client.trainings import IterationView, SampleView, TrainingView
 from traced.training.job import METRICS, SAMPLES, folder_of_run
 from traced.training.metrics import read_metrics, read_samples
 
-After = Annotated[int, Query(ge=-1, lt=2**31)]
+AfterIteration = Annotated[int, Query(ge=-1, lt=2**31)]
 RECENT = 5  # iterations that the estimate of the remaining time averages over
 
 
@@ -43,7 +43,7 @@ def router(control: Control) -> APIRouter:
             return _views(control, session, runs)
 
     @router.get("/{run:path}/iterations")
-    def iterations(run: str, after: After = -1, limit: Limit = 1000) -> list[IterationView]:
+    def iterations(run: str, after: AfterIteration = -1, limit: Limit = 1000) -> list[IterationView]:
         """Those with a number above ``after``."""
         with read_session(control.store) as session:
             training_run = get_training_run(session, run)
