@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.chaos.watching import until
+from tests.acceptance.chaos.watching import POLL_S, WITHIN_S
 from tests.acceptance.conftest import Ran, Traced
 from tests.integration.synthesis.world import CANARIES, NAME, prepared
 from tests.scripted_model import Dropped, Scripted, ScriptedReply, Status, Text, scripted_server
+from tests.waiting import eventually
 
 SOUND_TO_READ = "```python\nclass Environment:\n    pass\n```"
 REFUSED = SOUND_TO_READ.replace("class", "import time\n\n\nclass")
@@ -64,7 +65,7 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
         environment = os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"}
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as running:
             assert asked.wait(120)
-            until(lambda: stored(tmp_path, "admissions") >= answered)
+            eventually(lambda: stored(tmp_path, "admissions") >= answered, within_s=WITHIN_S, every_s=POLL_S)
             running.send_signal(how)
             _, said = running.communicate(timeout=60)
         assert running.returncode == 128 + how, said

@@ -6,24 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-SOON_S = 90.0
-
-
-def until(found: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SOON_S
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return value
+from tests.waiting import eventually
 
 
 def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None:
@@ -34,15 +24,15 @@ def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None
     with (tmp_path / "out").open("wb") as out:
         service = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
-        first = until(lambda: served(log))
+        first = eventually(lambda: served(log), within_s=90)
         assert "base" in [entry["id"] for entry in ask(f"{first[-1]}/models")["data"]]
         (router,) = [one for one in psutil.Process(service.pid).children() if "traced.gateway" in one.cmdline()]
         router.kill()
-        again = until(lambda: [url for url in served(log) if url not in first])
+        again = eventually(lambda: [url for url in served(log) if url not in first], within_s=90)
         assert ask(f"{again[-1]}/models")["object"] == "list"
         family = psutil.Process(service.pid).children(recursive=True)
         service.send_signal(signal.SIGTERM)
-        assert service.wait(SOON_S) == 0
+        assert service.wait(90) == 0
         assert [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
     finally:
         service.kill()

@@ -4,8 +4,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from benchmarks.chaos.place import Place
 from benchmarks.seeded import Seeded, seed_store
 from store.database import write_session
 from store.repositories.cycles import pause_target
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.optional
 
@@ -40,14 +40,7 @@ class Terminal:
         return self.tmux("capture-pane", "-p")
 
     def until(self, *texts: str) -> None:
-        until(lambda: all(text in self.shows() for text in texts), lambda: self.shows())
-
-
-def until(holds: Callable[[], object], told: Callable[[], str], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.1)
+        eventually(lambda: all(text in self.shows() for text in texts), message=self.shows)
 
 
 @pytest.fixture
@@ -98,7 +91,7 @@ def test_an_adapter_is_approved_by_keys_and_promoted(service: tuple[Place, Seede
     entry = place.ask(lambda client: client.audit(1))[0]
     assert (entry.action, entry.subject, entry.reason) == ("approve", seeded.waiting, "read the harmed ones")
     terminal.press("q")
-    until(lambda: not place.alive or "no server" in _sessions(terminal), lambda: terminal.shows())
+    eventually(lambda: not place.alive or "no server" in _sessions(terminal), message=terminal.shows)
     assert place.alive  # closing it touches nothing
     assert place.status().state == "ready"
 

@@ -15,7 +15,8 @@ from sqlmodel import col, select
 from benchmarks.chaos.place import Place
 from store.database import read_session
 from store.service_tables import AttemptRow
-from tests.acceptance.chaos.watching import carries_on, collecting, until
+from tests.acceptance.chaos.watching import POLL_S, WITHIN_S, carries_on, collecting
+from tests.waiting import eventually
 
 DEBIAN = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 DAY = timedelta(days=1)
@@ -64,10 +65,10 @@ def test_a_clock_that_is_stepped_forward_and_back(folder: Path, places: Places) 
     )
     remembered = collecting(place)
     offset.write_text("+1d")
-    until(lambda: abs(ahead(place) - DAY) < NEAR)
+    eventually(lambda: abs(ahead(place) - DAY) < NEAR, within_s=WITHIN_S, every_s=POLL_S)
     offset.write_text("-1d")
     place.ask(lambda client: client.pause("the clock was wrong"))
     place.ask(lambda client: client.resume("it is wrong in another way"))
-    until(lambda: abs(ahead(place) + DAY) < NEAR)
+    eventually(lambda: abs(ahead(place) + DAY) < NEAR, within_s=WITHIN_S, every_s=POLL_S)
     offset.write_text("+0")
     carries_on(place, remembered)

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.chaos import postgres
 from benchmarks.chaos.place import Place
-from tests.acceptance.chaos.watching import carries_on, collecting, seen, until
+from tests.acceptance.chaos.watching import POLL_S, WITHIN_S, carries_on, collecting, seen
+from tests.waiting import eventually
 from traced.client import Client, NoDaemon, RequestRefused
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -42,7 +43,7 @@ def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, p
             place.ask(lambda client: client.pause("it is locked"), timeout_s=90)
         assert "failed" in str(refused.value) or "locked" in str(refused.value)
         assert place.ask(Client.ready).dead == {"store": "no answer within 5 s"}
-        until(lambda: time.monotonic() > unlocked_at)
+        eventually(lambda: time.monotonic() > unlocked_at, within_s=WITHIN_S, every_s=POLL_S)
     carries_on(place, remembered)
 
 
@@ -57,7 +58,7 @@ def test_a_database_server_that_is_gone_for_a_minute(folder: Path, places: Place
         with pytest.raises((RequestRefused, NoDaemon)) as refused:
             place.status()
         assert "failed" in str(refused.value)
-        until(lambda: time.monotonic() > back_at)
+        eventually(lambda: time.monotonic() > back_at, within_s=WITHIN_S, every_s=POLL_S)
         assert "waits" in place.last_lines(40)
         assert "Traceback" not in place.last_lines(200)
         server.start()
@@ -89,7 +90,7 @@ def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Place
     with contextlib.suppress(OSError), fill.open("wb", buffering=0) as hog:
         while True:
             hog.write(b"\0" * 4096)
-    until(lambda: "waits" in place.last_lines(40))
+    eventually(lambda: "waits" in place.last_lines(40), within_s=WITHIN_S, every_s=POLL_S)
     assert place.alive
     assert "is full" in place.last_lines(40) or "No space left" in place.last_lines(40)
     assert "MiB left" in place.ask(Client.ready).dead["disk"]
@@ -107,7 +108,7 @@ def test_a_data_directory_that_turns_read_only(folder: Path, places: Places) -> 
     subprocess.run(["mount", "--bind", at, at], check=True)  # what is open stays as it is, what is opened now sees this
     try:
         remount(place, "bind,ro")
-        until(lambda: "waits" in place.last_lines(40))
+        eventually(lambda: "waits" in place.last_lines(40), within_s=WITHIN_S, every_s=POLL_S)
         assert "readonly" in place.last_lines(40) or "Read-only" in place.last_lines(40)
         assert "cannot be written to" in place.ask(Client.ready).dead["disk"]
     finally:

@@ -1,8 +1,5 @@
 """A real service is watched from outside, while what surrounds it breaks and is mended."""
 
-import time
-from collections.abc import Callable
-
 from sqlmodel import select
 
 from benchmarks.chaos.place import Place
@@ -12,17 +9,12 @@ from store.records import CycleState
 from store.repositories.attempts import AttemptState
 from store.repositories.cycles import list_cycles
 from store.service_tables import AttemptRow
+from tests.waiting import eventually
 from traced.client import NoDaemon, RequestRefused
 
-LOOK_S = 0.2
-
-
-def until(true: Callable[[], bool], seconds: float = 300.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(LOOK_S)  # nothing tells this process: what it waits for is seen by looking
+# Nothing notifies this process of what another one does, so it polls.
+POLL_S = 0.2
+WITHIN_S = 300.0
 
 
 def begun(place: Place, stage: str, *states: AttemptState) -> bool:
@@ -48,16 +40,16 @@ def collecting(place: Place) -> Remembered:
     """A service in the midst of collecting; what its store holds."""
     place.start()
     place.ask(lambda client: client.start_cycle("to see"))
-    until(lambda: begun(place, "collect"))
+    eventually(lambda: begun(place, "collect"), within_s=WITHIN_S, every_s=POLL_S)
     return seen(place)
 
 
 def carries_on(place: Place, remembered: Remembered) -> None:
     """By itself, and nothing was lost."""
     assert place.alive
-    until(lambda: answers(place))
-    until(lambda: begun(place, "collect", AttemptState.FINISHED))
-    until(lambda: begun(place, "analyze"))
+    eventually(lambda: answers(place), within_s=WITHIN_S, every_s=POLL_S)
+    eventually(lambda: begun(place, "collect", AttemptState.FINISHED), within_s=WITHIN_S, every_s=POLL_S)
+    eventually(lambda: begun(place, "analyze"), within_s=WITHIN_S, every_s=POLL_S)
     sound(place, remembered)
 
 

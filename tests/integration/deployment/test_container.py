@@ -3,8 +3,7 @@
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 
 from sandbox.docker_engine import connect
 from tests.integration.deployment.base_image import import_base
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def test_the_service_is_healthy_answers_and_drains_on_stop(image: Any, name: str
     started = docker("run", "--detach", "--name", name, *CONFINED, image.id)
     assert started.returncode == 0, started.stderr
     health = image.attrs["Config"]["Healthcheck"]["Test"][1:]
-    until(lambda: docker("exec", name, *health).returncode == 0, name)
+    wait_until_healthy(name, health)
     assert docker("exec", name, *health).stdout == "The service answers.\n"
     traced = [*image.attrs["Config"]["Entrypoint"], "status", "--json"]
     status = json.loads(docker("exec", name, *traced).stdout)
@@ -96,17 +96,18 @@ def test_the_service_is_healthy_answers_and_drains_on_stop(image: Any, name: str
     told = docker("logs", name)
     assert '"cause": "SIGTERM"' in told.stdout + told.stderr
     assert docker("start", name).returncode == 0  # the volume is as it was
-    until(lambda: docker("exec", name, *health).returncode == 0, name)
+    wait_until_healthy(name, health)
     assert json.loads(docker("exec", name, *traced).stdout)["paused"] == {"desk": "uid 10001"}
 
 
-def until(holds: Callable[[], bool], name: str) -> None:
-    """Wait for it, as long as the image's own start period."""
-    deadline = time.monotonic() + 120
-    while not holds():
+def wait_until_healthy(name: str, health: list[str]) -> None:
+    """Wait as long as the image's own start period; a container that ended fails at once."""
+
+    def is_healthy() -> bool:
         assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", docker("logs", name)
-        assert time.monotonic() < deadline, docker("logs", name)
-        time.sleep(0.5)
+        return docker("exec", name, *health).returncode == 0
+
+    eventually(is_healthy, within_s=120, every_s=0.5, message=lambda: docker("logs", name))
 
 
 def test_compose_names_no_registry_and_hands_over_secrets_as_files() -> None:

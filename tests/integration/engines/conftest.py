@@ -6,7 +6,6 @@ would who never heard of traced, under a name of its own) need vLLM: ``make vllm
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import torch
 
 from benchmarks.engines.installation import GatewayProcess, Installation, installed, serving, vllm_python, vllm_settings
 from benchmarks.engines.signed_adapters import RANK
+from tests.waiting import eventually
 from traced.gateway.server import free_port
 from traced.inference.embedded.engine import Engine
 from traced.inference.engine_process import VARIABLES, cpu_variables
@@ -74,7 +74,9 @@ class Deployment:
 
     def until_offered(self, *names: str) -> None:
         """Wait until the router offers exactly these adapter versions."""
-        wait_until(lambda: self.model_names() == set(names), f"{names} offered, not {self.model_names()}")
+        eventually(
+            lambda: self.model_names() == set(names), message=lambda: f"{names} offered, not {self.model_names()}"
+        )
 
     def model_names(self) -> set[str]:
         """The adapter versions that the router offers."""
@@ -109,7 +111,7 @@ class Outside:
         variables = os.environ | VARIABLES | cpu_variables()
         with (self.folder / "vllm.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=self.folder)
-        wait_until(self.answers, "vLLM answers", seconds=180)
+        eventually(self.answers, within_s=180)
 
     def answers(self) -> bool:
         """Whether it does."""
@@ -130,14 +132,6 @@ class Outside:
         for process in processes:
             if process.is_running():
                 process.kill()
-
-
-def wait_until(holds: Any, description: str, seconds: float = 60.0) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {description}"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

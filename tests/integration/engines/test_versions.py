@@ -13,7 +13,8 @@ from benchmarks.engines.signed_adapters import RANK, questions, speaker
 from benchmarks.versions import race
 from store.database import read_session
 from store.repositories.serving import find_routes
-from tests.integration.engines.conftest import LIVE, Deployment, wait_until
+from tests.integration.engines.conftest import LIVE, Deployment
+from tests.waiting import eventually
 from traced.inference.client import Completion, EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.inference.embedded.generation import render
@@ -148,9 +149,8 @@ def test_a_promotion_loads_and_a_rollback_takes_back(deployment: Deployment) -> 
     assert response.status_code == 404
     deployment.installation.roll_back(other)
     deployment.until_offered(*LIVE)
-    wait_until(
-        lambda: deployment.installation.versions[LIVE[0]].signs(deployment.answer_text(questions(1)[0], LIVE[0])),
-        "it is signed",
+    eventually(
+        lambda: deployment.installation.versions[LIVE[0]].signs(deployment.answer_text(questions(1)[0], LIVE[0]))
     )
 
 

@@ -10,7 +10,8 @@ import psutil
 from benchmarks.engines.signed_adapters import questions
 from store.database import write_session
 from store.repositories.leases import acquire, release
-from tests.integration.engines.conftest import LENGTH, LIVE, Deployment, wait_until
+from tests.integration.engines.conftest import LENGTH, LIVE, Deployment
+from tests.waiting import eventually
 
 USER = questions(1, seed=3)[0]
 LONG = {"model": LIVE[0], "messages": USER, "temperature": 0.1, "n": 32, "max_tokens": LENGTH - 100}
@@ -39,14 +40,14 @@ def lives(process: psutil.Process) -> bool:
 
 
 def test_a_client_that_hangs_up_ends_the_work(deployment: Deployment) -> None:
-    wait_until(lambda: busy(deployment) < 0.15, "the engine has nothing to do")
+    eventually(lambda: busy(deployment) < 0.15)
     try:
         deployment.http.post("/v1/chat/completions", json=LONG, timeout=2.0)
     except httpx.ReadTimeout:
         pass
     else:
         raise AssertionError("it was answered at once, so that nothing is shown")
-    wait_until(lambda: busy(deployment) < 0.15, "the engine has nothing to do again", seconds=10)
+    eventually(lambda: busy(deployment) < 0.15, within_s=10)
     assert deployment.installation.versions[LIVE[0]].signs(deployment.answer_text(USER, LIVE[0]))
 
 
@@ -57,13 +58,13 @@ def test_it_sleeps_while_a_training_holds_its_device(deployment: Deployment) -> 
     with write_session(deployment.installation.store) as session:
         lease = acquire(session, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
     assert lease
-    wait_until(lambda: "asleep" in str(deployment.http.get("/ready").json()), "it sleeps")
+    eventually(lambda: "asleep" in str(deployment.http.get("/ready").json()))
     assert httpx.get(f"{deployment.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
     response = deployment.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
     assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
     with write_session(deployment.installation.store) as session:
         release(session, "cpu", "t")
-    wait_until(lambda: deployment.http.get("/ready").is_success, "it serves again")
+    eventually(lambda: deployment.http.get("/ready").is_success)
     deployment.until_offered(*LIVE)
     assert deployment.installation.versions[LIVE[1]].signs(deployment.answer_text(USER, LIVE[1]))
 
@@ -74,7 +75,7 @@ def test_a_killed_engine_is_restarted_with_its_adapters(deployment: Deployment) 
     if deployment.kind == "vllm":  # not its server, which has to notice
         victim = next(process for process in children if "EngineCore" in " ".join(process.cmdline()))
     victim.kill()
-    wait_until(lambda: not lives(victim), "it is dead")
+    eventually(lambda: not lives(victim))
     pids: set[Any] = set()
 
     def has_exited() -> bool:
@@ -82,14 +83,14 @@ def test_a_killed_engine_is_restarted_with_its_adapters(deployment: Deployment) 
         pids.add((answer.status_code, "Retry-After" in answer.headers or answer.is_success))
         return answer.status_code == 503
 
-    wait_until(has_exited, "the router has noticed")
+    eventually(has_exited)
     assert pids <= {(200, True), (500, False), (502, True), (503, True)}
     if deployment.outside is not None:
         for process in filter(lives, children):  # its workers outlive it
             process.kill()
         deployment.outside.stop()
         deployment.outside.start()
-    wait_until(lambda: deployment.http.get("/ready").is_success, "it serves again", seconds=180)
+    eventually(lambda: deployment.http.get("/ready").is_success, within_s=180)
     deployment.until_offered(*LIVE)
     for name in LIVE:
         assert deployment.installation.versions[name].signs(deployment.answer_text(USER, name))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import GateAnswer, Trajectory
 from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store import chain
+from tests.waiting import eventually_async
 from traced.config.cycle_sections import Policy
 from traced.config.settings import Settings, load_settings
 from traced.gateway.recorder import Recorder
@@ -83,27 +84,18 @@ class RunningGateway:
         return [trajectory for trajectory in trajectories if trajectory.id.startswith("router-")]
 
 
-async def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait for it."""
-    for _ in range(round(seconds / POLL_S)):
-        if holds():
-            return
-        await asyncio.sleep(POLL_S)
-    raise AssertionError("it did not come about")
-
-
 async def models(place: RunningGateway) -> list[str]:
     """What the router offers."""
     return [entry["id"] for entry in (await place.http.get("/v1/models")).json()["data"]]
 
 
 async def until_offered(place: RunningGateway, name: str, is_offered: bool = True) -> None:
-    """Wait until the router offers a model, or does so no more."""
-    for _ in range(round(20 / POLL_S)):
-        if (name in await models(place)) is is_offered:
-            return
-        await asyncio.sleep(POLL_S)
-    raise AssertionError(f"{name} is {'not ' if is_offered else ''}offered")
+    """Wait until the router offers a model, or no longer does."""
+
+    async def is_as_expected() -> bool:
+        return (name in await models(place)) is is_offered
+
+    await eventually_async(is_as_expected)
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ from store.repositories import promotions
 from store.repositories.events import due_notices, list_audit, list_events
 from store.repositories.serving import find_routes
 from store.types import EndCause, Outcome
-from tests.integration.gateway.place import V1, V2, RunningGateway, running_gateway, until_offered, wait_until
+from tests.integration.gateway.place import V1, V2, RunningGateway, running_gateway, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store import chain
+from tests.waiting import eventually_async
 from traced.evaluation.sequential import Arm
 from traced.gateway.canaries import Canaries, strata
 from traced.registry.canary import Stratum
@@ -121,7 +122,7 @@ async def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
         gateway.begin(V2, "canary", 0.3)
         await until_offered(gateway, V2)
         await judge(gateway, await talk(gateway, names(0, 40)), lambda model: model == V2)
-        await wait_until(lambda: promotion_state(gateway, V2) == (PromotionState.CANARY, 0.6))
+        await eventually_async(lambda: promotion_state(gateway, V2) == (PromotionState.CANARY, 0.6))
         with read_session(gateway.store) as session:
             (trial,) = promotions.trials(session)
         number = 40
@@ -152,7 +153,7 @@ async def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> 
         await until_offered(gateway, V2)
         models = await talk(gateway, names(0, 60))
         await judge(gateway, models, lambda model: model == V1)
-        await wait_until(lambda: promotion_state(gateway, V2)[0] is PromotionState.ROLLED_BACK)
+        await eventually_async(lambda: promotion_state(gateway, V2)[0] is PromotionState.ROLLED_BACK)
         assert promotion_state(gateway, V1)[0] is PromotionState.LIVE
         await until_offered(gateway, V2, is_offered=False)
         assert set((await talk(gateway, list(models))).values()) == {V1}
@@ -174,7 +175,7 @@ async def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_
         del gateway.engine.adapters[V2]
         models = await talk(gateway, ["broken"])
         assert models == {"broken": BASE}
-        await wait_until(lambda: len(gateway.exchanges("broken")) == 2)
+        await eventually_async(lambda: len(gateway.exchanges("broken")) == 2)
         await judge(gateway, {"whole": V2, **models}, lambda model: model == V2)
         with read_session(gateway.store) as session:
             assert find_routes(session, ["broken"])["broken"].model == V2
@@ -209,13 +210,13 @@ async def test_a_shadow_is_recorded_and_never_shown(tmp_path: Path, streamed: bo
         answer = await gateway.ask(headers={"X-Traced-Conversation": "c"}, stream=streamed)
         assert V2 not in answer.text
         assert answer.headers["X-Traced-Model"] == V1
-        await wait_until(lambda: len(gateway.exchanges("c")) == 2)
+        await eventually_async(lambda: len(gateway.exchanges("c")) == 2)
         exchange_shown, shadow = sorted(gateway.exchanges("c"), key=lambda exchange: exchange.shadow_of is not None)
         assert (exchange_shown.model, exchange_shown.shadow_of) == (V1, None)
         assert (shadow.model, shadow.shadow_of, shadow.status) == (V2, exchange_shown.id, 200)
         assert "stream" not in gateway.engine.requests[-1] or gateway.engine.requests[-1]["stream"] is False
         assert (await gateway.http.post("/v1/feedback", json={"conversation_id": "c", "score": 1})).status_code == 200
-        await wait_until(lambda: len(gateway.trajectories()) == 2)
+        await eventually_async(lambda: len(gateway.trajectories()) == 2)
         trajectories = {exchange.model: exchange for exchange in gateway.trajectories()}
         assert (trajectories[V1].outcome, trajectories[V1].end_cause) == (Outcome.SUCCESS, EndCause.SILENCE)
         assert (trajectories[V2].outcome, trajectories[V2].end_cause) == (Outcome.UNKNOWN, EndCause.SHADOW)
@@ -241,7 +242,7 @@ async def test_shadows_never_delay_clients_and_are_skipped_under_load(tmp_path: 
         for name in names(0, 3):
             assert text_of(await gateway.ask(headers={"X-Traced-Conversation": name})) == f"signed {V1}"
         assert time.perf_counter() - began < 5
-        await wait_until(lambda: gateway.engine.started[V2] == 1)
+        await eventually_async(lambda: gateway.engine.started[V2] == 1)
 
     await run(tmp_path, check, live=V1, settings={"promotion.shadow_requests": 1})
 
@@ -252,7 +253,7 @@ async def test_opted_out_conversations_have_no_shadow(tmp_path: Path) -> None:
         await until_offered(gateway, V2)
         await gateway.ask(headers={"X-Traced-Conversation": "private", "X-Traced-Record": "no"})
         await gateway.ask(headers={"X-Traced-Conversation": "c"})
-        await wait_until(lambda: gateway.exchanges("c"))
+        await eventually_async(lambda: gateway.exchanges("c"))
         assert gateway.engine.answers[V2] == 1
         assert gateway.exchanges("private") == []
 

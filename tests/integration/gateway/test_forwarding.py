@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, wait_until
+from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway
 from tests.integration.gateway.upstream import BASE
+from tests.waiting import eventually_async
 from traced.gateway import app, forwarding
 
 
@@ -94,7 +95,7 @@ async def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatc
         monkeypatch.setattr(forwarding, "with_model", lambda *_: 1 / 0)
         answer = await gateway.ask("base", headers={"X-Traced-Conversation": "defect"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "defect")
-        await wait_until(lambda: gateway.exchanges("defect"))
+        await eventually_async(lambda: gateway.exchanges("defect"))
         assert "ZeroDivisionError" in gateway.exchanges("defect")[0].detail
 
     await run(tmp_path, check)
@@ -118,11 +119,11 @@ async def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> N
             request_task = asyncio.create_task(
                 gateway.ask("base", stream=streamed, headers={"X-Traced-Conversation": "gone"})
             )
-            await wait_until(lambda: gateway.engine.running)
+            await eventually_async(lambda: gateway.engine.running)
             request_task.cancel()
-            await wait_until(lambda: not gateway.engine.running)
+            await eventually_async(lambda: not gateway.engine.running)
         assert gateway.engine.hung_up == 2
-        await wait_until(lambda: len(gateway.exchanges("gone")) == 2)
+        await eventually_async(lambda: len(gateway.exchanges("gone")) == 2)
         assert {exchange.status for exchange in gateway.exchanges("gone")} == {499}
 
     await run(tmp_path, check)
@@ -136,7 +137,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_
         assert (
             json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
         )
-        await wait_until(lambda: gateway.exchanges("broken"))
+        await eventually_async(lambda: gateway.exchanges("broken"))
         (exchange,) = gateway.exchanges("broken")
         assert exchange.status == 502
         assert "broke off" in exchange.detail
@@ -148,7 +149,7 @@ async def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: P
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.delay_s = 5
         request_task = asyncio.create_task(gateway.ask("base"))
-        await wait_until(lambda: gateway.engine.running)
+        await eventually_async(lambda: gateway.engine.running)
         await gateway.engine.stop()
         response = await request_task
         assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_error")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from store.database import read_session, write_session
 from store.repositories.leases import Lease, acquire, list_leases
-from tests.integration.gateway.place import RunningGateway, running_gateway, wait_until
+from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.unit.store.chain import T0
+from tests.waiting import eventually_async
 from traced.gateway.device_sharing import Preemption
 
 LOAD = {"serving.busy_requests": 4, "serving.busy_s": 0.6}
@@ -34,7 +35,7 @@ async def test_devices_are_requested_back_under_high_load(tmp_path: Path) -> Non
         assert requested_devices(gateway) == {"cpu": "", "gpu-1": ""}
         gateway.engine.delay_s = 3.0
         request_tasks = [asyncio.create_task(gateway.ask("base")) for _ in range(6)]
-        await wait_until(lambda: requested_devices(gateway)["cpu"])
+        await eventually_async(lambda: requested_devices(gateway)["cpu"])
         assert requested_devices(gateway) == {"cpu": "serving", "gpu-1": ""}
         await asyncio.gather(*request_tasks)
 

@@ -10,7 +10,8 @@ import pytest
 
 from store.errors import StoreUnavailable
 from store.types import Outcome
-from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway, wait_until
+from tests.integration.gateway.place import USER, V1, RunningGateway, running_gateway
+from tests.waiting import eventually_async
 from traced.gateway import recorder
 from traced.ingest import spool
 
@@ -39,13 +40,13 @@ async def test_a_conversation_becomes_one_trajectory(tmp_path: Path) -> None:
         messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
         second = await gateway.ask(messages=messages, tools=[TOOL], stream=True)
         assert second.headers["X-Traced-Conversation"] == first.headers["X-Traced-Conversation"]
-        await wait_until(lambda: len(gateway.exchanges(first.headers["X-Traced-Conversation"])) == 2)
+        await eventually_async(lambda: len(gateway.exchanges(first.headers["X-Traced-Conversation"])) == 2)
         assert gateway.trajectories() == []  # it has not been silent for long enough
 
     await run(tmp_path, check, live=V1)
 
     async def later(gateway: RunningGateway) -> None:
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         roles = ["system", "user", "assistant", "user", "assistant"]
         assert [message["role"] for message in trajectory.messages] == roles
@@ -64,7 +65,7 @@ async def test_conversations_with_the_same_opening_are_separate(tmp_path: Path) 
         first = answer_of(await gateway.ask("base"))
         for word in ("Sure?", "Thanks."):
             await gateway.ask("base", messages=[*USER, first, {"role": "user", "content": word}])
-        await wait_until(lambda: len(gateway.trajectories()) == 2)
+        await eventually_async(lambda: len(gateway.trajectories()) == 2)
         assert {trajectory.messages[3]["content"] for trajectory in gateway.trajectories()} == {"Sure?", "Thanks."}
 
     await run(tmp_path, check, settings={"serving.silence_s": 0.5})
@@ -74,12 +75,12 @@ async def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_
     async def check(gateway: RunningGateway) -> None:
         first = await gateway.ask("base", headers={"X-Traced-Conversation": "c"})
         assert (await feedback(gateway, response_id=first.json()["id"], score=1)).status_code == 200
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         assert trajectory.outcome is Outcome.SUCCESS
         messages = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
         await gateway.ask("base", messages=messages, headers={"X-Traced-Conversation": "c"})
-        await wait_until(lambda: [len(trajectory.messages) for trajectory in gateway.trajectories()] == [5])
+        await eventually_async(lambda: [len(trajectory.messages) for trajectory in gateway.trajectories()] == [5])
         (long,) = gateway.trajectories()
         assert long.outcome is Outcome.SUCCESS  # what was said of the first answer counts for all of it
         assert len({trajectory.trajectory_id for trajectory in gateway.exchanges("c")}) == 1
@@ -107,7 +108,7 @@ async def test_feedback_judges_before_and_after(
         feedback_response = await feedback(gateway, response_id=response.json()["id"], who="Ada", **feedback_body)
         assert feedback_response.json()["conversation_id"] == "early"
         await gateway.ask("base", headers={"X-Traced-Conversation": "late"})
-        await wait_until(lambda: len(gateway.trajectories()) == 2)
+        await eventually_async(lambda: len(gateway.trajectories()) == 2)
         assert (await feedback(gateway, conversation_id="late", **feedback_body)).status_code == 200
         assert [(trajectory.outcome, trajectory.reward) for trajectory in gateway.trajectories()] == [
             (outcome, reward)
@@ -163,7 +164,7 @@ async def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.status = 500
         await gateway.ask("base", headers={"X-Traced-Conversation": "c-1"})
-        await wait_until(lambda: gateway.exchanges("c-1"))
+        await eventually_async(lambda: gateway.exchanges("c-1"))
         await asyncio.sleep(0.6)
         (exchange,) = gateway.exchanges("c-1")
         assert (exchange.status, exchange.body, exchange.trajectory_id) == (500, None, None)
@@ -184,7 +185,7 @@ async def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, mon
                 assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
             await asyncio.sleep(0.8)
             assert "files wait in" in (await gateway.http.get("/ready")).json()["recording"]
-        await wait_until(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
+        await eventually_async(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
         assert (await gateway.http.get("/ready")).json()["recording"] == "ok"
 
     await run(tmp_path, check)
@@ -194,7 +195,7 @@ async def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: P
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.words = ["data: [DONE]", " is how ", "a stream ends"]
         await gateway.ask("base", stream=True, headers={"X-Traced-Conversation": "c"})
-        await wait_until(lambda: gateway.exchanges("c"))
+        await eventually_async(lambda: gateway.exchanges("c"))
         (exchange,) = gateway.exchanges("c")
         assert exchange.body is not None
         assert exchange.body["answer"]["content"] == "data: [DONE] is how a stream ends"

@@ -19,10 +19,10 @@ from tests.integration.gateway.place import (
     models,
     running_gateway,
     until_offered,
-    wait_until,
 )
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store.chain import T0
+from tests.waiting import eventually_async
 from traced.gateway import model_choice
 
 
@@ -124,12 +124,12 @@ async def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flig
         assert gateway.engine.adapters == {V1: f"/data/{V1}"}
         gateway.engine.delay_s = 0.8
         slow = asyncio.create_task(gateway.ask(V1))
-        await wait_until(lambda: gateway.engine.running)
+        await eventually_async(lambda: gateway.engine.running)
         gateway.roll_back(V1)
         await until_offered(gateway, V1, is_offered=False)
         assert V1 in gateway.engine.adapters  # its last request still runs
         assert text_of(await slow) == f"signed {V1}"
-        await wait_until(lambda: not gateway.engine.adapters)
+        await eventually_async(lambda: not gateway.engine.adapters)
 
     await run(tmp_path, check)
 
@@ -193,7 +193,7 @@ async def test_replicas_share_the_work_keep_conversations_together_and_one_may_d
         assert {answer.status_code for answer in answers} == {200}
         assert (await gateway.http.get("/ready")).json()["engines"][first.url] != "ok"
         await first.reset()
-        await wait_until(lambda: V1 in first.adapters)
+        await eventually_async(lambda: V1 in first.adapters)
         await other.stop()
         assert text_of(await gateway.ask(V1)) == f"signed {V1}"
 
@@ -209,7 +209,7 @@ async def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: 
         assert (await gateway.http.get("/ready")).status_code == 503
         assert (await gateway.http.get("/alive")).status_code == 200
         await gateway.engine.reset()
-        await wait_until(lambda: gateway.engine.adapters)
+        await eventually_async(lambda: gateway.engine.adapters)
         assert (await gateway.ask()).status_code == 200
 
     await run(tmp_path, check, live=V1)
@@ -240,7 +240,7 @@ async def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest
             return real(session)
 
         monkeypatch.setattr(model_choice, "list_keys", fail_once)
-        await wait_until(lambda: failed)
+        await eventually_async(lambda: failed)
         gateway.promote(V1)
         await until_offered(gateway, V1)
 

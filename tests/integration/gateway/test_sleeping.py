@@ -12,7 +12,8 @@ import httpx
 
 from store.database import write_session
 from store.repositories.leases import acquire, release
-from tests.integration.gateway.place import V1, RunningGateway, running_gateway, until_offered, wait_until
+from tests.integration.gateway.place import V1, RunningGateway, running_gateway, until_offered
+from tests.waiting import eventually_async
 from traced.config.settings import load_settings
 from traced.gateway.server import open_gateway
 
@@ -69,14 +70,14 @@ async def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapter
         hold(gateway, "gpu-1", "evaluate")
         gateway.engine.delay_s = 1.5
         long = asyncio.create_task(gateway.ask(V1))
-        await wait_until(lambda: gateway.engine.running)
+        await eventually_async(lambda: gateway.engine.running)
         give_back(gateway, "gpu-1", "evaluate")
         hold(gateway, "gpu-1", "train date-reasoning")
         response = await until_answered(gateway, 503)
         assert int(response.headers["Retry-After"]) > 0
         assert not gateway.engine.asleep
         assert (await long).status_code == 200
-        await wait_until(lambda: gateway.engine.asleep)
+        await eventually_async(lambda: gateway.engine.asleep)
         assert await engines(gateway) == ["asleep: gpu-1 is held to train date-reasoning"]
         gateway.engine.delay_s = 0.0
         gateway.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
@@ -90,7 +91,7 @@ async def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapter
 async def test_a_lapsed_lease_does_not_keep_engines_asleep(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, settings=SLEEP | {"serving.devices": []}) as gateway:
         hold(gateway, "gpu-7", "train date-reasoning", seconds=1.5)
-        await wait_until(lambda: gateway.engine.asleep)
+        await eventually_async(lambda: gateway.engine.asleep)
         await until_answered(gateway, 200)
 
 

@@ -18,9 +18,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from store.database import write_session
 from store.repositories.serving import list_feedback
 from store.types import Outcome
-from tests.integration.gateway.place import RunningGateway, running_gateway, wait_until
+from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.integration.gateway.test_keys import ADA, until_status, with_key
 from tests.unit.ingest.otlp.spans import EXAMPLE, TRACE, call, event, request
+from tests.waiting import eventually_async
 from traced.gateway.access import create_key
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
@@ -45,7 +46,7 @@ def by_protobuf(payload: dict[str, Any]) -> bytes:
 
 
 async def wait_for_trajectories(gateway: RunningGateway, count: int, conversation: str = "otlp:c-1") -> list[Any]:
-    await wait_until(lambda: len(gateway.exchanges(conversation)) == count)
+    await eventually_async(lambda: len(gateway.exchanges(conversation)) == count)
     return gateway.exchanges(conversation)
 
 
@@ -200,7 +201,7 @@ async def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
         assert (await gateway.http.post("/v1/traces", json=request(*calls))).json() == {}
         secret = '[{"role": "user", "parts": [{"type": "text", "content": "It is 4111."}, {"type": "te'
         await gateway.http.post("/v1/traces", json=request(call(3, **{"gen_ai.input.messages": secret})))
-        await wait_until(lambda: any(gateway.exchanges(f"otlp:c-{number}") for number in range(60, 70)))
+        await eventually_async(lambda: any(gateway.exchanges(f"otlp:c-{number}") for number in range(60, 70)))
         exchanges = [exchange for number in range(10, 70) for exchange in gateway.exchanges(f"otlp:c-{number}")]
         assert 10 < len(exchanges) < 50
         assert {trajectory.body["messages"][0]["content"] for trajectory in exchanges} == {"He[redacted]o?"}
@@ -217,7 +218,7 @@ async def test_a_failed_call_is_recorded_but_is_no_trajectory(tmp_path: Path) ->
         attributes_without_messages = {"gen_ai.output.messages": None, "error.type": "RateLimitError"}
         failed = {**call(1, **attributes_without_messages), "status": {"code": 2, "message": "slow down"}}
         assert (await gateway.http.post("/v1/traces", json=request(failed, call(2)))).json() == {}
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         assert (trajectory.outcome, len(trajectory.messages)) == (Outcome.UNKNOWN, 2)
         exchanges = {
@@ -237,7 +238,7 @@ async def test_evaluations_are_feedback(tmp_path: Path) -> None:
         good = {**call(1), "events": [evaluation(0.75, **{"gen_ai.evaluation.explanation": "it is"})]}
         for _ in range(2):
             assert (await gateway.http.post("/v1/traces", json=request(good))).json() == {}
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         assert (trajectory.outcome, trajectory.reward) == (Outcome.SUCCESS, 0.75)
         later = [evaluation(0.25, **{"gen_ai.response.id": "resp-1"}), evaluation(4.0), evaluation(1.0)]
@@ -261,7 +262,7 @@ async def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path
         names = {trajectory: f"{trajectory}@example.com" for trajectory in ("ann", "bob")}
         calls = [call(n, **{"gen_ai.conversation.id": name}) for n, name in enumerate(names.values(), 1)]
         assert (await gateway.http.post("/v1/traces", json=request(*calls))).json() == {}
-        await wait_until(lambda: len(gateway.trajectories()) == 2)
+        await eventually_async(lambda: len(gateway.trajectories()) == 2)
         ids = sorted(trajectory.task_id for trajectory in gateway.trajectories())
         assert len(set(ids)) == 2
         assert all(trajectory.startswith("otlp:[redacted-") for trajectory in ids)
@@ -283,7 +284,7 @@ async def test_redacted_names_of_conversations_and_people_stay_distinct(tmp_path
 async def test_redacted_fields_named_like_parts_of_a_call_are_harmless(tmp_path: Path, field: str) -> None:
     async def check(gateway: RunningGateway) -> None:
         assert (await gateway.http.post("/v1/traces", json=request(call(1)))).json() == {}
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         (trajectory,) = gateway.trajectories()
         assert [message["content"] for message in trajectory.messages] == ["Hello?", "Hello!"]
 
@@ -296,7 +297,7 @@ async def test_an_unnamed_conversation_is_identified_by_trace_or_opening(tmp_pat
         child, root_call = {**call(1, **nameless), "parentSpanId": f"{9:016x}"}, call(2, **nameless)
         strange = call(3, **{"gen_ai.conversation.id": "\u0000" + "x" * 300})
         assert (await gateway.http.post("/v1/traces", json=request(child, root_call, strange))).json() == {}
-        await wait_until(lambda: len(gateway.trajectories()) == 3)
+        await eventually_async(lambda: len(gateway.trajectories()) == 3)
         tasks = sorted(trajectory.task_id for trajectory in gateway.trajectories())
         assert tasks[0].startswith("otlp-opening-")
         assert f"otlp:{TRACE}" in tasks

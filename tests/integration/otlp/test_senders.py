@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import RunningGateway, running_gateway, wait_until
+from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.integration.otlp.agent import OPENING_MESSAGES, STATE, TOOL
 from tests.integration.otlp.model import ANSWER, ARGUMENTS, CALL, elsewhere
+from tests.waiting import eventually_async
 
 DATA = Path(__file__).parents[2] / "data" / "otlp"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -44,7 +45,7 @@ async def work(calls: str, spans: str, kind: str, **environment: str) -> list[li
 
 
 async def two_trajectories(gateway: RunningGateway) -> list[Trajectory]:
-    await wait_until(lambda: len(gateway.trajectories()) == 2)
+    await eventually_async(lambda: len(gateway.trajectories()) == 2)
     for trajectory in gateway.trajectories():
         assert (trajectory.outcome, trajectory.task_id.startswith("otlp:")) == (Outcome.UNKNOWN, True)
         first, second = gateway.exchanges(trajectory.task_id)
@@ -117,7 +118,7 @@ async def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> N
         assert f"4 wait for log records with their messages; if none come: {'the span'}" in waiting.text
         assert f"{CAPTURE}=span_only" in waiting.text
         bad_spans_file = tmp_path / "spool" / "damaged-otlp.jsonl"
-        await wait_until(lambda: bad_spans_file.exists() and len(bad_spans_file.read_text().splitlines()) == 8)
+        await eventually_async(lambda: bad_spans_file.exists() and len(bad_spans_file.read_text().splitlines()) == 8)
         whys = {json.loads(line)["why"] for line in bad_spans_file.read_text().splitlines()}
         assert [f"{CAPTURE}=span_only" in reason for reason in whys] == [True]
         ((reason, count),) = (await gateway.http.get("/ready")).json()["spans"]["rejected"].items()
@@ -132,10 +133,10 @@ async def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> N
 async def test_a_traced_call_through_the_gateway_is_recorded_once(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await work(f"{gateway.url}/v1", gateway.url, "openai-v2", **{CAPTURE: "span_only"})
-        await wait_until(lambda: gateway.trajectories())
+        await eventually_async(lambda: gateway.trajectories())
         span_counts = (await gateway.http.get("/ready")).json()["spans"]
         assert span_counts["recorded"] == 2
-        await wait_until(lambda: not list((tmp_path / "spool").glob("exchanges-*")))
+        await eventually_async(lambda: not list((tmp_path / "spool").glob("exchanges-*")))
         (trajectory,) = gateway.trajectories()  # both histories are alike
         assert trajectory.task_id.startswith("opening-")
         assert {exchange.id[:9] for exchange in gateway.exchanges(trajectory.task_id)} == {"exchange-"}

@@ -13,7 +13,7 @@ from store.records import Feedback
 from store.repositories.events import newest_events
 from store.repositories.trajectories import get_trajectory, save_trajectories
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import running_gateway, wait_until
+from tests.integration.gateway.place import running_gateway
 from tests.integration.llm.llm_client import KEY
 from tests.integration.scoring.reading_judge import by_words, verdict
 from tests.scripted_model import (
@@ -31,6 +31,7 @@ from tests.scripted_model import (
 )
 from tests.unit.scoring.conversations import CANCELLED, conversation, text_message
 from tests.unit.store.chain import T0
+from tests.waiting import eventually_async
 from traced.config.cycle_sections import JudgeSection
 from traced.scoring import rescoring
 from traced.scoring.agreement import Agreement, measure, save_agreement
@@ -187,7 +188,7 @@ async def test_a_gateway_that_serves_the_judge_does_not_record_it(tmp_path: Path
         assert (judgement[0].decision.outcome, judgement[0].decision.reason) == (Outcome.SUCCESS, "by the router")
         assert gateway.engine.requests[-1]["response_format"]["json_schema"]["name"] == "judgement"
         await gateway.ask("base", headers={"X-Traced-Conversation": "of a user"})
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         assert [exchange.task_id for exchange in gateway.trajectories()] == ["of a user"]
 
 

@@ -12,8 +12,9 @@ from store.records import Exchange
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import list_trajectories
 from store.types import Outcome, Trajectory
-from tests.integration.gateway.place import RunningGateway, running_gateway, wait_until
+from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.unit.store.chain import later
+from tests.waiting import eventually_async
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
 from traced.scoring.rule_file import read_rules
@@ -92,7 +93,7 @@ async def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_th
     async def check(gateway: RunningGateway) -> None:
         for name, messages in (("paid", PAID_ORDER), ("useless", USELESS), ("other", OTHER)):
             await ask(gateway, name, messages)
-        await wait_until(lambda: len(gateway.trajectories()) == 3)
+        await eventually_async(lambda: len(gateway.trajectories()) == 3)
         assert effective_outcomes(gateway) == {
             "paid": (Outcome.SUCCESS, OutcomeSource.RULES, "paid for in the shop's books: the money is there"),
             "useless": (Outcome.FAILURE, OutcomeSource.RULES, "hung up on"),
@@ -113,7 +114,7 @@ async def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_
             ask(gateway, "useless", USELESS), gateway.http.post("/v1/feedback", content=json.dumps(feedback))
         )
         assert answers[1].status_code == 200
-        await wait_until(
+        await eventually_async(
             lambda: gateway.trajectories() and effective_outcomes(gateway)["useless"][0] is Outcome.SUCCESS
         )
         assert effective_outcomes(gateway)["useless"][1] is OutcomeSource.PEOPLE
@@ -127,7 +128,7 @@ async def test_earlier_feedback_wins_and_the_verdict_of_the_rules_is_stored(tmp_
 async def test_an_unreachable_database_leaves_the_outcome_unknown_with_a_reason(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "paid", PAID_ORDER)
-        await wait_until(gateway.trajectories)
+        await eventually_async(gateway.trajectories)
         outcome, source, reason = effective_outcomes(gateway)["paid"]
         assert (outcome, source) == (Outcome.UNKNOWN, OutcomeSource.NOBODY)
         assert reason.startswith("paid for in the shop's books: could not be checked: shop (")
@@ -151,13 +152,13 @@ async def test_changed_rules_apply_to_later_conversations_and_invalid_ones_are_i
 
     async def check(gateway: RunningGateway) -> None:
         await ask(gateway, "a", USELESS)
-        await wait_until(lambda: "a" in effective_outcomes(gateway))
+        await eventually_async(lambda: "a" in effective_outcomes(gateway))
         file.write_text("rule = 1")
         await ask(gateway, "b", USELESS)
-        await wait_until(lambda: "b" in effective_outcomes(gateway))
+        await eventually_async(lambda: "b" in effective_outcomes(gateway))
         file.write_text(RULES.replace('"failure"', '"success"'))
         await ask(gateway, "c", USELESS)
-        await wait_until(lambda: "c" in effective_outcomes(gateway))
+        await eventually_async(lambda: "c" in effective_outcomes(gateway))
         outcomes = {name: outcome for name, (outcome, _, _) in effective_outcomes(gateway).items()}
         assert outcomes == {"a": Outcome.FAILURE, "b": Outcome.FAILURE, "c": Outcome.SUCCESS}
 

@@ -22,6 +22,7 @@ from store.types import AdmissionReport, Check
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.integration.service.silent_engine import engine_at
 from tests.unit.store.chain import HASH, SOURCE, T0
+from tests.waiting import eventually_async
 from traced.api.control import Control
 from traced.api.episodes import AT_ONCE, Episodes
 from traced.client import Client
@@ -158,13 +159,6 @@ async def test_an_episode_is_played_to_its_end(control: Control, path: Path, con
     await play(control, path, act)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
-
-
 async def said_until_done(client: Client, episode: str) -> Any:
     for _ in range(3):
         answer = await client.environments.say(episode, PlayedMessage(content="Done."))
@@ -227,7 +221,7 @@ async def test_an_idle_episode_ends_by_itself(control: Control, path: Path, cont
     async def act(client: Client) -> None:
         name = put(control, LAMP_SHOP)
         episode = (await client.environments.play(name, 1)).id
-        await until(lambda: not containers(name))
+        await eventually_async(lambda: not containers(name))
         assert (
             "idle for too long" in (await refused(client.environments.say(episode, PlayedMessage(content="Hi")))).hint
         )
@@ -286,10 +280,10 @@ async def test_one_whose_caller_hangs_up_before_it_has_begun_is_ended(
     async def act(client: Client) -> None:
         name = put(control, LAMP_SHOP)
         asked = asyncio.create_task(client.environments.play(name, 1))
-        await until(lambda: len(control.playing))
+        await eventually_async(lambda: len(control.playing))
         asked.cancel()
         await asyncio.wait({asked})
-        await until(lambda: not containers(name) and not len(control.playing))
+        await eventually_async(lambda: not containers(name) and not len(control.playing))
         assert [entry.action for entry in await client.audit()] == ["play"]
 
     await play(control, path, act)

@@ -11,10 +11,11 @@ import pytest
 from benchmarks.seeded import seed_store
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.llm_replies import save_reply
-from tests.integration.gateway.place import running_gateway, wait_until
+from tests.integration.gateway.place import running_gateway
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.unit.store.chain import REPLY
+from tests.waiting import eventually_async
 from traced.api.control import Control
 from traced.api.queries import router_health
 from traced.client.models import DEVICES, CostView, Devices, EventView
@@ -111,7 +112,7 @@ async def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control
                 seen = await first(told, DEVICES)
                 assert Devices.model_validate(seen.detail).problems == ["none here"]
                 assert seeded.watch.at_work
-            await wait_until(lambda: not seeded.watch.at_work)
+            await eventually_async(lambda: not seeded.watch.at_work)
             assert seeded.present.of(DEVICES) == []
 
     await asyncio.wait_for(watch(), 20)

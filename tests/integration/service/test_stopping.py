@@ -1,7 +1,6 @@
 """A training that a person stops, a child process, beside whatever else ends it: one safe point, one decision, kept."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.integration.service import trainer
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import Scripted
 from tests.integration.service.trainer import ASKED, BEGUN, CHECKPOINT, CUT_SHORT, GO, LAST
+from tests.waiting import eventually_async
 from traced.api.auth import Caller
 from traced.api.errors import Busy
 from traced.client.models import Reason
@@ -89,18 +89,11 @@ def place(tmp_path: Path) -> Iterator[Stopping]:
     store.dispose()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 async def at_training(place: Stopping, act: Callable[[], Awaitable[None]], draining: asyncio.Event) -> None:
     """Run the loop to the training of alpha, let somebody ``act`` beside it, and end in order."""
     place.control.start(ADA, Reason())
     running = asyncio.create_task(place.loop.run(draining))
-    await until(place.has(BEGUN))
+    await eventually_async(place.has(BEGUN))
     await act()
     draining.set()
     await running
@@ -131,14 +124,14 @@ async def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_sto
     async def act() -> None:
         if stopped_first:
             stopping = place.stop()
-            await until(place.has(ASKED))
+            await eventually_async(place.has(ASKED))
             whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
-            await until(lambda: is_asked_to_end(place))
+            await eventually_async(lambda: is_asked_to_end(place))
         else:
             whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
-            await until(place.has(ASKED))
+            await eventually_async(place.has(ASKED))
             stopping = place.stop()
-            await until(place.decided)
+            await eventually_async(place.decided)
         for _ in range(100):  # let whoever would cut it short do so
             await asyncio.sleep(0)
         assert not stopping.done()
@@ -169,9 +162,9 @@ def test_a_service_that_is_cut_short_does_not_forget_it(place: Stopping) -> None
     async def killed() -> None:
         place.control.start(ADA, Reason())
         running = asyncio.create_task(place.loop.run(asyncio.Event()))
-        await until(lambda: place.has(BEGUN)() or running.done())
+        await eventually_async(lambda: place.has(BEGUN)() or running.done())
         stopping = place.stop()
-        await until(place.has(ASKED))
+        await eventually_async(place.has(ASKED))
         assert not stopping.done()
 
     asyncio.run(killed())
@@ -188,14 +181,14 @@ async def test_who_comes_second_waits_for_the_same_safe_point_and_is_told_who_wa
 
     async def act() -> None:
         first = place.stop()
-        await until(place.has(ASKED))
+        await eventually_async(place.has(ASKED))
         second = place.stop(BOB, "the same")
         for _ in range(100):
             await asyncio.sleep(0)
         assert [first.done(), second.done()] == [False, False]
         place.put(GO)
         said.extend([await first, await second])
-        await until(lambda: place.dropped())
+        await eventually_async(lambda: place.dropped())
         said.append(await place.stop(BOB, "once more"))
 
     await at_training(place, act, draining)
@@ -214,10 +207,10 @@ async def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: 
     async def act() -> None:
         place.put(LAST)
         stopping = place.stop()
-        await until(place.has(ASKED))
+        await eventually_async(place.has(ASKED))
         place.put(GO)
         said.append(await stopping)
-        await until(lambda: place.cycle().state is CycleState.WAITING)
+        await eventually_async(lambda: place.cycle().state is CycleState.WAITING)
 
     await at_training(place, act, draining)
     said = said[0]
@@ -233,7 +226,7 @@ async def test_one_that_was_over_is_not_stopped_and_no_entry_says_so(place: Stop
 
     async def act() -> None:
         pausing = asyncio.ensure_future(place.control.pause(BOB, Reason()))
-        await until(place.has(ASKED))
+        await eventually_async(place.has(ASKED))
         place.put(GO)
         await pausing
         with pytest.raises(Busy, match="is not at work"):

@@ -14,6 +14,8 @@ from pathlib import Path
 from textual.app import App
 from textual.pilot import Pilot
 
+from tests.waiting import eventually_async
+
 PICTURES = Path(__file__).parent / "pictures"
 PATIENCE_S, REST_S, LOOK_S = 15.0, 0.6, 0.02
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -54,8 +56,5 @@ async def at_rest(app: App[object]) -> str:
 
 async def until(pilot: Pilot[object], holds: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that the daemon's answer brings."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s:\n{text_of(pilot.app)}"
-        await asyncio.sleep(0.02)
+    await eventually_async(holds, within_s=seconds, message=lambda: text_of(pilot.app))
     await pilot.pause()

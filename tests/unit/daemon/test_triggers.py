@@ -17,6 +17,7 @@ from store.repositories.cycles import pause_target, record_start, resume_target
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, save_chain, trajectory
+from tests.waiting import eventually_async
 from traced.config.settings import Settings, load_settings
 from traced.daemon.triggers import FILE, Triggers
 
@@ -244,13 +245,6 @@ def test_a_damaged_file_is_made_anew(place: Place, caplog: pytest.LogCaptureFixt
     assert "is damaged and made anew" in caplog.text
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-
-
 async def test_other_settings_are_followed_without_a_restart(place: Place) -> None:
     def nightly(cron: str) -> Settings:
         return load_settings(place.folder, NIGHTLY | {"triggers.cron": cron})
@@ -261,12 +255,12 @@ async def test_other_settings_are_followed_without_a_restart(place: Place) -> No
         await asyncio.sleep(0)
         for settings, hour in ((nightly("0 3 * * *"), 3), (nightly("0 4 * * *"), 4)):
             await asyncio.to_thread(triggers.take, settings)
-            await until(lambda hour=hour: (at := triggers.next_at()) is not None and at.hour == hour)
+            await eventually_async(lambda hour=hour: (at := triggers.next_at()) is not None and at.hour == hour)
         triggers.take(load_settings(place.folder, {"triggers.trajectories": 2}))
-        await until(lambda: triggers.next_at() is None)
+        await eventually_async(lambda: triggers.next_at() is None)
         place.report(2)
         triggers.take(load_settings(place.folder, {"triggers.trajectories": 1}))
-        await until(lambda: bool(place.asked))
+        await eventually_async(lambda: bool(place.asked))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
