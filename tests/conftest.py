@@ -24,8 +24,38 @@ sys.addaudithook(forbid_network)
 
 HERE = Path(__file__).parent
 REAL_THINGS = ("integration", "acceptance")
-# Whole directories of slow tests; elsewhere a slow test carries its own mark.
-SLOW = ("acceptance", "integration/engines", "integration/interop", "integration/synthesis")
+# Directories and modules of slow tests: whole cycles, real engines, training runs, many containers, several databases.
+# Elsewhere a slow test carries its own mark.
+SLOW = (
+    "acceptance/",
+    "integration/analyst/test_analysis_stage.py",
+    "integration/engines/",
+    "integration/gateway/test_versions.py",
+    "integration/inference/test_process.py",
+    "integration/interop/",
+    "integration/otlp/test_senders.py",
+    "integration/sandbox/test_admission.py",
+    "integration/sandbox/test_admission_fixtures.py",
+    "integration/sandbox/test_admission_tricks.py",
+    "integration/service/test_both_databases.py",
+    "integration/service/test_week.py",
+    "integration/synthesis/",
+    "integration/test_cycle.py",
+    "integration/test_lease_races.py",
+    "integration/test_optimize_prompt.py",
+    "integration/test_routing.py",
+    "integration/test_synthesis_sandbox.py",
+    "integration/test_upkeep_postgres.py",
+    "integration/training/test_sandboxed.py",
+    "integration/training/test_supervise.py",
+    "integration/tui/test_deciding.py",
+    "integration/tui/test_offered_prompts.py",
+    "integration/tui/test_playing.py",
+    "integration/tui/test_states.py",
+    "integration/tui/test_web.py",
+    "unit/ingest/test_spool.py",
+    "unit/test_skips_in_ci.py",
+)
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 settings.register_profile("traced", deadline=None, derandomize=IN_CI)

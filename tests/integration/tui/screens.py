@@ -11,6 +11,7 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 
+import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
@@ -18,7 +19,9 @@ from tests.waiting import eventually_async
 
 PICTURES = Path(__file__).parent / "pictures"
 PATIENCE_S, REST_S, LOOK_S = 15.0, 0.6, 0.02
-SIZES = ((80, 24), (120, 40), (200, 60))
+# Terminals from the smallest that is supported to a large one; make test draws on the usual one only.
+SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
+SIZES = (pytest.param(SMALL, marks=pytest.mark.slow), USUAL, pytest.param(LARGE, marks=pytest.mark.slow))
 
 
 def text_of(app: App[object]) -> str:

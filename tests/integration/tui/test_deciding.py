@@ -9,7 +9,7 @@ from textual.widgets import Button, Input
 from tests.integration.service.served import served
 from tests.integration.tui.approving import KEY, publishable, shown, there
 from tests.integration.tui.conftest import Opened, Running
-from tests.integration.tui.screens import SIZES, text_of, until
+from tests.integration.tui.screens import USUAL, text_of, until
 from traced.api.control import Control
 from tui.app import TracedApp
 from tui.connection import Address
@@ -75,7 +75,7 @@ async def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the
 ) -> None:
     path = tmp_path / "traced.sock"
     app = TracedApp(Address(path))
-    async with AsyncExitStack() as first, app.run_test(size=SIZES[1]) as pilot:
+    async with AsyncExitStack() as first, app.run_test(size=USUAL) as pilot:
         await first.enter_async_context(served(control, path))
         await pilot.press(KEY)
         await until(pilot, lambda: "a Approve" in text_of(app))

@@ -9,7 +9,7 @@ import pytest
 from sandbox.docker_engine import connect
 from sandbox.policy import LABEL_ENVIRONMENT
 from tests.integration.tui.conftest import Opened, Running
-from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from tests.integration.tui.screens import LARGE, SMALL, USUAL, same_picture, text_of, until
 from tests.integration.tui.test_environments import put, to_one
 from traced.api.control import Control
 from tui.screens.environment_dialogs import ChooseTool, FillCall, skeleton
@@ -56,7 +56,7 @@ async def type_over(on: Running, text: str) -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("size", SIZES[1:], ids=str)
+@pytest.mark.parametrize("size", [USUAL, LARGE], ids=str)
 async def test_what_an_agent_sees_first_looks_as_it_did(opened: Opened, image: object, size: tuple[int, int]) -> None:
     async def play(on: Running) -> None:
         await begin(on, on.seeded.environments["policy-checks"])
@@ -107,7 +107,7 @@ async def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable
         assert containers(key) == 0
         assert (await on.client.audit())[0].subject == key
 
-    await press(opened, play, SIZES[0])
+    await press(opened, play, SMALL)
 
 
 @pytest.mark.docker

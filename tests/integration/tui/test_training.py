@@ -15,7 +15,7 @@ from store.repositories.adapters import get_training_run, save_training_run
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.conftest import AT, Opened, Running
-from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from tests.integration.tui.screens import LARGE, SIZES, SMALL, USUAL, same_picture, text_of, until
 from tests.integration.tui.training_at_work import CAPABILITY, CYCLE, RUN, AtWork, begin
 from traced.api.control import Control
 from traced.config.settings import load_settings
@@ -125,7 +125,7 @@ async def test_the_chosen_run_stays_while_others_come(opened: Opened) -> None:
 async def test_it_shrinks_and_grows_and_keeps_its_place(opened: Opened) -> None:
     async def resize(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("down")
-        for width, height in (*SIZES, SIZES[0]):
+        for width, height in (SMALL, USUAL, LARGE, SMALL):
             await on.pilot.resize_terminal(width, height)
             await until(on.pilot, lambda width=width: on.app.size.width == width)
             assert runs(on).cursor_row == 1
