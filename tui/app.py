@@ -106,8 +106,8 @@ class TracedApp(ConnectedApp):
         if not any(isinstance(screen, Environment) and screen.is_busy for screen in screens):
             self.exit()
             return
-        detail = "Its container goes by itself once it was idle for ten minutes."
-        dialog = Question("Leave while an episode is played?", detail)
+        detail = "The service removes its container after ten minutes without a message."
+        dialog = Question("Quit although an episode is running?", detail)
         await self.push_screen(dialog, lambda yes: self.exit() if yes else None)
 
     def action_show(self, mode: str) -> None:
@@ -129,7 +129,7 @@ class TracedApp(ConnectedApp):
     async def _go(self, mode: str, key: str) -> None:
         await self.switch_mode(mode)
         if any(isinstance(candidate, Environment) and candidate.is_busy for candidate in self._screen_stacks[mode]):
-            self.notify("An episode is played there: end it first.", severity="warning", timeout=5)
+            self.notify("An episode is running on this screen: end it first.", severity="warning", timeout=5)
             return
         # A page that is open over the screen shows another subject.
         while len(self._screen_stacks[mode]) > 1:

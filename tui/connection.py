@@ -51,7 +51,7 @@ class Address:
         if not isinstance(error, RequestRefused) or error.status != HTTPStatus.UNAUTHORIZED:
             return error.message, error.hint
         return (
-            "the daemon does not know the token" if self.token else "the daemon asks for a token",
+            "the daemon rejects the token" if self.token else "the daemon requires a token",
             "--token-file FILE",
         )
 
@@ -121,7 +121,7 @@ class Link:
                 pause = PAUSES_S[-1] if isinstance(error, RequestRefused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
                 tries += 1
                 self._state = "lost" if self._state else ""
-                client_error = error if isinstance(error, ClientError) else NoDaemon("the connection broke off")
+                client_error = error if isinstance(error, ClientError) else NoDaemon("the connection was lost")
                 self.post(Lost(client_error, pause))
                 await asyncio.sleep(pause)
 
@@ -212,7 +212,7 @@ class ConnectedApp(App[None]):
         self.linked = False
         failure = "refused" if isinstance(message.error, RequestRefused) else "no answer"
         cause, hint = self.address.refusal(message.error)
-        self.trouble = f"{failure}, asked again in {message.pause_s:g} s: {sanitize_line(cause)}" + (
+        self.trouble = f"{failure}, next attempt in {message.pause_s:g} s: {sanitize_line(cause)}" + (
             f"; {sanitize_line(hint)}" if hint else ""
         )
         self.status_changed()

@@ -87,7 +87,9 @@ class Loopback(Server):
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """Run an app for as long as the visitor's connection lasts."""
         if len(self._open) >= MAX_VISITORS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_VISITORS} visitors are here already")
+            raise web.HTTPServiceUnavailable(
+                text=f"the maximum of {MAX_VISITORS} visitors is reached; close another browser tab"
+            )
         connection = web.WebSocketResponse(heartbeat=15, timeout=END_S)
 
         async def close() -> None:
@@ -119,14 +121,14 @@ class Loopback(Server):
     async def _door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         host = f"{self.host}:{self.port}"
         if request.host != host or request.headers.get("Origin", self.public_url) != self.public_url:
-            raise web.HTTPForbidden(text=f"only {self.public_url} is served here")
+            raise web.HTTPForbidden(text=f"wrong address; open {self.public_url}")
         index = f"{self.place}/"
         if request.path == index and self._is_key(request.query.get("key", "")):
             answer: web.StreamResponse = web.Response(status=303, headers={"Location": index})
             answer.set_cookie(COOKIE, self.key, httponly=True, samesite="Strict", path=index)
             return answer
         if not self._is_key(request.cookies.get(COOKIE, "")):
-            raise web.HTTPForbidden(text="open the URL that `traced tui --web` has printed")
+            raise web.HTTPForbidden(text="the key is missing or wrong; open the URL that `traced tui --web` printed")
         answer = await handler(request)
         if not answer.prepared:
             answer.headers["Content-Security-Policy"] = POLICY.format(host=host)

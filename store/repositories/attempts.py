@@ -233,7 +233,7 @@ def _row(session: Session, seq: int) -> AttemptRow:
 def _quarantine_row(session: Session, quarantine_id: str) -> QuarantineRow:
     row = session.exec(select(QuarantineRow).where(QuarantineRow.id == quarantine_id)).first()
     if row is None:
-        raise NotFound("parked input", quarantine_id)
+        raise NotFound("quarantined input", quarantine_id)
     return row
 
 

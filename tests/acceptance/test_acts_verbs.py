@@ -108,8 +108,8 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
     undone = traced("rollback", "--reason", "complaints", "--json")
     assert (undone.json["rolled_back"], undone.json["restored"], undone.json["live"]) == (ADAPTER, None, [])
     assert (
-        "Parked: train of error-recovery, tried 3 times (3 attempts failed, the last one: [hung]). "
-        "To have it tried again: traced release p3" in traced("status").out
+        "Quarantined: train of error-recovery, tried 3 times (3 attempts failed, the last one: [hung]). "
+        "To retry: traced release p3" in traced("status").out
     )
     released = traced("release", "p3", "--reason", "more memory", "--json")
     assert (released.code, released.json["subject"], released.json["carries_on"]) == (0, "p3", None)
@@ -137,7 +137,7 @@ def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None
         log = running.lines
     assert [state.partition("\n")[0] for state in states] == ["READY=1", *["RELOADING=1", "READY=1"] * 2]
     assert "MONOTONIC_USEC=" in states[1]
-    assert any("the old ones stay in force" in line and '"error"' in line for line in log)
+    assert any("the previous settings remain in force" in line and '"error"' in line for line in log)
     assert any("executor.failures was changed and needs a restart" in line for line in log)
     assert audit(data_dir) == [("reload", "settings", "SIGHUP", "")]
 
@@ -147,7 +147,7 @@ def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(trace
         ran = traced("approve", ADAPTER)
     assert ran.code == 1
     assert f"held by process {os.getpid()}" in ran.err
-    assert "which does not answer; nothing was decided" in " ".join(ran.err.split())
+    assert "does not answer; no decision was stored" in " ".join(ran.err.split())
     assert traced("status", "--json").json["waiting"] == [ADAPTER, "error-recovery@v2"]
 
 

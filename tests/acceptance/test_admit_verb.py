@@ -119,7 +119,7 @@ def test_a_package_that_was_exported_is_judged_by_its_environment(traced: Traced
     ran = traced("admit", "lamps", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["environment"] == environment_hash(LAMP_SHOP.read_text())
-    assert ran.json["changed"] == ["README.md was changed since the export, and is not judged here"]
+    assert ran.json["changed"] == ["README.md has changed since the export; this command does not check it"]
 
 
 @pytest.mark.parametrize("named", ["maze", "maze/"])
@@ -148,7 +148,7 @@ def test_without_docker_the_next_command_is_named(traced: Traced) -> None:
 def test_a_file_that_cannot_be_judged_is_refused_before_anything_runs(traced: Traced) -> None:
     ran = traced("admit", "gone.py", "--json", env=NO_DOCKER)
     assert ran.code == 3
-    assert json.loads(ran.out)["error"]["message"] == "there is no file gone.py"
+    assert json.loads(ran.out)["error"]["message"] == "the file gone.py does not exist"
     assert "Try: check the path" in ran.err
 
 

@@ -79,7 +79,7 @@ def test_an_unknown_adapter_and_an_empty_directory_are_clear_messages(
     for words in (["status"], ["approve", "nothing@v1"], ["rollback"]):
         empty = traced(*words, "--data-dir", tmp_path / "empty")
         assert empty.code == 1
-        assert "holds no store yet" in empty.err
+        assert "has no store yet" in empty.err
         assert not (tmp_path / "empty").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_canary_begins_goes_live_at_a_word_and_ends_with_a_rollback(traced: Tr
     assert full["live"] == ["error-recovery@v1"]
     traced("rollback")
     shadow = traced("approve", "error-recovery@v1", "--set", "promotion.policy=shadow")
-    assert "answers in the shadow" in shadow.out
+    assert "answers as a shadow" in shadow.out
     assert traced("rollback", "--json").json["rolled_back"] == "error-recovery@v1"
     wrong = traced("approve", "error-recovery@v1", "--policy", "sometimes")
     assert wrong.code == 2

@@ -45,7 +45,7 @@ def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_p
     assert ran.out.count("\n") == 1, "stdout holds more than the JSON object"
     assert 0 <= told["floor"] < told["base"] < 1
     assert told["peak_rss_bytes"] < 4 * 2**30
-    ended = {line.split(" ends at ")[0] for line in ran.err.splitlines() if " ends at " in line}
+    ended = {line.split(" failed at the stage ")[0] for line in ran.err.splitlines() if " failed at the stage " in line}
     trained = {adapter["capability"] for adapter in told["adapters"]}
     assert trained | ended, "no capability was retained"
     assert told["rollouts"] == 32 * len(trained)
@@ -68,7 +68,7 @@ def test_without_docker_the_demo_stops_before_it_works(traced: Traced, tmp_path:
 def test_who_keeps_everything_to_decide_does_not_have_it_decided(traced: Traced) -> None:
     ran = traced("demo", "--yes", "--keep")
     assert ran.code == 1
-    assert "leave one of them out" in ran.err
+    assert "use one of them" in ran.err
 
 
 def test_a_missing_model_is_named(traced: Traced, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path,
         demo.send_signal(number)
         rest = demo.stderr.read()
         assert demo.wait() == 128 + number, rest
-    assert "nothing is half-written. To carry on: traced demo --yes --set" in rest
+    assert "no file is incomplete. To resume: traced demo --yes --set" in rest
     assert "Traceback" not in rest
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     carried_on = traced("collect", "--json", *settings(collect__episodes=300), timeout=900)

@@ -45,10 +45,13 @@ def test_leases_are_shown_live_lapsed_and_of_devices_elsewhere(traced: Traced, t
     lease(tmp_path / "traced-data", "gone/7/x", NOW - timedelta(days=1), "GPU-of-another-host")
     ran = traced("devices", "--json", *EASY)
     cpu = next(device for device in ran.json["devices"] if device["id"] == "cpu")
-    assert cpu["why_not"] == [f"leased to {holder} for train, wanted back by serving"]
+    assert cpu["why_not"] == [f"leased to {holder} for train, requested back by serving"]
     assert cpu["lease"]["holder"] == holder
     assert [each["device"] for each in ran.json["leases"]] == ["GPU-of-another-host", "cpu"]
-    assert "GPU-of-another-host is not seen here: lapsed lease of gone/7/x for train" in traced("devices", *EASY).out
+    assert (
+        "GPU-of-another-host is leased but not visible on this machine: expired lease of gone/7/x for train"
+        in traced("devices", *EASY).out
+    )
 
 
 def test_a_lapsed_lease_is_not_in_the_way(traced: Traced, tmp_path: Path) -> None:

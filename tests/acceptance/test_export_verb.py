@@ -84,6 +84,6 @@ def test_what_is_neither_file_nor_hash_is_told_apart_from_nothing(traced: Traced
 
 
 def test_without_a_store_a_hash_is_nothing_and_another_project_is_a_wrong_word(traced: Traced) -> None:
-    assert "holds no store" in traced("export", "env:12345678", "--to", "verifiers").err
+    assert "has no store" in traced("export", "env:12345678", "--to", "verifiers").err
     assert traced("export", FILE, "--to", "gymnasium").code == 2
     assert traced("export", FILE).code == 2

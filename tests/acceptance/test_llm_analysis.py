@@ -78,11 +78,11 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
     assert len(shared["examples"]) == min(shared["differ"], 5)
     for side in told["sides"]:
         assert {"delta_low", "delta_high", "coverage_low", "agreement", "retained"} <= set(side["findings"][0])
-    for line in ("Found by llm only: plain-answers", "Retained by both: none", "Retained by llm only: none"):
+    for line in ("Proposed by llm only: plain-answers", "Retained by both: none", "Retained by llm only: none"):
         assert line in shown.out
     assert f"tool-calling-precision: labelled differently in {shared['differ']} of 12 trajectories" in shown.out
     one = shared["examples"][0]
-    verdicts = f"llm says {one['llm'].upper()}, builtin {one['builtin'].upper()}"
+    verdicts = f"llm: {one['llm'].upper()}, builtin: {one['builtin'].upper()}"
     assert f"{one['trajectory'][:16]}: {verdicts}" in shown.out
     assert re.search(r"\d+/32: labels: \d+ of 24", shown.err)  # on the way, not only at the end
     assert alone.json["analyst"] == "llm"
@@ -117,11 +117,12 @@ def test_an_analysis_reads_well_on_80_columns(traced: Traced, tmp_path: Path) ->
     assert bounds == ["[1.00,", "1.00]", "[1.00,", "1.00]"]
     assert f"Lacking: {LONGEST}\n  {LONGEST}: Choose the record" in ran.out
     cited = told["citations"][0]
-    assert f"Seen in message {cited['message']} of {cited['trajectory'][:16]}, " in ran.out
-    assert "Failures: 6 the agent's fault; not mined: 2 the infrastructure's\n" in ran.out
+    assert f"Evidence: message {cited['message']} of {cited['trajectory'][:16]}, " in ran.out
+    assert "Failures: 6 caused by the agent; excluded, caused by others: 2 infrastructure\n" in ran.out
     (left_out,) = told["left_out"]
     assert (
-        f"Left out: 1 that could not be labelled ({left_out['trajectory'][:16]}). About the first, the model" in ran.out
+        f"Not analysed: 1 trajectories could not be labelled ({left_out['trajectory'][:16]}). "
+        "Reason for the first: the model" in ran.out
     )
     assert "it refused: I will not help with that.\n" in ran.out
     assert left_out["reason"] in ran.out

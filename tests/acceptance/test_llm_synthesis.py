@@ -69,7 +69,7 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
             running.send_signal(how)
             _, said = running.communicate(timeout=60)
         assert running.returncode == 128 + how, said
-        assert "Stopped; nothing is half-written. To carry on: traced synthesize --synthesizer llm --set" in said
+        assert "Stopped; no file is incomplete. To resume: traced synthesize --synthesizer llm --set" in said
         assert "Traceback" not in said
         assert [stored(tmp_path, table) for table in KEPT] == [answered] * 3
         ended.set()
@@ -84,7 +84,7 @@ def test_what_was_written_and_refused_can_be_read(traced: Traced, tmp_path: Path
     hidden = f"{REFUSED[:-3]}\nHIDDEN = '\x1b[31m'\n```"
     with scripted_server(lambda body, nth: SOUND_TO_READ if nth else hidden) as server:
         prepared(tmp_path / "traced-data", server.url)
-        assert "No environment was written yet. Next: traced synthesize" in traced("show", "environment").out
+        assert "No environment exists yet. Next: traced synthesize" in traced("show", "environment").out
         assert synthesize(traced, server).code == 0
     second, first = traced("show", "environment", "--json").json["environments"]
     assert (first["failed"], first["admitted"], second["admitted"]) == (["source"], False, None)
@@ -93,11 +93,11 @@ def test_what_was_written_and_refused_can_be_read(traced: Traced, tmp_path: Path
     ran = traced("show", "environment", f"env:{first['hash'][:12]}", "--into", "first.py")
     assert "line 2: imports time" in ran.out
     assert "Not checked" in ran.out
-    assert "Wrote its source into first.py. To judge what you make of it: traced admit first.py" in ran.out
+    assert "Wrote the source to first.py. To check the file after a change: traced admit first.py" in ran.out
     assert (tmp_path / "first.py").read_text().endswith("HIDDEN = '\x1b[31m'\n")
     assert "\x1b" not in ran.out
     again = traced("show", "environment", first["hash"], "--into", "first.py", "--json")
-    assert (again.code, again.json["error"]["message"]) == (1, "first.py is there already")
+    assert (again.code, again.json["error"]["message"]) == (1, "first.py already exists")
     told = traced("show", "environment", second["hash"][:8], "--json").json
     assert [one["repairs"] for one in told["origins"]] == [first["hash"]]
     assert told["admissions"] == []
@@ -105,8 +105,8 @@ def test_what_was_written_and_refused_can_be_read(traced: Traced, tmp_path: Path
     assert told["admissions"][0]["verdict"] == "refused"
     assert told["admissions"][0]["checks"][0]["advice"]
     waiting = traced("show", "environment", second["hash"][:8]).out
-    assert f"which mends env:{first['hash'][:12]}" in waiting
-    assert f"It was not judged yet. Next: traced admit {NAME}" in waiting
+    assert f"a repair of env:{first['hash'][:12]}" in waiting
+    assert f"No admission has checked it yet. Next: traced admit {NAME}" in waiting
     unknown = traced("show", "environment", "env:0000", "--json")
     assert (unknown.code, unknown.json["error"]["type"]) == (1, "NoSuchEnvironment")
 
@@ -142,7 +142,7 @@ def test_a_budget_that_is_spent_is_told_with_the_setting_to_raise(traced: Traced
         prepared(tmp_path / "traced-data", server.url)
         ran = synthesize(traced, server, *bound)
         assert ran.code == 1
-        assert f"{NAME} ends here: 0.01 of 0.01 in money spent on synthesize of {NAME}, in 1 replies" in ran.out
+        assert f"{NAME} failed: 0.01 of 0.01 in money spent on synthesize of {NAME}, in 1 replies" in ran.out
         assert "(try: raise synthesis.max_cost)" in ran.out
         told = synthesize(traced, server, *bound, "--json").json
         assert [(one["capability"], one["hint"]) for one in told["failed"]] == [(NAME, "raise synthesis.max_cost")]

@@ -28,12 +28,12 @@ def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Trace
         ran = traced("llm", "check", *at(server, "llm.api_key_file=key"))
         assert ran.code == 0, ran.err
         for line in (
-            f"ok  server        {server.url} is there and lists models: 1",
+            f"ok  server        {server.url} answers and lists 1 models",
             "ok  key           accepted, from key",
             "ok  context       32768 tokens, the server says",
-            "ok  json_schema   works, and is what is used",
-            "ok  tool call     works too",
-            "scripted can be worked with.",
+            "ok  json_schema   works and is used",
+            "ok  tool call     works",
+            "scripted works with traced.",
         ):
             assert line in ran.out
         told = traced("llm", "check", *at(server), "--json", env={"OPENAI_API_KEY": KEY})
@@ -99,7 +99,7 @@ def test_check_without_a_model_or_a_key_says_what_to_set(traced: Traced) -> None
     assert "llm.model" in ran.json["error"]["hint"]
     ran = traced("llm", "check", "--set", "llm.model=m")
     assert "OPENAI_API_KEY is not set" in ran.err
-    assert "llm.base_url for a server of your own" in ran.err
+    assert "llm.base_url for your own server" in ran.err
 
 
 def test_status_tells_what_each_stage_of_a_cycle_took(traced: Traced, tmp_path: Path) -> None:

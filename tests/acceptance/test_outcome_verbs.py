@@ -88,7 +88,7 @@ def test_mistakes_are_told_by_their_lines(traced: Traced, tmp_path: Path) -> Non
     served = traced("serve", "--set", "outcomes.rules=rules.toml", "--json")
     assert (served.code, served.json["error"]["type"]) == (2, "RuleFileError")
     (tmp_path / "rules.toml").write_text(RULES)
-    assert "No trajectories are stored yet" in traced("outcomes", "check", "rules.toml").out
+    assert "No trajectories yet" in traced("outcomes", "check", "rules.toml").out
     assert not (tmp_path / "traced-data").exists()
 
 
@@ -101,7 +101,7 @@ def test_rules_decide_what_nobody_did_and_a_person_overrules_them(traced: Traced
     assert traced(*ruled).json["rules"]["judged"] == {}
     assert (outcomes(production)["good"], outcomes(production)["bad"]) == ("success", "failure")
     shown = traced("outcomes", "show", "bad")
-    assert "said by rules (rules:" in shown.out
+    assert "by rules (rules:" in shown.out
     assert "refused at last: the tool said no" in shown.out
     assert traced("outcomes", "label", "bad", "success", "--who", "rules:me").code == 2
     assert traced("outcomes", "label", "bad", "success", "--who", "Ada", "--reason", "it was free").code == 0
@@ -127,7 +127,7 @@ def test_a_judge_counts_only_after_it_agreed_with_people(traced: Traced, product
         enough = traced("outcomes", "agreement", *judge)
         assert enough.code == 0, enough.err
         assert "kappa        1.00 [1.00, 1.00] at 95 %" in enough.out
-        assert "It counts. Next: traced outcomes apply --judge" in enough.out
+        assert "The judge can be used. Next: traced outcomes apply --judge" in enough.out
         applied = traced("outcomes", "apply", "--judge", *judge, "--json")
         assert applied.code == 0, applied.err
         assert (applied.json["rules"], applied.json["judge"]["unknown"]) == (None, 2)

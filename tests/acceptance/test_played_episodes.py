@@ -101,7 +101,7 @@ def test_a_daemon_that_was_killed_while_a_container_worked_has_none_left_after_i
         with daemon(directory) as restarted:
             assert containers(engine, name) == []
             assert psutil.wait_procs([worker], timeout=60)[1] == []
-        assert sum("left behind: container" in line for line in restarted.lines) == 1
+        assert sum("leftover of an ended process: container" in line for line in restarted.lines) == 1
         others.reload()
         assert others.status == "created"
     finally:

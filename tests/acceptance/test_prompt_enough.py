@@ -209,8 +209,8 @@ def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir:
     assert ran.code == 0, ran.err
     assert len(server.requests) == 1  # a budget is overrun by less than one reply
     assert "14 tokens of 1 spent on optimize-prompt" in ran.out
-    assert "(prompting.max_tokens, max_cost and max_minutes allow more)" in ran.out
-    assert "texts proposed: 1, better than the one before: 0" in ran.out
+    assert "(to raise it: prompting.max_tokens, max_cost, max_minutes)" in ran.out
+    assert "proposed texts: 1, improvements: 0" in ran.out
     assert CAPABILITY.description in ran.out
 
 
@@ -225,7 +225,7 @@ def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
         f"the language model cannot be used for {COMPOUND}: the model it at http"
     )
     assert ran.json["error"]["hint"].startswith("traced llm check")
-    assert ran.json["error"]["hint"].endswith("then repeat the command; earlier answers are kept")
+    assert ran.json["error"]["hint"].endswith("then repeat the command; earlier answers are reused")
     assert count_played(data_dir) == int(SMALL["prompting.validation"]) + int(SMALL["prompting.minibatch"])
 
 
@@ -255,7 +255,7 @@ def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
             _, told = first.communicate()
         if end is signal.SIGINT:
             assert first.returncode == 130, told
-            assert "nothing is half-written. To carry on: traced optimize-prompt" in told
+            assert "no file is incomplete. To resume: traced optimize-prompt" in told
         assert "Traceback" not in told
         played = count_played(data_dir)
         assert played >= 9

@@ -47,21 +47,21 @@ def test_without_a_cycle_it_says_how_to_begin(traced: Traced) -> None:
 def test_an_unknown_capability_is_told_from_those_that_there_are(traced: Traced, data_dir: Path) -> None:
     ran = traced("optimize-prompt", "flying", "--json", *SETTINGS)
     assert ran.code == 1
-    assert ran.json["error"]["message"] == f"'flying' is no retained capability of cycle {CYCLE}"
+    assert ran.json["error"]["message"] == f"'flying' is not a retained capability of cycle {CYCLE}"
     assert ran.json["error"]["hint"] == f"one of: {COMPOUND}"
 
 
 def test_without_an_admitted_environment_it_names_the_verb_that_admits(traced: Traced, data_dir: Path) -> None:
     ran = traced("optimize-prompt", COMPOUND, *SETTINGS)
     assert ran.code == 1
-    assert f"no environment of {COMPOUND} is admitted" in ran.err
+    assert f"{COMPOUND} has no admitted environment" in ran.err
     assert f"Try: traced admit {COMPOUND}" in ran.err
 
 
 def test_without_a_language_model_it_names_the_setting(traced: Traced, admitted: Path) -> None:
     ran = traced("optimize-prompt", COMPOUND, *SETTINGS)
     assert ran.code == 1
-    assert "no language model is set" in ran.err
+    assert "the setting llm.model is empty" in ran.err
     assert "llm.model" in ran.err
 
 
@@ -81,9 +81,9 @@ def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_ada
     assert f"{COMPOUND}: a prompt is enough" in shown.out
     assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in shown.out
     assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in shown.out
-    assert "compared     in pairs, each side on the same seeds" in shown.out
-    assert "rollouts, as many as the adapter's training; reward on" in shown.out
-    assert "put the text at the end of your agent's system prompt" in shown.out
+    assert "compared     both sides on the same seeds" in shown.out
+    assert "rollouts (the number of the adapter's training); reward on" in shown.out
+    assert "append the text to your agent's system prompt" in shown.out
     assert traced("show", "patch", patched, "--json").json["enough"] == "a prompt is enough"
     assert f"prompt       a prompt is enough: traced show patch {patched[:12]}" in traced("explain", ADAPTER).out
 
@@ -100,24 +100,24 @@ def test_patches_are_listed_newest_first_and_the_one_that_is_enough_stands_in_th
     assert "traced show patch PATCH --into FILE" in listed.out
     assert [one["text"] for one in traced("prompts", COMPOUND, "--json").json["prompts"]][1] == "Do some of it."
     assert "No prompt patches. Next: traced optimize-prompt flying" in traced("prompts", "flying").out
-    said = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE takes it"
+    said = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE writes its text"
     assert said in traced("status").out
     assert [one["id"] for one in traced("status", "--json").json["prompts"]] == [patched]
 
 
 def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(traced: Traced, patched: str) -> None:
     short = patched[:12]
-    assert f"Then: traced approve {short}, for the record" in traced("show", "patch", short).out
+    assert f"Then record that: traced approve {short}" in traced("show", "patch", short).out
     taken = traced("approve", short, "--who", "ann", "--reason", "it reads well")
     assert taken.out == (
-        f"the prompt {short} for {COMPOUND} is approved. Next: traced show patch {short} --into FILE takes its text\n"
+        f"the prompt {short} for {COMPOUND} is approved. Next: traced show patch {short} --into FILE writes its text\n"
     )
     assert f"A prompt is enough for {COMPOUND}: {short}, approved by ann" in traced("status").out
     assert [one["decision"] for one in traced("status", "--json").json["prompts"]] == ["approved"]
     shown = traced("show", "patch", short).out
     assert "decision     approved by ann on 20" in shown
     assert ", because it reads well" in shown
-    assert "for the record" not in shown
+    assert "record that" not in shown
     assert traced("show", "patch", short, "--json").json["decision"]["who"] == "ann"
     assert "approved by ann" in traced("prompts").out
     assert f"traced show patch {short}; approved by ann on 20" in traced("explain", ADAPTER).out
@@ -126,7 +126,7 @@ def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(trac
     refused = traced("approve", older)
     assert (refused.code, "cannot be approved: neither" in refused.err) == (1, True)
     assert "Try: traced prompts" in traced("approve", "ffff").err
-    assert "--policy: goes with an adapter" in traced("approve", short, "--policy", "canary").err
+    assert "--policy: can only be used with an adapter" in traced("approve", short, "--policy", "canary").err
 
 
 def test_whoever_decided_and_however_narrow_the_terminal_the_list_names_the_prompt(
@@ -143,12 +143,12 @@ def test_whoever_decided_and_however_narrow_the_terminal_the_list_names_the_prom
 
 def test_its_text_is_taken_into_a_file_that_was_not_there(traced: Traced, patched: str, tmp_path: Path) -> None:
     file = tmp_path / "patch.txt"
-    assert f"Wrote its text into {file}" in traced("show", "patch", patched[:6], "--into", file).out
+    assert f"Wrote the text to {file}" in traced("show", "patch", patched[:6], "--into", file).out
     assert file.read_text() == "Do all of it.\n\nAnd [bold]all[/].\n"
     file.write_text("mine")
     again = traced("show", "patch", patched[:6], "--into", file)
     assert (again.code, file.read_text()) == (1, "mine")
-    assert "is there already" in again.err
+    assert "already exists" in again.err
     assert "cannot be written" in traced("show", "patch", patched[:6], "--into", tmp_path / "no" / "patch").err
 
 

@@ -23,9 +23,9 @@ def test_what_the_router_did_is_shown(traced: Traced, tmp_path: Path) -> None:
         serving.save_exchanges(opened, [made, replace(made, id="exchange-3", status=502, response_id="")])
     store.dispose()
     shown = traced("status")
-    assert "Conversations of the last day (hour): 1 base (1)" in shown.out, shown.err
-    assert 'Left to the base model in the last day: 1, because "no decision within 2 s"' in shown.out
-    assert f"Conversations are decided by label tokens: no router was fitted for {ADAPTER};" in shown.out
+    assert "Conversations of the last day (last hour): 1 base (1)" in shown.out, shown.err
+    assert 'Served by the base model by default in the last day: 1, reason "no decision within 2 s"' in shown.out
+    assert f"Routing by label tokens; no classifier was fitted for {ADAPTER};" in shown.out
     router = traced("status", "--json").json["router"]
     assert (router["failures"], router["unsettled"], router["spool"]["files"]) == ({"502": 1}, 3, 0)
     assert (

@@ -67,7 +67,7 @@ def test_a_cycle_whose_language_model_is_missing_is_refused_before_it_collects(t
     ran = traced("collect", "--set", "training.prompt_first=true", "--json")
     assert ran.code == 1
     told = ran.json["error"]
-    assert told["message"] == "training.prompt_first=true needs a language model: no language model is set"
+    assert told["message"] == "training.prompt_first=true needs a language model: the setting llm.model is empty"
     assert told["hint"].endswith("then: traced llm check")
     assert traced("status", "--json").json["cycles"] == []
 

@@ -256,7 +256,7 @@ def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_
         [patch] = told["prompts"]
         assert (patch["capability"], patch["enough"], patch["decision"]) == (NAME, "a prompt is enough", "none")
         short = patch["id"][:12]
-        assert f"traced approve {short} says so" in service.ask("status").out
+        assert f"traced approve {short} records its use" in service.ask("status").out
         done = service.ask("approve", short, "--who", "ann", "--reason", "it reads well", "--json").json
         assert (done["subject"], done["cycle"], done["decision"]["who"]) == (patch["id"], patch["cycle"], "ann")
         assert done["text"] == f"In every conversation, {HINT}."

@@ -79,7 +79,7 @@ def test_an_adapter_is_approved_by_keys_and_promoted(service: tuple[Place, Seede
     place, seeded = service
     terminal.until("● connected", "approve or reject", seeded.waiting, "7 Serving  8 Log")
     terminal.press("6")
-    terminal.until("waits for a decision")
+    terminal.until("decision pending")
     terminal.press("a")
     terminal.until("Why")
     terminal.type("read the harmed ones")

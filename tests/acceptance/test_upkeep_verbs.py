@@ -16,11 +16,11 @@ def test_a_lost_directory_comes_back(traced: Traced, tmp_path: Path) -> None:
     assert made.code == 0, made.err
     assert sorted(made.json["manifest"]["members"]) == ["traced.db", "traced.toml"]
     checked = traced("backup", "--verify", kept)
-    assert "is whole: 2 files" in checked.out, checked.err
+    assert "is complete: 2 files" in checked.out, checked.err
     before = traced("status", "--json").json
     refused = traced("restore", kept)
     assert refused.code == 1
-    assert "holds data already" in refused.err
+    assert "already holds data" in refused.err
     assert "--force" in refused.err
     shutil.rmtree(data)
     assert traced("status").code == 1

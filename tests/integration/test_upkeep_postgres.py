@@ -76,7 +76,7 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
     assert sorted(made.manifest.members) == [f"adapters/{ADAPTER}/adapter_model.safetensors", "store.sql"]
     add(url, "later")
     there = tmp_path / "else'where"
-    with pytest.raises(RestoreRefused, match="holds tables of traced already"):
+    with pytest.raises(RestoreRefused, match="already holds tables of traced"):
         restore(made.path, there, settings_at, now=NOW)
     assert ids(url) == ["later", "t1", "t2", "t3"]
     done = restore(made.path, there, settings_at, now=NOW, force=True)
@@ -117,7 +117,7 @@ def test_a_script_that_fails_leaves_database_and_directory_as_they_were(place: P
         connection.execute(text("CREATE VIEW in_the_way AS SELECT 1 AS n"))
         connection.execute(text("CREATE SCHEMA before_20260320t120000z"))  # so that the very first step fails
         connection.commit()
-    with pytest.raises(RestoreRefused, match="the database is as it was: psql ended with code"):
+    with pytest.raises(RestoreRefused, match="the restore failed and the database is unchanged: psql ended with code"):
         restore(made.path, place, settings_for(url), now=NOW, force=True)
     assert ids(url) == ["t1", "t2", "t3"]
     assert (place / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == b"weights"

@@ -94,12 +94,12 @@ def _health_routes(ready: Callable[[], Readiness]) -> APIRouter:
 
     @router.get("/alive")
     def alive() -> dict[str, bool]:
-        """The process answers."""
+        """Liveness: the process answers."""
         return {"alive": True}
 
     @router.get("/ready", response_model=Readiness)
     def readiness() -> JSONResponse:
-        """Whether every part can work; 503 names those that cannot."""
+        """Readiness of each part of the service; status 503 if any part is not ready."""
         readiness_report = ready()
         return JSONResponse(readiness_report.model_dump(), 200 if readiness_report.ready else 503)
 
@@ -111,7 +111,7 @@ def _metrics_routes(metrics: Callable[[], bytes]) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> PlainTextResponse:
-        """Figures in Prometheus' text format."""
+        """Metrics in the text format of Prometheus."""
         return PlainTextResponse(metrics(), media_type=CONTENT_TYPE_LATEST)
 
     return router
@@ -123,32 +123,32 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
 
     @router.post("/cycles")
     def start(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Ask for a cycle; it begins once no other is unfinished."""
+        """Request a cycle; it starts once no other cycle is unfinished."""
         return control.start(caller, body)
 
     @router.post("/cycles/{cycle_id}/cancel")
     async def cancel(cycle_id: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """End an unfinished cycle for good."""
+        """Cancel an unfinished cycle; it cannot be resumed."""
         return await control.cancel(caller, cycle_id, body)
 
     @router.post("/trainings/{run:path}/stop")
     async def stop_training(run: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """End a training at its next safe point; its cycle goes on without the capability."""
+        """Stop a training at its next safe point; its cycle continues without the capability."""
         return await control.stop_training(caller, run, body)
 
     @router.post("/pause")
     async def pause(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Stop at the next safe point, and begin no cycle until resumed."""
+        """Pause the current cycle at its next safe point; no cycle starts until it is resumed."""
         return await control.pause(caller, body)
 
     @router.post("/resume")
     def resume(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Go on after a pause."""
+        """Resume a paused cycle and allow new cycles."""
         return control.resume(caller, body)
 
     @router.post("/adapters/{adapter}/approve")
     def approve(adapter: str, body: Approval, caller: AuthenticatedCaller) -> Done:
-        """Approve an adapter that passed its gate and put it live."""
+        """Approve an adapter that passed its gate; it then takes traffic by the promotion policy."""
         promotion = control.settings.promotion
         policy = body.policy or promotion.policy
         decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, gate_id=body.seen)
@@ -156,44 +156,44 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
 
     @router.post("/adapters/{adapter}/reject")
     def reject(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
-        """Decide against an adapter."""
+        """Reject an adapter; it takes no traffic."""
         return control.decide(caller, body, partial(decisions.reject, adapter=adapter, gate_id=body.seen))
 
     @router.post("/adapters/{adapter}/more-episodes")
     def more_episodes(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
-        """Have the gate of an adapter that waits take its next look, on more episodes."""
+        """Run another round of the gate of a pending adapter, on new seeds."""
         rounds = control.settings.gate.max_rounds
         decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, gate_id=body.seen)
         return control.decide(caller, body, decision)
 
     @router.post("/adapters/{adapter}/rollback")
     def roll_back(adapter: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Undo the promotion of one adapter."""
+        """Roll back the promotion of the named adapter."""
         return control.decide(caller, body, partial(decisions.roll_back, adapter=adapter))
 
     @router.post("/prompts/{patch}/approve")
     def approve_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Take a prompt that is enough for its capability, instead of an adapter."""
+        """Approve a prompt patch that makes an adapter for its capability unnecessary."""
         return control.decide(caller, body, partial(decisions.approve_prompt, patch=patch))
 
     @router.post("/prompts/{patch}/reject")
     def reject_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Decide against a prompt."""
+        """Reject a prompt patch."""
         return control.decide(caller, body, partial(decisions.reject_prompt, patch=patch))
 
     @router.post("/rollback")
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Undo the last promotion."""
+        """Roll back the last promotion."""
         return control.decide(caller, body, partial(decisions.roll_back, adapter=None))
 
     @router.post("/reload")
     def reload(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Read the settings again, as SIGHUP does."""
+        """Reload the settings, as SIGHUP does."""
         return control.reload(caller, body)
 
     @router.post("/parked/{parked_id}/release")
     def release(parked_id: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Let a parked input be tried again."""
+        """Release a quarantined input: the service retries it."""
         return control.decide(caller, body, partial(decisions.release, parked_id=parked_id))
 
     return router
@@ -207,17 +207,17 @@ def _episode_routes(control: Control, door: Door) -> APIRouter:
     async def play(
         environment: str, body: EpisodeStart, caller: AuthenticatedCaller, request: Request
     ) -> PlayedEpisode:
-        """Begin an episode by hand, in a container of its own."""
+        """Start an episode that the caller plays by hand, in its own container."""
         return await control.play(caller, environment, body, request.is_disconnected)
 
     @router.post("/episodes/{episode}/say")
     async def say(episode: str, message: PlayedMessage, caller: AuthenticatedCaller) -> Answer:
-        """Send an assistant message; the messages that follow, and the score once the episode is done."""
+        """Send an assistant message; returns the following messages, and the score at the end of the episode."""
         return await control.say(caller, episode, message)
 
     @router.post("/episodes/{episode}/end")
     async def end(episode: str, body: Reason, caller: AuthenticatedCaller) -> Done:
-        """End an episode; its container is removed."""
+        """End an episode and remove its container."""
         return await control.end_play(caller, episode, body)
 
     return router
@@ -229,7 +229,10 @@ def _error_response(request: Request, error: Exception) -> JSONResponse:
     )
     if not isinstance(error, TracedError | StoreError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        problem = Problem(type=type(error).__name__, message="a defect of traced; its traceback is in the log")
+        problem = Problem(
+            type=type(error).__name__,
+            message="internal error, a defect of traced; the traceback is in the log of the service",
+        )
     after_s = getattr(error, "retry_after_s", None)
     return JSONResponse(problem.model_dump(), _status(error), {"Retry-After": str(after_s)} if after_s else None)
 
@@ -254,7 +257,7 @@ async def _reject_nul(request: Request) -> None:
     """Raise ``BadRequest`` for a NUL in the path or the query."""
     # PostgreSQL cannot store a NUL in a text.
     if any("\0" in text for text in (request.scope["path"], *request.query_params.values())):
-        raise BadRequest("no name and no text that is kept has a NUL character in it", hint="leave the %00 out")
+        raise BadRequest("a NUL character is not allowed in the path or the query", hint="remove the %00")
 
 
 def _status(error: Exception) -> int:

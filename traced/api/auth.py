@@ -87,7 +87,8 @@ def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
         role = role_of(credentials)
         if role is None:
             raise NotKnown(
-                "this address wants a bearer token", hint="send 'Authorization: Bearer TOKEN', or use the Unix socket"
+                "this address requires a bearer token",
+                hint="send 'Authorization: Bearer TOKEN', or use the Unix socket",
             )
         return Caller(f"{role} token", role, lambda: role_of(credentials) is not None)
 
@@ -100,7 +101,7 @@ def checked_tokens(tokens: Mapping[str, Role]) -> dict[str, Role]:
     if weak_role is not None:
         raise DoorError(
             f"the {weak_role} token is shorter than {LEAST_TOKEN} characters",
-            hint='python3 -c "import secrets; print(secrets.token_urlsafe())"',
+            hint='create a longer one: python3 -c "import secrets; print(secrets.token_urlsafe())"',
         )
     return dict(tokens)
 
@@ -130,17 +131,18 @@ def _remove_stale_socket(path: Path) -> None:
         return
     if status.st_uid != os.getuid():
         raise DoorError(
-            f"{path} belongs to user id {status.st_uid}", hint="--data-dir of your own: the socket lies in it"
+            f"{path} belongs to user id {status.st_uid}",
+            hint="choose a --data-dir that belongs to you; the socket lies in it",
         )
     if not stat.S_ISSOCK(status.st_mode):
-        raise DoorError(f"{path} is there and is no socket", hint=f"mv {path} {path}.old")
+        raise DoorError(f"{path} exists and is not a socket", hint=f"mv {path} {path}.old")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
         except OSError:
             path.unlink()  # left behind by a daemon that was killed
             return
-    raise DoorError(f"something listens at {path} already", hint="traced status")
+    raise DoorError(f"another process already listens at {path}", hint="traced status")
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
@@ -149,7 +151,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), backlog=128)
     except OSError as error:
         raise DoorError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", hint="another api.port"
+            f"cannot listen on {host}:{port}: {error.strerror or error}", hint="choose another api.port"
         ) from error
     listener.setblocking(False)
     return listener

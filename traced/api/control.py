@@ -200,15 +200,15 @@ class Control:
         check_model(self.settings)
         with write_session(self.store) as session:
             if self.loop.running:
-                raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")
+                raise Busy(f"cycle {self.loop.running} is running", hint="traced status")
             if get_target_state(session, self.target).paused_at is not None:
                 raise Busy(f"{self.target} is paused", hint="traced resume")
-            record_cycle_request(session, self.target, f"asked for by {action.actor}")
+            record_cycle_request(session, self.target, f"requested by {action.actor}")
             decisions.record(session, action, "start", self.target)
             unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         self.loop.wake()
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
-        return Done(said=f"a cycle of {self.target} begins{condition}", subject=self.target)
+        return Done(said=f"a cycle of {self.target} starts{condition}", subject=self.target)
 
     async def pause(self, caller: Caller, request: Reason) -> Done:
         """Stop the running cycle at its next safe point; none begins until ``resume``."""
@@ -231,7 +231,7 @@ class Control:
                 resume_target(session, self.target)
                 decisions.record(session, action, "resume", self.target)
         self.loop.wake()
-        return Done(said=f"{self.target} goes on", subject=self.target)
+        return Done(said=f"{self.target} is resumed", subject=self.target)
 
     async def cancel(self, caller: Caller, cycle_id: str, request: Reason) -> Done:
         """End an unfinished cycle for good. Raises ``NoSuchThing``, or ``Busy`` when it has ended."""
@@ -243,7 +243,7 @@ class Control:
         with write_session(self.store) as session:
             state = self._cycle_state(session, cycle_id)
             if state in ENDED_STATES:
-                raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
+                raise Busy(f"cycle {cycle_id} is already {state.value}", hint="traced status")
             set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
             decisions.record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
 
@@ -278,7 +278,7 @@ class Control:
             if existing is not None:
                 return existing
             if not self.training_at_work(run):
-                raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
+                raise Busy(f"training {run_id} is not running ({run.state.value})", hint="traced status")
             decisions.record(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
             return stop(session, run, actor=action.actor, at=action.at, reason=action.reason)
 
@@ -288,10 +288,10 @@ class Control:
             run = get_training_run(session, run_id)
             cycle = get_cycle(session, run.cycle_id)
             on_hold = self.state == "draining" or get_target_state(session, cycle.target).paused_at is not None
-        unused = "it had come to its end by then, which nothing is made of; " if run.state is RunState.FINISHED else ""
+        unused = "it had already finished, but its result is not used; " if run.state is RunState.FINISHED else ""
         if cycle.state in ENDED_STATES:
             return f"{unused}{cycle.id} is {cycle.state.value}"
-        return f"{unused}{cycle.id} goes on without it" + (" once it is carried on" if on_hold else "")
+        return f"{unused}{cycle.id} continues without it" + (" once it is resumed" if on_hold else "")
 
     def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
         """Make a decision of ``traced.registry.decisions`` and wake the loop, since a cycle may wait for it."""
@@ -344,7 +344,7 @@ class Control:
         score = await self.playing.end(caller.who, episode)
         score_text = f"; reward {score.reward:g}, {'success' if score.success else 'no success'}" if score else ""
         detail = {"score": score.model_dump()} if score else {}
-        return Done(said=f"the episode is over{score_text}", subject=episode, detail=detail)
+        return Done(said=f"the episode has ended{score_text}", subject=episode, detail=detail)
 
     def reload(self, caller: Caller, request: Reason) -> Done:
         """Reload the settings. Raises what reading them raises; the old ones stay in force then."""
@@ -357,13 +357,13 @@ class Control:
         self.settings = self.loop.settings = changes.settings
         self.tell(changes.settings)
         for key in changes.needs_restart:
-            log.warning("%s was changed and needs a restart; the old value stays in force", key)
-        log.info("settings read again", extra={"changed": changes.changed, "read_again": also_read})
+            log.warning("%s was changed and needs a restart; the previous value remains in force", key)
+        log.info("settings reloaded", extra={"changed": changes.changed, "read_again": also_read})
         self.loop.wake()
         changed = f"changed: {', '.join([*changes.changed, *also_read]) or 'nothing'}"
         waiting = f"; after a restart: {', '.join(changes.needs_restart)}" if changes.needs_restart else ""
         return Done(
-            said=f"the settings were read again; {changed}{waiting}",
+            said=f"the settings were reloaded; {changed}{waiting}",
             subject="settings",
             detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
         )

@@ -119,13 +119,13 @@ class Episodes:
             return min(idle, key=lambda name: (not candidates[name].done, candidates[name].last_message_at))
         players = ", ".join(
             f"{entry.request.actor} since {entry.request.at:%H:%M} UTC, "
-            f"{now - entry.last_message_at:.0f} s without a word"
+            f"last message {now - entry.last_message_at:.0f} s ago"
             for entry in self._open.values()
         )
         raise Busy(
-            f"{AT_ONCE} episodes are played already ({players})",
-            hint=f"end one, or wait: one of yours gives its place to your next after {self.away_s:g} s without a word, "
-            f"anybody's ends by itself after {self.idle_s / 60:g} minutes",
+            f"the maximum of {AT_ONCE} played episodes is reached ({players})",
+            hint=f"end one, or wait: without a message, your own episode is replaced after {self.away_s:g} s, "
+            f"any other ends after {self.idle_s / 60:g} minutes",
         )
 
     async def say(self, actor: str, episode_id: str, move: PlayedMessage) -> Answer:
@@ -136,7 +136,7 @@ class Episodes:
             if self._open.get(episode_id) is not entry:
                 raise _not_open(episode_id)
             if entry.done:
-                raise Busy("the episode has ended", hint="end it, and begin another")
+                raise Busy("the episode has ended", hint="start a new episode")
             message = _message(move, entry.calls)
             _check_size(message, entry.source.limits.message_kb * 1024)
             self._restart_idle_timer(episode_id)
@@ -169,7 +169,8 @@ class Episodes:
             _, pending = await asyncio.wait(tasks, timeout=within_s)
             if pending:
                 log.warning(
-                    "the engine is silent: %d containers of played episodes wait for the next start", len(pending)
+                    "the Docker engine does not answer: %d containers of played episodes are removed at the next start",
+                    len(pending),
                 )
 
     def _get(self, actor: str, episode_id: str) -> _OpenEpisode:
@@ -208,7 +209,7 @@ async def _remove_container(source: SandboxSource, within_s: float | None = None
     try:
         await asyncio.shield(source.close(within_s))
     except SandboxError as error:
-        log.warning("the container of a played episode may be left: %s", error)
+        log.warning("the container of a played episode may not have been removed: %s", error)
 
 
 @contextmanager
@@ -221,18 +222,18 @@ def _attribute_faults() -> Iterator[None]:
     except WorkerDied as error:
         # Out of memory is the environment's fault, any other death of the worker is not.
         if error.oom:
-            raise EnvironmentBroke(f"the environment failed, the episode is over: {error}") from error
-        raise SandboxOut(f"the container ended, the episode is over: {error}", hint="play again") from error
+            raise EnvironmentBroke(f"the environment failed and the episode ended: {error}") from error
+        raise SandboxOut(f"the container stopped and the episode ended: {error}", hint="start a new episode") from error
     except SandboxError as error:
         trace = f"\n{error.traceback}" if isinstance(error, EnvironmentFault) and error.traceback else ""
-        raise EnvironmentBroke(f"the environment failed, the episode is over: {error}{trace}") from error
+        raise EnvironmentBroke(f"the environment failed and the episode ended: {error}{trace}") from error
 
 
 def _message(move: PlayedMessage, calls: int) -> Message:
     """Convert to an assistant message in OpenAI's format; raises ``BadMessage``."""
     if not move.calls:
         if not move.content:
-            raise BadMessage("the message is empty: it needs a text or a tool call")
+            raise BadMessage("the message is empty; send a text or a tool call")
         return {"role": "assistant", "content": move.content}
     tool_calls = [_tool_call(call, f"call_{number}") for number, call in enumerate(move.calls, calls)]
     return {"role": "assistant", "content": move.content or None, "tool_calls": tool_calls}
@@ -241,14 +242,14 @@ def _message(move: PlayedMessage, calls: int) -> Message:
 def _check_size(message: Message, limit: int) -> None:
     size = len(json.dumps(message)) + ENVELOPE
     if size > limit:
-        raise BadMessage(f"the message has {size:,} bytes, more than the sandbox takes", hint="sandbox.message_kb")
+        raise BadMessage(f"the message has {size:,} bytes, more than the limit", hint="raise sandbox.message_kb")
 
 
 def _tool_call(call: PlayedCall, call_id: str) -> dict[str, Any]:
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError) as error:
-        raise BadMessage(f"the arguments of {call.name} are no JSON: {error}") from error
+        raise BadMessage(f"the arguments of {call.name} are not valid JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise BadMessage(f"the arguments of {call.name} are a JSON {type(arguments).__name__}, not an object")
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -260,6 +261,6 @@ def _score_view(score: Score) -> ScoreView:
 
 def _not_open(name: str) -> NoSuchThing:
     return NoSuchThing(
-        f"no episode {name!r} of yours is open",
-        hint="it was ended, was idle for too long, or gave its place to another of yours: play again",
+        f"you have no open episode {name!r}",
+        hint="it has ended, was idle too long or was replaced by your next one; start a new episode",
     )

@@ -77,7 +77,7 @@ def parts_of(control: Control) -> Parts:
 
 def _check_service(control: Control) -> None:
     if control.state != "ready":
-        raise TracedError(f"it is {control.state}")
+        raise TracedError(f"the service is {control.state}")
 
 
 def _check_store(store: sqlalchemy.Engine) -> None:
@@ -131,14 +131,20 @@ class _Metrics(Collector):
         """Yield the metric families."""
         status = self.control.status()
         up_s = (self.control.now() - self.control.since).total_seconds()
-        yield GaugeMetricFamily("traced_up_seconds", "since the service started", value=up_s)
-        yield GaugeMetricFamily("traced_cycle_running", "a cycle is at work", value=float(status.running is not None))
-        yield GaugeMetricFamily("traced_waiting_adapters", "adapters that wait for a person", value=len(status.waiting))
-        live = sum(adapter.live for adapter in status.adapters)
-        yield GaugeMetricFamily("traced_live_adapters", "adapters that take traffic", value=live)
-        yield GaugeMetricFamily("traced_parked_inputs", "inputs that wait for their release", value=len(status.parked))
+        yield GaugeMetricFamily("traced_up_seconds", "seconds since the start of the service", value=up_s)
         yield GaugeMetricFamily(
-            "traced_held_up_stages", "stages that wait for their surroundings", value=len(status.held_up)
+            "traced_cycle_running", "1 while a cycle is running", value=float(status.running is not None)
+        )
+        yield GaugeMetricFamily(
+            "traced_waiting_adapters", "adapters with a pending decision", value=len(status.waiting)
+        )
+        live = sum(adapter.live for adapter in status.adapters)
+        yield GaugeMetricFamily(
+            "traced_live_adapters", "adapters that take all traffic of their capability", value=live
+        )
+        yield GaugeMetricFamily("traced_parked_inputs", "quarantined inputs", value=len(status.parked))
+        yield GaugeMetricFamily(
+            "traced_held_up_stages", "stages blocked by the infrastructure", value=len(status.held_up)
         )
         yield from self._store_metrics()
 
@@ -157,7 +163,7 @@ class _Metrics(Collector):
             by_cycle.add_metric([state], count)
         yield by_cycle
         attempt_counts = CounterMetricFamily(
-            "traced_attempts", "attempts at stages by their end", labels=["stage", "state"]
+            "traced_attempts", "ended attempts at stages, by final state", labels=["stage", "state"]
         )
         for stage, state, count in sorted(attempts):
             attempt_counts.add_metric([stage, state], count)

@@ -175,7 +175,9 @@ def router_health(section: ServingSection) -> RouterHealth:
     except httpx.HTTPError as error:
         return RouterHealth(state="away", address=address, expected=expected, trouble=str(error) or "no answer in time")
     except ValueError:
-        return RouterHealth(state="away", address=address, expected=expected, trouble="what answers there is no router")
+        return RouterHealth(
+            state="away", address=address, expected=expected, trouble="another program answers at this address"
+        )
     return RouterHealth(
         state="ready" if report.ready else "not ready",
         address=address,
@@ -218,8 +220,8 @@ class Turns:
                 await self._free.acquire()
         except TimeoutError as error:
             raise Crowded(
-                f"too many look at once: no turn of {self.at_once} came free within {self.patience_s:g} s",
-                hint=f"ask again in {Crowded.retry_after_s} s",
+                f"{self.at_once} requests are read at the same time; no slot became free within {self.patience_s:g} s",
+                hint=f"repeat the request in {Crowded.retry_after_s} s",
             ) from error
         try:
             yield

@@ -76,7 +76,7 @@ async def keep_up(control: Control) -> None:
                 last = await asyncio.to_thread(_last_upkeep, control)
             last = await asyncio.to_thread(upkeep_if_due, control, last)
         except StoreError as error:
-            log.warning("upkeep waits: %s", error)
+            log.warning("upkeep is postponed, the store does not answer: %s", error)
         await asyncio.sleep(POLL_S)
 
 
@@ -97,7 +97,7 @@ def _prune(control: Control, now: datetime) -> dict[str, object]:
         removed = prune(control.settings, control.store, now=now, owner=sandbox_owner(control.settings.data_dir))
     # Whatever fails here must not stop the service.
     except Exception as error:
-        log.exception("upkeep failed; it is tried again tomorrow, or by hand: traced prune")
+        log.exception("upkeep failed; it is repeated tomorrow, or now with: traced prune")
         return {"failed": f"{type(error).__name__}: {error}"}
     pruned = {item.kind: item.count for item in removed if item.count}
     size, notes = sum(item.size for item in removed), [item.note for item in removed if item.note]
@@ -237,10 +237,10 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
 def _on_loop_end(lifecycle: Lifecycle, work: "asyncio.Future[bool]") -> None:
     """Stop the service if the loop ended by a defect."""
     if not work.cancelled() and (error := work.exception()) is not None:
-        log.critical("the loop failed", exc_info=error)
+        log.critical("the cycle loop failed, the service stops", exc_info=error)
     if not lifecycle.draining.is_set():
         # A process without its loop would look healthy; ending it lets the service manager restart it.
-        lifecycle.stop("the loop failed")
+        lifecycle.stop("the cycle loop failed")
 
 
 def _warn_if_model_missing(settings: Settings) -> None:
@@ -249,11 +249,11 @@ def _warn_if_model_missing(settings: Settings) -> None:
     try:
         check_model(settings)
     except LlmError as error:
-        log.warning("no cycle of %s can begin: %s", settings.target.name, error)
+        log.warning("cycles of %s cannot start: %s", settings.target.name, error)
 
 
 def _status_line(control: Control) -> str:
-    return f"works on {control.target}"
+    return f"running, target {control.target}"
 
 
 def _propagate_settings(triggers: Triggers, settings: Settings) -> None:
@@ -275,27 +275,27 @@ async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManage
     while True:
         await lifecycle.reload.wait()
         lifecycle.reload.clear()
-        manager.reloading("reads its settings again")
+        manager.reloading("reloading the settings")
         try:
             await asyncio.to_thread(control.reload, Caller("SIGHUP", "local"), Reason())
         # Whatever is wrong with the new settings, the service continues with the old ones.
         except Exception as error:
             expected = isinstance(error, (TracedError, StoreError))
-            log.error("the settings were not read again, the old ones stay in force: %s", error, exc_info=not expected)
+            log.error("reload failed, the previous settings remain in force: %s", error, exc_info=not expected)
         manager.ready(_status_line(control))
 
 
 def _recover(settings: Settings, store: sqlalchemy.Engine) -> None:
     """Clean up after a killed service: children, attempts, containers, staging, leases."""
     for attempt in recover_lost_attempts(store, now=now, silent_s=SILENT_S):
-        log.warning("an attempt at %s was lost with its process", attempt.key.stage)
+        log.warning("an attempt at %s ended with its process, which was killed", attempt.key.stage)
     _sweep(settings, store)
 
 
 def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
     """Remove containers, staging and leases of ended processes; call it only while no stage runs."""
     for orphan in sweep(settings.data_dir, store, is_alive, now=now(), owner=sandbox_owner(settings.data_dir)):
-        log.warning("left behind: %s %s", orphan.kind, orphan.name)
+        log.warning("leftover of an ended process: %s %s", orphan.kind, orphan.name)
 
 
 async def _deliver_notices(control: Control) -> None:
@@ -303,7 +303,7 @@ async def _deliver_notices(control: Control) -> None:
         try:
             await deliver_due(control.store, control.settings.notify, now=now)
         except StoreError as error:
-            log.warning("notices wait: %s", error)
+            log.warning("notices cannot be delivered now, next attempt follows: %s", error)
         await asyncio.sleep(NOTICES_S)
 
 
@@ -318,5 +318,8 @@ def tokens_of(section: ApiSection) -> dict[str, Role]:
             except (OSError, UnicodeDecodeError) as error:
                 raise DoorError(f"the {role} token in {file} cannot be read: {error}", hint=f"ls -l {file}") from error
     if section.port and not roles:
-        raise DoorError(f"api.port is {section.port} and there is no token", hint="set api.operator_token_file")
+        raise DoorError(
+            f"api.port is {section.port}, but no token is configured",
+            hint="set api.operator_token_file to a file with a token",
+        )
     return checked_tokens(roles)

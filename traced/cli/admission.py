@@ -57,17 +57,22 @@ def admit(
     capabilities: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CAPABILITY]...|FILE.py|PACKAGE", help="Default: all capabilities that apply.", show_default=False
+            metavar="[CAPABILITY]...|FILE.py|PACKAGE",
+            help="Capabilities of the current cycle (default: all), or one environment file or package.",
+            show_default=False,
         ),
     ] = None,
     *,
     html: Annotated[
-        Path | None, typer.Option("--html", help="With FILE.py: write the report as a page.", show_default=False)
+        Path | None,
+        typer.Option("--html", help="With FILE.py: also write the report as an HTML page.", show_default=False),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            "--target", help="With FILE.py: compare its tools and errors with a target's.", show_default=False
+            "--target",
+            help="With FILE.py: compare its tools and error messages with those of this target.",
+            show_default=False,
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -77,11 +82,11 @@ def admit(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check each written environment in a container; or any single-file environment, with no store, cycle or model.
+    """Check the environments of the cycle in a container, or a single environment file without a store or model.
 
-    After a refusal traced synthesize writes the next one (llm: mends this one); traced demo repeats the two.
+    After a refusal run `traced synthesize` again; it writes another environment (llm: a repair of this one).
 
-    Exit code 0: admitted; 1: refused; 3: not judged, for there is no such file, no Docker engine or the like.
+    Exit code 0: admitted; 1: refused; 3: not checked, e.g. because the file or the Docker engine is missing.
     """
     if any(map(is_file, capabilities or [])):
         _only_with("capabilities", model=model, seed=seed, threads=threads)
@@ -102,7 +107,7 @@ def _only_with(subject: str, **options: Any) -> None:
     """Refuse options that would do nothing here."""
     for name, value in options.items():
         if value is not None:
-            raise typer.BadParameter(f"goes with {subject} only", param_hint=f"--{name}")
+            raise typer.BadParameter(f"can only be used with {subject}", param_hint=f"--{name}")
 
 
 def only_file(files: Sequence[str]) -> Path:
@@ -111,12 +116,11 @@ def only_file(files: Sequence[str]) -> Path:
     if capabilities:
         file = next(filter(is_file, files))
         raise TracedError(
-            f"{file} is a file and {capabilities[0]!r} is none: "
-            "a file is judged by itself, capabilities as part of their cycle",
-            hint="one command for the file, another for the capabilities",
+            f"{file} is a file, {capabilities[0]!r} is a capability: one command cannot check both",
+            hint="run one command for the file, another for the capabilities",
         )
     if len(files) > 1:
-        raise TracedError(f"{len(files)} files were given; one is judged at a time", hint=f"traced admit {files[0]}")
+        raise TracedError(f"{len(files)} files were given; a command checks one file", hint=f"traced admit {files[0]}")
     return Path(files[0])
 
 
@@ -154,21 +158,25 @@ def read_source(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise TracedError(
             f"{file} is not UTF-8: {error.reason} at byte {error.start}",
-            hint="save it in UTF-8, for instance with: iconv -f LATIN1 -t UTF-8",
+            hint="convert it to UTF-8, e.g. iconv -f LATIN1 -t UTF-8",
         ) from error
     except OSError as error:
-        raise TracedError(f"{file} cannot be read: {error.strerror}", hint="check its name and permissions") from error
+        raise TracedError(
+            f"{file} cannot be read: {error.strerror}", hint="check its name and its permissions"
+        ) from error
 
 
 def _text(file: Path) -> str:
     if not file.exists():
-        raise TracedError(f"there is no file {file}", hint=f"check the path: the working directory is {Path.cwd()}")
+        raise TracedError(
+            f"the file {file} does not exist", hint=f"check the path: the working directory is {Path.cwd()}"
+        )
     if not file.is_file():
-        raise TracedError(f"{file} is no regular file", hint="copy it into a file whose name ends in .py")
+        raise TracedError(f"{file} is not a regular file", hint="copy it to a file whose name ends in .py")
     size = file.stat().st_size
     if size > LARGEST:
         raise TracedError(
-            f"{file} has {size:,} bytes; an environment is a small program over records that it makes",
+            f"{file} has {size:,} bytes; an environment may have at most {LARGEST:,}",
             hint="generate records from the seed instead of listing them",
         )
     return file.read_bytes().decode("utf-8-sig")
@@ -177,11 +185,13 @@ def _text(file: Path) -> str:
 def check_page(html: Path, file: Path) -> None:
     """Raise TracedError where the page could not be written, before anything is judged."""
     if html.is_dir():
-        raise TracedError(f"{html} is a directory; the page is a file", hint=f"--html {html / 'report.html'}")
+        raise TracedError(f"--html is {html}, which is a directory, not a file", hint=f"--html {html / 'report.html'}")
     if html.exists() and html.samefile(file):
-        raise TracedError(f"{html} is the environment itself", hint=f"--html {file.with_suffix('.html')}")
+        raise TracedError(
+            f"--html is {html}, which is the environment itself", hint=f"--html {file.with_suffix('.html')}"
+        )
     if not os.access(html.absolute().parent, os.W_OK):
-        raise TracedError(f"nothing can be written into {html.absolute().parent}", hint="name another folder in --html")
+        raise TracedError(f"the folder {html.absolute().parent} is not writable", hint="name another folder in --html")
 
 
 def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:
@@ -229,9 +239,9 @@ def _since_export(source: RecognisedEnvironment | ForeignPackage, report: Admiss
     """What is no longer as ``traced export`` wrote it."""
     if isinstance(source, ForeignPackage) or not source.exported_hash:
         return []
-    changed = [f"{name} was changed since the export, and is not judged here" for name in source.changed]
+    changed = [f"{name} has changed since the export; this command does not check it" for name in source.changed]
     if source.exported_hash != report.environment_hash:
-        changed.append(f"the environment was changed since the export: it was env:{source.exported_hash[:12]}")
+        changed.append(f"the environment has changed since its export as env:{source.exported_hash[:12]}")
     return changed
 
 
@@ -281,4 +291,4 @@ def _print(report: AdmissionReport, file: Path, html: Path | None, changed: list
     for text in changed:
         console.print(f"! {sanitize_line(text, 300)}", highlight=False, markup=False)
     if html is not None:
-        console.print(f"The report as a page: {html}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"Wrote the report to {html}", highlight=False, markup=False, soft_wrap=True)

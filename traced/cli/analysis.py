@@ -43,8 +43,8 @@ from traced.pipeline.findings import compare as compare_analysts
 ID = 16  # characters of a trajectory's id
 SOME = 3
 MINED_KEY, LEFT_OUT = "mined", "left out"  # among a model's figures
-DROP_REASONS = "they cite no message that exists, lack a name or a text, or were too many"
-OTHER_PARTIES = {"simulator": "the user's", "infrastructure": "the infrastructure's", "task": "an ambiguous task's"}
+DROP_REASONS = "no existing message cited, name or text missing, or above the maximum number"
+OTHER_PARTIES = {"simulator": "user", "infrastructure": "infrastructure", "task": "ambiguous task"}
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
     """One analyst's capabilities, what the retained ones are and rest on, and whose fault the failures were."""
     _table(f"Capabilities of cycle {cycle}, by the {analyst} analyst", findings)
     retained = [finding.capability for finding in findings if finding.retained]
-    _say(f"Lacking: {', '.join(retained) or 'nothing that the contrast keeps'}")
+    _say(f"Lacking: {', '.join(retained) or 'no capability is retained'}")
     for name in retained:
         places = [
             (citation.trajectory_id, citation.message_index)
             for citation in record.citations
             if citation.capability == name
         ]
-        rests = f" Seen in {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
+        rests = f" Evidence: {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
         _say(f"  {name}: {record.descriptions.get(name, '')}{rests}")
     _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})
 
@@ -120,21 +120,21 @@ def _where_they_differ(comparison: Comparison) -> Iterator[str]:
     for analyst, names in retained.items():
         yield f"Retained by {analyst} only: {', '.join(sorted(names - set(shared))) or 'none'}"
     for analyst, exclusive in comparison.only.items():
-        yield f"Found by {analyst} only: {', '.join(exclusive) or 'none'}"
+        yield f"Proposed by {analyst} only: {', '.join(exclusive) or 'none'}"
     for finding in comparison.differences:
         yield from _difference(finding)
 
 
 def _difference(difference: Difference) -> Iterator[str]:
     first, second = difference.analysts
-    lead_in = ", such as" if difference.examples else ""
+    lead_in = "; examples:" if difference.examples else ""
     yield (
         f"{difference.capability}: labelled differently in {difference.differ} of {difference.both} "
         f"trajectories{lead_in}"
     )
     for example in difference.examples:
         yield (
-            f"  {example['trajectory'][:ID]}: {first} says {example[first].upper()}, {second} {example[second].upper()}"
+            f"  {example['trajectory'][:ID]}: {first}: {example[first].upper()}, {second}: {example[second].upper()}"
         )
 
 
@@ -143,22 +143,22 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
     if faults := figures.get("faults"):
         _say(f"Failures: {_fault_summary(faults)}")
     if unsaid := figures.get("faults nobody said"):
-        _say(f"  {unsaid} of these only because nobody said whose fault it was")
+        _say(f"  {unsaid} of these had no fault attribution and count as the agent's")
     if missing_side := figures.get("no contrast"):
-        _say(f"Nothing to contrast: {missing_side}.")
+        _say(f"No contrast is possible: {missing_side}.")
     if unusable := figures.get("unusable parts"):
-        _say(f"Of {figures['parts']} parts of the sample {unusable} had no usable answer.")
+        _say(f"The model gave no usable answer for {unusable} of {figures['parts']} parts of the sample.")
     if dropped := figures.get("named", 0) - figures.get("with evidence", 0):
-        _say(f"Of {figures['named']} capabilities that the model named {dropped} were dropped: {DROP_REASONS}.")
+        _say(f"{dropped} of {figures['named']} capabilities named by the model were dropped: {DROP_REASONS}.")
     if left_out := figures.get(LEFT_OUT):
-        examples = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"
-        _say(f"Left out: {examples}. About the first, {next(iter(left_out.values()))}")
+        examples = f"{len(left_out)} trajectories could not be labelled ({_some([key[:ID] for key in left_out])})"
+        _say(f"Not analysed: {examples}. Reason for the first: {next(iter(left_out.values()))}")
 
 
 def _fault_summary(faults: Mapping[str, int]) -> str:
     other_faults = ", ".join(f"{faults[party]} {owner}" for party, owner in OTHER_PARTIES.items() if faults.get(party))
-    agent_faults = f"{faults.get('agent', 0)} the agent's fault"
-    return f"{agent_faults}; not mined: {other_faults}" if other_faults else f"{agent_faults}, all of them"
+    agent_faults = f"{faults.get('agent', 0)} caused by the agent"
+    return f"{agent_faults}; excluded, caused by others: {other_faults}" if other_faults else f"{agent_faults} (all)"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -205,11 +205,22 @@ T = TypeVar("T")
 def analyze(
     *,
     analyst: Annotated[
-        str | None, typer.Option("--analyst", metavar="|".join(ANALYSTS), help="Who analyses.", show_default=False)
+        str | None,
+        typer.Option(
+            "--analyst",
+            metavar="|".join(ANALYSTS),
+            help="Analyst: builtin (rules) or llm (language model).",
+            show_default=False,
+        ),
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option("--compare", metavar=",".join(ANALYSTS), help="Show both; store nothing.", show_default=False),
+        typer.Option(
+            "--compare",
+            metavar=",".join(ANALYSTS),
+            help="Compare these analysts, e.g. builtin,llm; nothing is stored.",
+            show_default=False,
+        ),
     ] = None,
     data_dir: DataDir = None,
     overrides: Overrides = None,
@@ -217,11 +228,11 @@ def analyze(
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the capabilities that failures lack, in what was collected or imported last."""
+    """Find the capabilities that failed trajectories lack, in the newest collection or import."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, analysis__analyst=analyst)
     if compare is not None:
         if analyst is not None:
-            raise typer.BadParameter("goes without --analyst", param_hint="--compare")
+            raise typer.BadParameter("cannot be combined with --analyst", param_hint="--compare")
         cycle, comparison = _run_comparison(settings, _parse_analysts(compare))
         if as_json:
             print_json({"cycle": cycle, "comparison": comparison})
@@ -240,7 +251,7 @@ def analyze(
 def _parse_analysts(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if sorted(names) != sorted(ANALYSTS):
-        raise typer.BadParameter(f"{text!r} is not {','.join(ANALYSTS)}", param_hint="--compare")
+        raise typer.BadParameter(f"{text!r} is not supported; write {','.join(ANALYSTS)}", param_hint="--compare")
     return names
 
 

@@ -165,14 +165,14 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
         return cycle
     description = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
     if not candidates:
-        raise TracedError(f"{settings.data_dir} holds {description}", hint="traced collect")
+        raise TracedError(f"{settings.data_dir} has {description}", hint="traced collect")
     key, value, now = _difference(bound(with_defaults(candidates[0].config)), current_config)
     raise TracedError(
         (
-            f"{settings.data_dir} holds {description} under these settings: {candidates[0].id} has {key} = "
+            f"{settings.data_dir} has {description} with these settings: {candidates[0].id} has {key} = "
             f"{value!r}, not {now!r}"
         ),
-        hint=f"the same command with --set {key}={value}, or traced collect for a new cycle",
+        hint=f"add --set {key}={value} to use that cycle, or start a new one with traced collect",
     )
 
 

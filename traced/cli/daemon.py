@@ -23,33 +23,35 @@ if TYPE_CHECKING:
     from traced.client import Client
     from traced.client.models import Done
 
-cycle = typer.Typer(no_args_is_help=True, help="Ask the running service for a cycle, or to end one.")
+cycle = typer.Typer(no_args_is_help=True, help="Request a cycle from the running service, or cancel one.")
 
 
 @cycle.command("start")
 def start(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Ask for a cycle; it begins once no other is unfinished."""
+    """Request a cycle; it starts once no other cycle is unfinished."""
     _ask(data_dir, as_json, lambda client: client.start_cycle(reason))
 
 
 @cycle.command("cancel")
 def cancel(
-    cycle_id: Annotated[str, typer.Argument(metavar="CYCLE", help="The cycle's id.", show_default=False)],
+    cycle_id: Annotated[
+        str, typer.Argument(metavar="CYCLE", help="Id of the cycle (traced status).", show_default=False)
+    ],
     reason: Reason = "",
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """End an unfinished cycle for good."""
+    """Cancel an unfinished cycle; it cannot be resumed."""
     _ask(data_dir, as_json, lambda client: client.cancel(cycle_id, reason))
 
 
 def pause(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Stop the cycle at its next safe point, and begin none until resumed."""
+    """Pause the current cycle at its next safe point; no cycle starts until traced resume."""
     _ask(data_dir, as_json, lambda client: client.pause(reason))
 
 
 def resume(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Go on after a pause."""
+    """Resume a paused cycle and allow new cycles."""
     _ask(data_dir, as_json, lambda client: client.resume(reason))
 
 
@@ -69,15 +71,17 @@ def _ask(data_dir: Path | None, as_json: bool, request: "Callable[[Client], Awai
         console.print(f"{done.said}. Next: traced status", highlight=False)
 
 
-System = Annotated[bool, typer.Option("--system/--user", help="A unit of the machine, or of this user (default).")]
-Name = Annotated[str, typer.Option("--name", help="Name of the unit, for several data directories.")]
+System = Annotated[
+    bool, typer.Option("--system/--user", help="Install a system unit, or a unit of this user (default).")
+]
+Name = Annotated[str, typer.Option("--name", help="Name of the unit; needed for several data directories.")]
 RunAs = Annotated[
-    str, typer.Option("--run-as", metavar="USER", help="User of a system unit (default: one that systemd makes up).")
+    str, typer.Option("--run-as", metavar="USER", help="User of a system unit (default: a dynamic user of systemd).")
 ]
 MemoryMax = Annotated[
-    str, typer.Option("--memory-max", metavar="SIZE", help="Memory of the daemon and its children, e.g. 24G.")
+    str, typer.Option("--memory-max", metavar="SIZE", help="Memory limit of the daemon and its children, e.g. 24G.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the unit file; change nothing.")]
 
 service = typer.Typer(no_args_is_help=True, help="Run the daemon under systemd.")
 
@@ -113,12 +117,12 @@ def install(
 
 @service.command()
 def uninstall(system: System = False, name: Name = "traced", as_json: AsJson = False) -> None:
-    """Stop the unit and remove it; data stay where they are."""
+    """Stop the unit and remove it; the data directory is kept."""
     path = systemd.uninstall(_unit(None, None, system=system, name=name))
     if as_json:
         print_json({"path": path, "installed": False})
     else:
-        console.print(f"Removed {path}; data stay where they are.", highlight=False)
+        console.print(f"Removed {path}; the data directory is kept.", highlight=False)
 
 
 @service.command()
@@ -132,7 +136,7 @@ def show(
     memory_max: MemoryMax = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show where the unit is, whether it is as `install` would write it now, and its state."""
+    """Show the path and state of the unit, and whether `install` would change it."""
     unit = systemd.look(_unit(data_dir, overrides, system=system, name=name, run_as=run_as, memory_max=memory_max))
     if as_json:
         print_json(unit)
@@ -140,7 +144,7 @@ def show(
     kind = "not installed" if not unit.exists else "not written by traced" if not unit.is_ours else "installed"
     change = "" if unit.current or not unit.is_ours else "; `traced service install` with these options would change it"
     console.print(f"{unit.path}: {kind}{change}", highlight=False, markup=False)
-    console.print(f"state: {unit.state or 'systemd does not run here'}", highlight=False)
+    console.print(f"state: {unit.state or 'systemd does not run on this machine'}", highlight=False)
 
 
 def _unit(
@@ -169,14 +173,18 @@ def _unit(
 
 SIZE = ("COLUMNS", "LINES")  # the terminal itself says how large it is, and that it has changed
 
-Url = Annotated[
-    str, typer.Option("--url", help="A daemon elsewhere, e.g. https://host:port; its token is read from a file.")
+Url = Annotated[str, typer.Option("--url", help="URL of a remote daemon, e.g. https://host:port; needs --token-file.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the token for --url.")]
+Web = Annotated[
+    bool, typer.Option("--web", help="Serve the interface to a browser on this machine; read-only without --write.")
 ]
-TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File that holds the token for --url.")]
-Web = Annotated[bool, typer.Option("--web", help="Serve it to a browser on this machine; read-only without --write.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web on loopback; 0 is any free one.")]
-Write = Annotated[bool, typer.Option("--write", help="With --web: let those who have the printed URL decide, too.")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look only: offer nothing that changes anything.")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Port of --web on the loopback address; 0: any free port.")
+]
+Write = Annotated[
+    bool, typer.Option("--write", help="With --web: visitors with the printed URL may also approve and reject.")
+]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Read-only: offer no action that changes anything.")]
 
 
 def tui(
@@ -190,7 +198,7 @@ def tui(
     port: Port = 8200,
     write: Write = False,
 ) -> None:
-    """Watch cycles, read the evidence and decide, in a terminal; opening and closing it changes nothing."""
+    """Open the terminal interface: watch cycles, read the evidence, approve or reject adapters."""
     command = [sys.executable, "-m", "tui", *(["--read-only"] if read_only else [])]
     if web:
         command += ["--web", "--port", str(port), *(["--write"] if write else [])]

@@ -44,8 +44,8 @@ def decide(
             return asyncio.run(_ask(settings, ask))
         except NoDaemon as error:
             raise ServiceSilent(
-                f"{settings.data_dir} is held by {owner}, which does not answer; nothing was decided",
-                hint="the same command again in a moment",
+                f"the service that uses {settings.data_dir} ({owner}) does not answer; no decision was stored",
+                hint="repeat the command in a moment; traced status --alive checks the service",
             ) from error
     user = this_user()
     with changing(settings) as session:
@@ -62,7 +62,7 @@ Subject = Annotated[
     str,
     typer.Argument(
         metavar="ADAPTER|PROMPT",
-        help="Adapter version, e.g. error-recovery@v1, or the first digits of a prompt (traced prompts).",
+        help="Adapter version, e.g. error-recovery@v1, or first digits of a prompt patch (traced prompts).",
         show_default=False,
     ),
 ]
@@ -70,7 +70,7 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help='"immediate", "canary" or "shadow" (default: promotion.policy of the settings).',
+        help='"immediate", "canary" or "shadow" (default: promotion.policy in the settings).',
         show_default=False,
     ),
 ]
@@ -86,11 +86,13 @@ def approve(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Approve an adapter that passed its gate and put it live, at once or step by step; or a prompt that is enough."""
+    """Approve an adapter that passed its gate, which then takes traffic; or record the approval of a prompt."""
     settings = read_settings(data_dir, overrides, promotion__policy=policy)
     if _is_prompt(adapter):
         if policy:
-            raise typer.BadParameter("goes with an adapter; a prompt takes no traffic", param_hint="--policy")
+            raise typer.BadParameter(
+                "can only be used with an adapter; a prompt takes no traffic", param_hint="--policy"
+            )
         done = decide(
             settings,
             lambda client: client.prompts.approve(adapter, reason, who),
@@ -98,7 +100,7 @@ def approve(
             who=who,
             reason=reason,
         )
-        _print(as_json, done, f"traced show patch {done.subject[:12]} --into FILE takes its text")
+        _print(as_json, done, f"traced show patch {done.subject[:12]} --into FILE writes its text")
         return
     policy_name = settings.promotion
     done = decide(
@@ -120,7 +122,7 @@ def reject(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decide against an adapter, which takes no traffic, or against a prompt."""
+    """Reject an adapter, which then takes no traffic, or a prompt."""
     if _is_prompt(adapter):
         done = decide(
             read_settings(data_dir, overrides),
@@ -150,7 +152,7 @@ def rollback(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Undo the last promotion, or that of one adapter."""
+    """Undo the last promotion, or the promotion of the named adapter."""
     done = decide(
         read_settings(data_dir, overrides),
         lambda client: client.roll_back(adapter, reason, who),
@@ -162,7 +164,7 @@ def rollback(
 
 
 def release(
-    parked: Annotated[str, typer.Argument(help="Id of the parked input (traced status).", show_default=False)],
+    parked: Annotated[str, typer.Argument(help="Id of the quarantined input (traced status).", show_default=False)],
     *,
     who: ActorName = "",
     reason: Reason = "",
@@ -170,7 +172,7 @@ def release(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let an input that failed too often be tried again."""
+    """Release a quarantined input: the service retries it."""
     done = decide(
         read_settings(data_dir, overrides),
         lambda client: client.release(parked, reason, who),

@@ -134,8 +134,8 @@ def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
         if not options.yes:
             return False
         for adapter in adapters:
-            context.progress.note(f"--yes: approving {adapter} without asking ({_gate_line(context, adapter)})")
-            decide(context, adapter, True, actor="traced demo --yes", reason="approved by the demo itself")
+            context.progress.note(f"--yes: {adapter} is approved automatically ({_gate_line(context, adapter)})")
+            decide(context, adapter, True, actor="traced demo --yes", reason="approved automatically by --yes")
         return True
 
     return approve
@@ -162,7 +162,7 @@ def _record(settings: Settings, cycle_id: str, answers: dict[str, bool]) -> bool
     async def write() -> None:
         async with open_context(settings, cycle_id, Progress(Console(quiet=True)), Meter()) as context:
             for name, approved in answers.items():
-                decide(context, name, approved, actor="traced demo", reason="asked on the terminal")
+                decide(context, name, approved, actor="traced demo", reason="decided on the terminal")
 
     asyncio.run(write())
     return True
@@ -176,7 +176,9 @@ def _gate_line(context: Context, adapter: str) -> str:
 async def _run_direct_training(context: Context, figures: CycleFigures) -> CycleFigures:
     """The figures with GRPO on the target itself beside them; the page and the cycle's row follow."""
     if not figures.rollouts:
-        context.progress.note("--compare: no adapter was trained, so there is no number of rollouts to match")
+        context.progress.note(
+            "--compare is skipped: no adapter was trained, so the number of rollouts to match is unknown"
+        )
         return figures
     await grpo_on_target(context, figures.rollouts)
     compared = gather(context)
@@ -190,12 +192,19 @@ async def _run_direct_training(context: Context, figures: CycleFigures) -> Cycle
 
 def demo(
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve what passes its gate, and say so.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Approve each adapter that passes its gate, without a question.")
+    ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Add GRPO directly on the target with as many rollouts.")
+        bool,
+        typer.Option("--compare", help="Also train GRPO directly on the target, with the same number of rollouts."),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Decide nothing, and leave everything for traced up and traced tui to show.")
+        bool,
+        typer.Option(
+            "--keep",
+            help="Leave decisions open and pause the target, to inspect the result with traced up and traced tui.",
+        ),
     ] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
@@ -204,23 +213,28 @@ def demo(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one full cycle, or carry on the one that was stopped, and show what it won."""
+    """Run one full cycle, or resume a stopped one, and print the success rates before and after."""
     if yes and keep:
-        raise TracedError("--yes decides and --keep leaves the decision to you", hint="leave one of them out")
+        raise TracedError(
+            "--yes and --keep exclude each other", hint="use one of them: --yes approves, --keep leaves decisions open"
+        )
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
     result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:
         console.print(summary_table(result.figures))
         for name in result.waiting:
-            console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+            console.print(f"Decision pending: traced explain {name}, then traced approve {name}", highlight=False)
         if result.report:
             console.print(f"Report: {result.report}", highlight=False)
         else:
-            console.print("The same command carries on after the decision.", highlight=False)
+            console.print("Run the same command after the decision; it resumes the cycle.", highlight=False)
         if keep:
             option = f" --data-dir {data_dir}" if data_dir else ""
             commands = f"traced up{option} in one terminal, traced tui{option} in another"
-            console.print(f"To look at all of it: {commands}. Nothing begins until traced resume.", highlight=False)
+            console.print(
+                f"To inspect the result: {commands}. The target is paused; traced resume starts cycles again.",
+                highlight=False,
+            )
     if as_json:
         waiting = {"waiting": result.waiting} if result.waiting else {}
         print_json({**figures_as_json(result.figures), **waiting})

@@ -31,18 +31,18 @@ from traced.scoring.evidence import Labels, count_outcome_sources
 
 LIST_LIMIT = 5  # trajectories and citations
 ADVICE = 300  # characters of what to change about a failed check; --json has the evidence
-ALLOW = " (prompting.max_tokens, max_cost and max_minutes allow more)"
+ALLOW = " (to raise it: prompting.max_tokens, max_cost, max_minutes)"
 SIDES = {
     "prompt": ("prompt", "base", "prompt"),
     "adapter": ("adapter", "base", "adapter"),
     "comparison": ("both", "adapter", "prompt"),
 }  # of a gate: its heading, who was there before, who came after
-PAIRED = "in pairs, each side on the same seeds, which nothing was evolved or trained on"
-ENDS = {"rollouts": "no step more fits the rollouts", "perfect": "nothing was left to better"}
+PAIRED = "both sides on the same seeds, none of which were used for training or optimization"
+ENDS = {"rollouts": "the rollout budget is used up", "perfect": "the maximum reward is reached"}
 
 
 def explain(adapter: Adapter, data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the whole chain of evidence behind an adapter."""
+    """Print the evidence behind an adapter, from the trajectories to its traffic."""
     settings = read_settings(data_dir, overrides)
     labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
     with store_reader(settings) as session:
@@ -70,12 +70,12 @@ def explain(adapter: Adapter, data_dir: DataDir = None, overrides: Overrides = N
 
 def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[str]:
     """One stage after the other, from the trajectories to the traffic; links that are not stored are named last."""
-    yield f"{chain.adapter.name}, of {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC, in {chain.adapter.path}"
+    yield f"{chain.adapter.name}, created {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC in {chain.adapter.path}"
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
     yield from _trajectories(chain)
     judges = ", ".join(f"{count} {answered_by}" for answered_by, count in sorted(judged_by.items()))
-    yield f"judged by    {judges or 'nobody'}"
+    yield f"judged by    {judges or 'none'}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
     yield from _citation_lines(chain)
     if chain.finding:
@@ -114,7 +114,7 @@ def _trajectories(chain: EvidenceChain) -> Iterator[str]:
         citation_text = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
         yield f"             lacking in {evidence.id[:16]} ({evidence.source} task {evidence.task_id}{citation_text})"
     if len(lacking_trajectories) > LIST_LIMIT:
-        yield f"             and in {len(lacking_trajectories) - LIST_LIMIT} more (--json lists all)"
+        yield f"             lacking in {len(lacking_trajectories) - LIST_LIMIT} more (--json lists all)"
     yield f"labels       {_label_text(chain.labels)}"
 
 
@@ -141,11 +141,11 @@ def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
     """The faults and the citations of an analyst that gives them."""
     if chain.faults:
         counts = ", ".join(f"{count} {fault}" for fault, count in sorted(chain.faults.items()))
-        yield f"faults       {counts}; only the agent's are mined"
+        yield f"faults       {counts}; only faults of the agent are analysed"
     if chain.citations:
         places = [f"message {row.message_index} of {row.trajectory_id}" for row in chain.citations[:LIST_LIMIT]]
         remainder = f" and {len(chain.citations) - LIST_LIMIT} more" if len(chain.citations) > LIST_LIMIT else ""
-        yield f"rests on     {', '.join(places)}{remainder}"
+        yield f"citations    {', '.join(places)}{remainder}"
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:
@@ -202,13 +202,13 @@ def _signature(actor: str, at: datetime, reason: str) -> str:
 
 
 def prompts(
-    capability: Annotated[str | None, typer.Argument(help="Default: all.", show_default=False)] = None,
+    capability: Annotated[str | None, typer.Argument(help="Capability (default: all).", show_default=False)] = None,
     *,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the prompt patches, newest first: what each does for its capability, and whether it is enough."""
+    """List the prompt patches, newest first: the gain of each, and whether it makes an adapter unnecessary."""
     with store_reader(read_settings(data_dir, overrides)) as session:
         patches, decisions = list_patches(session, capability=capability)[::-1], prompt_decisions(session)
     if as_json:
@@ -218,7 +218,7 @@ def prompts(
         console.print(f"No prompt patches. Next: traced optimize-prompt {capability or 'CAPABILITY'}", highlight=False)
         return
     patch_id = Column("patch", no_wrap=True, min_width=SHORT_ID_DIGITS)  # what one copies
-    table = Table(patch_id, "cycle", "capability", "says", "in its environment", "made", "decision")
+    table = Table(patch_id, "cycle", "capability", "result", "success in its environment", "created", "decision")
     for row in patches:
         decision = f"{decisions[row.id].decision.value} by {decisions[row.id].who}" if row.id in decisions else ""
         time, decision_cell = f"{row.at:%Y-%m-%d %H:%M}", Text(sanitize_line(decision))
@@ -226,20 +226,20 @@ def prompts(
             row.id[:SHORT_ID_DIGITS], row.cycle_id, row.capability, remedy_text(row), _rates(row), time, decision_cell
         )
     console.print(table)
-    console.print("To read one and take it: traced show patch PATCH --into FILE", highlight=False)
+    console.print("To write the text of a patch to a file: traced show patch PATCH --into FILE", highlight=False)
 
 
 def patch(
-    digits: Annotated[str, typer.Argument(metavar="ID", help="Of a prompt patch; its first digits are enough.")],
+    digits: Annotated[str, typer.Argument(metavar="ID", help="Id of a prompt patch, or its first digits.")],
     *,
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="FILE", help="Write its text there.", show_default=False)
+        Path | None, typer.Option("--into", metavar="FILE", help="Write its text to this file.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a prompt patch, what the gates say of it, and how to use it; --into takes its text."""
+    """Show a prompt patch, its gate results and how to use it; --into writes its text to a file."""
     with store_reader(read_settings(data_dir, overrides)) as session:
         row = find_patch(session, digits)
         decision = prompt_decisions(session).get(row.id)
@@ -251,7 +251,7 @@ def patch(
     for text in patch_lines(row, decision):
         console.print(text, highlight=False, markup=False)
     if into is not None:
-        console.print(f"Wrote its text into {into}", highlight=False, markup=False)
+        console.print(f"Wrote the text to {into}", highlight=False, markup=False)
 
 
 def patch_as_json(patch: PromptPatch, decision: PromptDecision | None = None) -> dict[str, Any]:
@@ -271,7 +271,8 @@ def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> I
     for name, result in results.items():
         yield from _patch_gate(result, *SIDES[name])
     short_id = patch.id[:SHORT_ID_DIGITS]
-    yield f"patch        {short_id} of cycle {patch.cycle_id}; traced show patch {short_id} --into FILE takes its text:"
+    yield f"patch        {short_id} of cycle {patch.cycle_id}"
+    yield f"             text, which traced show patch {short_id} --into FILE writes to a file:"
     yield ""
     yield sanitize_block(patch.text)
     yield ""
@@ -283,15 +284,15 @@ def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> I
 def _evolution(figures: dict[str, Any], usage: dict[str, Any]) -> Iterator[str]:
     cause = ENDS.get(figures["stopped_by"]) or figures["stopped_by"] + ALLOW
     yield (
-        f"evolved      {figures['rollouts']} of {figures['budget']} rollouts, as many as the adapter's training; "
+        f"optimized    {figures['rollouts']} of {figures['budget']} rollouts (the number of the adapter's training); "
         f"reward on {figures['seeds']} seeds "
-        f"{figures['first']:.2f} to {figures['validation']:.2f}; texts proposed: {figures['proposed']}, better "
-        f"than the one before: {figures['kept']}; ended because {cause}"
+        f"{figures['first']:.2f} to {figures['validation']:.2f}; proposed texts: {figures['proposed']}, "
+        f"improvements: {figures['kept']}; stopped: {cause}"
     )
     tokens = usage["prompt_tokens"] + usage["completion_tokens"]
     yield (
         f"spent        {usage['calls']} replies of the language model, {tokens} tokens, cost {usage['cost']:g}, "
-        f"{usage['seconds']:.0f} s of waiting"
+        f"{usage['seconds']:.0f} s of response time"
     )
 
 
@@ -313,13 +314,13 @@ def _rates(patch: PromptPatch) -> str:
 def _next_step(patch: PromptPatch, undecided: bool) -> str:
     verdict, results = remedy_text(patch), gates(patch)
     if verdict == Remedy.PROMPT:
-        use = "To use it, put the text at the end of your agent's system prompt; the base model follows it unchanged."
-        return f"{use} Then: traced approve {patch.id[:SHORT_ID_DIGITS]}, for the record" if undecided else use
+        use = "To use it, append the text to your agent's system prompt; the base model needs no change."
+        return f"{use} Then record that: traced approve {patch.id[:SHORT_ID_DIGITS]}" if undecided else use
     if verdict == Remedy.ADAPTER:
         adapter = results["adapter"].adapter
         return f"Next: traced explain {adapter}, then traced approve {adapter}"
     if "adapter" not in results:
-        return f"Next: traced train {patch.capability}; the same command compares the adapter then"
+        return f"Next: traced train {patch.capability}; then repeat this command to compare prompt and adapter"
     if verdict == Remedy.INCONCLUSIVE:
-        return "More episodes decide: raise gate.seeds or gate.max_rounds for the next cycle"
+        return "Inconclusive: raise gate.seeds or gate.max_rounds, so that the next cycle compares more episodes"
     return "Next: traced status"

@@ -20,13 +20,13 @@ from traced.interop.origin import Origin, origin_of_file, origin_of_hash
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="File of recorded trajectories; gzip will do.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="File of recorded trajectories, plain or gzip.", show_default=False)],
     *,
     kind: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="openai, tau-bench, tau2-bench, langsmith or langfuse; told by the file's beginning otherwise.",
+            help="openai, tau-bench, tau2-bench, langsmith or langfuse (default: detected).",
             show_default=False,
         ),
     ] = None,
@@ -34,26 +34,30 @@ def import_(
     score: Annotated[
         str | None,
         typer.Option(
-            "--score", help="Name of the score that judges; without it all have to agree.", show_default=False
+            "--score",
+            help="Name of the score that sets the outcome (default: all scores must agree).",
+            show_default=False,
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Store nothing if a single record is bad.")] = False,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Do not go on where an import was stopped.")] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad records out: the default.", hidden=True)
+    strict: Annotated[bool, typer.Option("--strict", help="Store nothing if any record is invalid.")] = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Import from the beginning instead of resuming a stopped import.")
     ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid records (default).", hidden=True)] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take in recorded trajectories; what only a grader could know is left behind.
+    """Import recorded trajectories; fields that only a grader could know are not imported.
 
-    Bad records are kept aside with their reasons. A stopped import goes on where it was.
+    Invalid records are skipped and written to a file with the reasons. A stopped import is resumed.
     """
     if kind is not None and kind not in FORMATS:
-        raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+        raise typer.BadParameter(
+            f"{kind!r} is not a format; choose one of: {', '.join(FORMATS)}", param_hint="--format"
+        )
     if strict and skip_bad:
-        raise typer.BadParameter("it contradicts --skip-bad", param_hint="--strict")
+        raise typer.BadParameter("cannot be combined with --skip-bad", param_hint="--strict")
     settings = read_settings(data_dir, overrides)
     request = ImportRequest(file, kind, agent, score, strict, from_start)
     store = open_store(settings.store_url)
@@ -61,7 +65,9 @@ def import_(
         with progress.status(f"Importing {file}") as status:
 
             def update(counts: Counts) -> None:
-                status.update(f"Importing {file}: {counts.added} new, {counts.known} known, {counts.bad} left out")
+                status.update(
+                    f"Importing {file}: {counts.added} new, {counts.known} already stored, {counts.bad} skipped"
+                )
 
             result = import_file(store, settings, request, at=datetime.now(UTC), on_batch=update)
     finally:
@@ -71,29 +77,30 @@ def import_(
 
 def _print(file: Path, result: ImportResult, as_json: bool) -> None:
     if result.resumed:
-        progress.print(f"Went on where the import of {file} had been stopped", highlight=False, markup=False)
+        progress.print(f"Resumed the stopped import of {file}", highlight=False, markup=False)
     for text in result.skipped:
-        progress.print(f"Left out: {text}", highlight=False, markup=False)
+        progress.print(f"Skipped: {text}", highlight=False, markup=False)
     if result.bad_file is not None:
         progress.print(
-            f"{result.bad} left out, kept with their reasons in {result.bad_file}", highlight=False, markup=False
+            f"{result.bad} skipped records and the reasons are in {result.bad_file}", highlight=False, markup=False
         )
     if as_json:
         print_json(result)
         return
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.outcomes.items()))
-    judged_text = f", {result.judged} judged by the rules" if result.judged else ""
-    passed = f", {result.passed} that hold no call of a model" if result.passed else ""
+    judged_text = f", {result.judged} outcomes set by the rules" if result.judged else ""
+    passed = f", {result.passed} records without a model call" if result.passed else ""
     console.print(
-        f"Trajectories from {file} ({result.source}): {outcomes}; {result.added} new, {result.replaced} judged anew, "
-        f"{result.bad} records left out{judged_text}{passed}. Next: traced analyze",
+        f"Trajectories from {file} ({result.source}): {outcomes}; "
+        f"{result.added} new, {result.replaced} with a new outcome, "
+        f"{result.bad} invalid records skipped{judged_text}{passed}. Next: traced analyze",
         highlight=False,
         markup=False,
     )
 
 
 class To(StrEnum):
-    """Whose package is written."""
+    """Format of the exported package."""
 
     VERIFIERS = "verifiers"
     OPENENV = "openenv"
@@ -110,13 +117,13 @@ def export(
         str, typer.Argument(metavar="ENV", help="Hash of a stored environment (env:1a2b...), or a Python file.")
     ],
     *,
-    to: Annotated[To, typer.Option("--to", help="Whose package to write.", show_default=False)],
+    to: Annotated[To, typer.Option("--to", help="Format of the package.", show_default=False)],
     into: Annotated[
         Path | None,
         typer.Option(
             "--into",
             metavar="DIR",
-            help="Folder to make (default: the package's name and whose it is).",
+            help="Folder to create (default: name of the package and of the format).",
             show_default=False,
         ),
     ] = None,
@@ -124,19 +131,21 @@ def export(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an environment as a package that verifiers or OpenEnv can load; none of it needs traced.
+    """Export an environment as a package for verifiers or OpenEnv that does not depend on traced.
 
-    What admission said of it goes along; one that was not admitted is exported with a warning.
+    The package contains the admission report. An environment that is not admitted is exported with a warning.
     """
     package = write_package(_origin(read_settings(data_dir, overrides), environment), to.value, into)
     if package.warning:
         progress.print(
-            f"[bold yellow]Warning:[/] {package.warning} The package says so too.", highlight=False, soft_wrap=True
+            f"[bold yellow]Warning:[/] {package.warning} The package contains this warning.",
+            highlight=False,
+            soft_wrap=True,
         )
     if as_json:
         print_json(package)
         return
-    console.print(f"Wrote {package.package} for {to.value} into {package.folder}", highlight=False, markup=False)
+    console.print(f"Wrote the {to.value} package {package.package} to {package.folder}", highlight=False, markup=False)
     next_step = NEXT_STEPS[to].format(folder=package.folder, package=package.package)
     console.print(f"Next: {next_step}", highlight=False, markup=False)
 

@@ -15,15 +15,20 @@ from traced.core.ownership import this_user
 if TYPE_CHECKING:
     from traced.registry.decisions import Action
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.", show_default=False)]
-PerMinute = Annotated[int, typer.Option("--per-minute", min=0, help="Requests a minute; 0 is no limit.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the key, e.g. of the agent that uses it.", show_default=False)
+]
+PerMinute = Annotated[int, typer.Option("--per-minute", min=0, help="Maximum requests per minute; 0: no limit.")]
 
-keys = typer.Typer(no_args_is_help=True, help="Who may ask the router. While there is no key, all on this machine may.")
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="API keys of the router. Without any key the router accepts all requests from this machine.",
+)
 
 
 @keys.callback()
 def keys_options() -> None:
-    """Who may ask the router."""
+    """API keys of the router."""
 
 
 @keys.command("add")
@@ -36,7 +41,7 @@ def add(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and show it, this once."""
+    """Create an API key and print it; it cannot be printed again."""
     # The gateway, HTTPX and aiohttp: ``keys list`` answers in half the time without.
     from traced.gateway.access import create_key
 
@@ -48,12 +53,12 @@ def add(
         print_json({"name": name, "key": key})
         return
     console.print(key, highlight=False, markup=False)
-    console.print("Keep it: it is shown this once. Your agent sends it as its API key.", highlight=False)
+    console.print("Store the key now, it cannot be printed again. Your agent sends it as its API key.", highlight=False)
 
 
 @keys.command("list")
 def show(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show whose keys there are."""
+    """List the API keys: name, limit, dates."""
     with store_reader(read_settings(data_dir, overrides)) as session:
         rows = list_keys(session)
     if as_json:
@@ -63,7 +68,7 @@ def show(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson 
         ]
         print_json({"keys": fields})
         return
-    table = Table("name", "requests a minute", "made", "taken back")
+    table = Table("name", "requests per minute", "created", "revoked")
     for key in rows:
         revoked_at = f"{key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else ""
         table.add_row(key.id, str(key.per_minute or "no limit"), f"{key.created_at:%Y-%m-%d %H:%M}", revoked_at)
@@ -74,7 +79,7 @@ def show(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson 
 def revoke(
     name: Name, reason: Reason = "", data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Take a key back; the router refuses it from the next look on."""
+    """Revoke an API key; the router refuses it within seconds."""
     from traced.gateway.access import withdraw_key  # as in ``add``
 
     with writing(read_settings(data_dir, overrides)) as session:
@@ -82,7 +87,7 @@ def revoke(
     if as_json:
         print_json({"name": name, "taken back": True})
     else:
-        console.print(f"The key of {name} is taken back.", highlight=False, markup=False)
+        console.print(f"The key {name} is revoked.", highlight=False, markup=False)
 
 
 def _action(reason: str) -> "Action":

@@ -25,98 +25,111 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "init": Verb("setup", "init", "Make the data directory with a commented traced.toml (an existing one is kept)."),
+    "init": Verb("setup", "init", "Create the data directory with a commented traced.toml; an existing file is kept."),
     "up": Verb(
         "servers",
         "up",
-        "Run as a service: carry cycles on, wait for a person where one is needed, until told to stop.",
+        "Run the service until it is stopped: it runs cycles and waits for decisions of a person.",
     ),
     "serve": Verb(
         "servers",
         "serve",
-        "Run the router that agents point at: an OpenAI-compatible endpoint over the base model and the live adapters.",
+        "Run the router, an OpenAI-compatible endpoint that serves the base model and the live adapters to agents.",
     ),
-    "pause": Verb("daemon", "pause", "Stop the cycle at its next safe point, and begin none until resumed."),
-    "resume": Verb("daemon", "resume", "Go on after a pause."),
-    "doctor": Verb(
-        "setup", "doctor", "Check this machine in order, and name the next command for everything that is missing."
+    "pause": Verb(
+        "daemon", "pause", "Pause the current cycle at its next safe point; no cycle starts until traced resume."
     ),
-    "demo": Verb("demo", "demo", "Run one full cycle, or carry on the one that was stopped, and show what it won."),
+    "resume": Verb("daemon", "resume", "Resume a paused cycle and allow new cycles."),
+    "doctor": Verb("setup", "doctor", "Check this machine and print a command for each thing that is missing."),
+    "demo": Verb(
+        "demo", "demo", "Run one full cycle, or resume a stopped one, and print the success rates before and after."
+    ),
     "collect": Verb("stages", "collect", "Record episodes of the base model on the target's train split."),
     "import": Verb(
-        "interchange", "import_", "Take in recorded trajectories; what only a grader could know is left behind."
+        "interchange", "import_", "Import recorded trajectories; fields that only a grader could know are not imported."
     ),
     "analyze": Verb(
-        "analysis", "analyze", "Find the capabilities that failures lack, in what was collected or imported last."
+        "analysis",
+        "analyze",
+        "Find the capabilities that failed trajectories lack, in the newest collection or import.",
     ),
     "synthesize": Verb(
         "stages",
         "synthesize",
-        "Write an environment for each retained capability; what reading it refuses is written anew at once.",
+        "Write an environment for each retained capability; one that fails the static checks is rewritten at once.",
     ),
     "admit": Verb(
         "admission",
         "admit",
-        "Check each written environment in a container; or any single-file environment, with no store, cycle or model.",
+        "Check the environments of the cycle in a container, or a single environment file without a store or model.",
     ),
     "export": Verb(
         "interchange",
         "export",
-        "Write an environment as a package that verifiers or OpenEnv can load; none of it needs traced.",
+        "Export an environment as a package for verifiers or OpenEnv that does not depend on traced.",
     ),
     "optimize-prompt": Verb(
         "stages",
         "optimize_prompt",
-        "Evolve a prompt for a capability, and say which is enough: the prompt or the adapter. "
-        "Carries on when stopped.",
+        "Optimize a prompt for a capability and compare it with the adapter. A stopped run is resumed.",
     ),
     "prompts": Verb(
         "evidence",
         "prompts",
-        "List the prompt patches, newest first: what each does for its capability, and whether it is enough.",
+        "List the prompt patches, newest first: the gain of each, and whether it makes an adapter unnecessary.",
     ),
     "train": Verb(
-        "stages", "train", "Train an adapter in each admitted environment; carries on from the last checkpoint."
+        "stages",
+        "train",
+        "Train an adapter in each admitted environment; a stopped run resumes from its last checkpoint.",
     ),
-    "evaluate": Verb("stages", "evaluate", "Gate each trained adapter against the base model on the same seeds."),
+    "evaluate": Verb(
+        "stages", "evaluate", "Run the gate of each trained adapter: compare it with the base model on the same seeds."
+    ),
     "approve": Verb(
         "decisions",
         "approve",
-        "Approve an adapter that passed its gate and put it live, at once or step by step; or a prompt that is enough.",
+        "Approve an adapter that passed its gate, which then takes traffic; or record the approval of a prompt.",
     ),
-    "reject": Verb("decisions", "reject", "Decide against an adapter, which takes no traffic, or against a prompt."),
-    "rollback": Verb("decisions", "rollback", "Undo the last promotion, or that of one adapter."),
-    "release": Verb("decisions", "release", "Let an input that failed too often be tried again."),
+    "reject": Verb("decisions", "reject", "Reject an adapter, which then takes no traffic, or a prompt."),
+    "rollback": Verb("decisions", "rollback", "Undo the last promotion, or the promotion of the named adapter."),
+    "release": Verb("decisions", "release", "Release a quarantined input: the service retries it."),
     "status": Verb(
         "status",
         "status",
-        "Show the cycles, what waits for a decision or is parked, what is live, and what the router does.",
+        "Show cycles, pending decisions, quarantined inputs, live adapters and the traffic of the router.",
     ),
     "tui": Verb(
         "daemon",
         "tui",
-        "Watch cycles, read the evidence and decide, in a terminal; opening and closing it changes nothing.",
+        "Open the terminal interface: watch cycles, read the evidence, approve or reject adapters.",
     ),
-    "explain": Verb("evidence", "explain", "Print the whole chain of evidence behind an adapter."),
+    "explain": Verb(
+        "evidence", "explain", "Print the evidence behind an adapter, from the trajectories to its traffic."
+    ),
     "backup": Verb(
         "maintenance",
         "backup",
-        "Back up store, checkpoints, adapters, environments, runs and settings into one verified file.",
+        "Write store, checkpoints, adapters, environments, runs and settings into one verified backup file.",
     ),
-    "restore": Verb("maintenance", "restore", "Bring a backup back as the data directory, in one step."),
+    "restore": Verb("maintenance", "restore", "Restore the data directory from a backup, in one atomic step."),
     "prune": Verb(
         "maintenance",
         "prune",
-        "Delete what the settings' \\[retention] lets go; what evidence refers to always stays.",
+        "Delete data older than the limits of \\[retention] in the settings; evidence is never deleted.",
     ),
     "devices": Verb(
-        "resources", "devices", "Show each device: its load, whether it is idle or why not, and who holds it."
+        "resources", "devices", "List the devices: load, idle or the reason why not, and the holder of the lease."
     ),
-    "keys": Verb("keys", "keys", "Who may ask the router. While there is no key, all on this machine may."),
-    "cycle": Verb("daemon", "cycle", "Ask the running service for a cycle, or to end one."),
-    "outcomes": Verb("outcomes", "outcomes", "How conversations went that nobody scored: rules and a judge."),
-    "llm": Verb("resources", "llm", "The language model of analyst and synthesizer: \\[llm] in the settings."),
-    "show": Verb("show", "show", "Show one thing in full."),
+    "keys": Verb(
+        "keys", "keys", "API keys of the router. Without any key the router accepts all requests from this machine."
+    ),
+    "cycle": Verb("daemon", "cycle", "Request a cycle from the running service, or cancel one."),
+    "outcomes": Verb(
+        "outcomes", "outcomes", "Outcomes of conversations without a score, by rules, a judge model or a person."
+    ),
+    "llm": Verb("resources", "llm", "The language model that analyst and synthesizer use, \\[llm] in the settings."),
+    "show": Verb("show", "show", "Show one environment, prompt patch or conversation in full."),
     "db": Verb("maintenance", "db", "The schema of the store's database."),
     "sandbox": Verb("setup", "sandbox", "The container image that synthetic environments run in."),
     "service": Verb("daemon", "service", "Run the daemon under systemd."),
@@ -156,7 +169,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Find what an agent cannot do, train one adapter for each lack, and route to those that a person approved.",
+    help="Find the capabilities that an agent lacks, train an adapter for each, and route to the approved adapters.",
 )
 
 

@@ -27,20 +27,23 @@ def backup(
     ] = None,
     *,
     check: Annotated[
-        Path | None, typer.Option("--verify", metavar="FILE", help="Check a backup instead of making one.")
+        Path | None, typer.Option("--verify", metavar="FILE", help="Verify this backup file instead of writing one.")
     ] = None,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Back up store, checkpoints, adapters, environments, runs and settings into one verified file."""
+    """Write store, checkpoints, adapters, environments, runs and settings into one verified backup file."""
     if check is not None:
         manifest, path = verify(check), check
-        sentence = f"{check} is whole: {len(manifest.members)} files, schema {manifest.schema}, of {manifest.made_at}"
+        sentence = (
+            f"{check} is complete: {len(manifest.members)} files, schema {manifest.schema}, "
+            f"written at {manifest.made_at}"
+        )
     else:
         result = back_up(read_settings(data_dir, overrides), file, now=datetime.now(UTC))
         manifest, path = result.manifest, result.path
-        sentence = f"Backed up {len(manifest.members)} files into {path} ({result.size / 1e6:.1f} MB), verified"
+        sentence = f"Backed up {len(manifest.members)} files to {path} ({result.size / 1e6:.1f} MB), verified"
     if as_json:
         print_json({"file": path, "size": path.stat().st_size, "manifest": manifest})
     else:
@@ -50,12 +53,12 @@ def backup(
 def restore(
     file: Annotated[Path, typer.Argument(help="A file that traced backup wrote.", show_default=False)],
     *,
-    force: Annotated[bool, typer.Option("--force", help="Move what is there aside (nothing is deleted).")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Move existing data aside; nothing is deleted.")] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a backup back as the data directory, in one step."""
+    """Restore the data directory from a backup, in one atomic step."""
 
     def settings_of(directory: Path) -> Settings:
         return read_settings(directory, overrides)
@@ -64,23 +67,25 @@ def restore(
     if as_json:
         print_json(result)
         return
-    console.print(f"Restored {result.data_dir} as of {result.manifest.made_at}", highlight=False)
+    console.print(f"Restored {result.data_dir} to the state of {result.manifest.made_at}", highlight=False)
     if result.aside:
-        console.print(f"What was there is in {result.aside}", highlight=False)
+        console.print(f"The previous data directory was moved to {result.aside}", highlight=False)
     if result.aside_schema:
-        text = f"The tables that were there are in the database's schema {result.aside_schema}"
+        text = f"The previous tables were moved to the database schema {result.aside_schema}"
         console.print(text, highlight=False)
     console.print("Next: traced db status", highlight=False)
 
 
 def prune(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, and how many bytes.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be deleted, and its size; delete nothing.")
+    ] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what the settings' \\[retention] lets go; what evidence refers to always stays."""
+    """Delete data older than the limits of \\[retention] in the settings; evidence is never deleted."""
     settings = read_settings(data_dir, overrides)
     with opened_store(settings) as store:
         owner = sandbox_owner(settings.data_dir)
@@ -108,23 +113,26 @@ def db_options() -> None:
 
 @db.command("status")
 def db_status(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show the store's schema and the one that this traced needs; exit code 1 when they differ."""
+    """Show the schema of the store and the schema that this version needs; exit code 1 if they differ."""
     schema = schema_state(read_settings(data_dir, overrides))
     next_step = {"current": "", "older": "Next: traced db upgrade", "newer": "Next: upgrade traced"}[schema.state]
     if as_json:
         print_json(schema)
     else:
-        console.print(f"schema {schema.schema}, this traced needs {schema.needed}. {next_step}", highlight=False)
+        console.print(f"schema {schema.schema}, this version needs {schema.needed}. {next_step}", highlight=False)
     raise typer.Exit(0 if schema.state == "current" else 1)
 
 
 @db.command("upgrade")
 def db_upgrade(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Back up, then bring the store to this traced's schema; a migration that fails changes nothing."""
+    """Back up the store, then migrate it to the schema of this version; a failed migration changes nothing."""
     result = upgrade(read_settings(data_dir, overrides), now=datetime.now(UTC))
     if as_json:
         print_json(result)
     elif result.backup is None:
-        console.print(f"The store has schema {result.after} already", highlight=False)
+        console.print(f"The store already has schema {result.after}", highlight=False)
     else:
-        console.print(f"Schema {result.before} is now {result.after}; before it: {result.backup}", highlight=False)
+        console.print(
+            f"Upgraded the store from schema {result.before} to {result.after}; backup: {result.backup}",
+            highlight=False,
+        )

@@ -23,9 +23,11 @@ Model = Annotated[
     typer.Option("--model", help='Base model: "bundled", "smollm2" or a Hugging Face directory.', show_default=False),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0 is every core.", show_default=False)]
-ActorName = Annotated[str, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0: all cores.", show_default=False)]
+ActorName = Annotated[
+    str, typer.Option("--who", help="Name of the deciding person (default: the user's name).", show_default=False)
+]
+Reason = Annotated[str, typer.Option("--reason", help="Reason, stored with the decision.")]
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
 

@@ -32,16 +32,22 @@ File = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Rule file (default: outcomes.rules).", show_default=False)
 ]
 Source = Annotated[
-    str | None, typer.Option("--source", help="Whose trajectories (default: the target's).", show_default=False)
+    str | None, typer.Option("--source", help="Source of the trajectories (default: the target).", show_default=False)
 ]
-Trajectory = Annotated[str, typer.Argument(metavar="TRAJECTORY", help="A trajectory's id.", show_default=False)]
-OutcomeName = Annotated[Literal["success", "failure"], typer.Argument(help="How it went.", show_default=False)]
+Trajectory = Annotated[str, typer.Argument(metavar="TRAJECTORY", help="Id of a trajectory.", show_default=False)]
+OutcomeName = Annotated[
+    Literal["success", "failure"], typer.Argument(metavar="OUTCOME", help="success or failure.", show_default=False)
+]
 LabelSource = Annotated[
     Literal["people", "source", "rules"],
-    typer.Option("--against", help="Labels: people's, those a source came with, or (only to look) the rules'."),
+    typer.Option(
+        "--against", help="Labels to compare with: of people, of the source, or of the rules (not accepted as proof)."
+    ),
 ]
 
-outcomes = typer.Typer(no_args_is_help=True, help="How conversations went that nobody scored: rules and a judge.")
+outcomes = typer.Typer(
+    no_args_is_help=True, help="Outcomes of conversations without a score, by rules, a judge model or a person."
+)
 
 
 @outcomes.command("check")
@@ -49,12 +55,12 @@ def check(
     file: File = None,
     *,
     source: Source = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Trajectories at most, the newest first.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of trajectories, newest first.")] = 1000,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read a rule file and show what each rule would decide; nothing is stored."""
+    """Check a rule file and show what each rule would decide; nothing is stored."""
     settings = read_settings(data_dir, overrides)
     path = file or _rule_file(settings)
     rules = read_rules(path)
@@ -62,7 +68,7 @@ def check(
         if as_json:
             print_json({"file": path, "rules": [rule.name for rule in rules.rules], "checked": None})
         else:
-            text = f"{path} is in order: {len(rules.rules)} rules. No trajectories are stored yet to try them on"
+            text = f"{path} is valid: {len(rules.rules)} rules. They were not tried: no trajectories are stored yet"
             console.print(text, highlight=False, markup=False)
         return
     with opened_store(settings) as store:
@@ -72,25 +78,29 @@ def check(
         print_json({"file": path, "rules": [rule.name for rule in rules.rules], "checked": result})
         return
     _print_check(result)
-    console.print(f"{path} is in order. Next: traced outcomes apply", highlight=False, markup=False)
+    console.print(f"{path} is valid. Next: traced outcomes apply", highlight=False, markup=False)
 
 
 @outcomes.command("apply")
 def apply(
     *,
-    judge: Annotated[bool, typer.Option("--judge", help="Ask the judge about what the rules leave open.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="Let the judge model decide where no rule matches.")] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Also what rules or the judge decided before, by the rules as they are.")
+        bool,
+        typer.Option(
+            "--again", help="Also apply the current rules to trajectories that rules or the judge decided before."
+        ),
     ] = False,
     source: Source = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Trajectories at most, the newest first.", show_default=False)
+        int | None,
+        typer.Option("--limit", min=1, help="Maximum number of trajectories, newest first.", show_default=False),
     ] = None,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge the stored trajectories whose outcome is unknown, by the rules and, if asked for, by the judge."""
+    """Judge stored trajectories of unknown outcome by the rules, with --judge also by the judge model."""
     settings = read_settings(data_dir, overrides)
     rules = read_rules(_rule_file(settings)) if settings.outcomes.rules or not judge else None
     model = judge_from_settings(settings.outcomes.judge) if judge else None
@@ -120,12 +130,12 @@ def agreement(
     *,
     against: LabelSource = "people",
     source: Source = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Conversations to judge, the newest first.")] = 200,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Number of conversations to judge, newest first.")] = 200,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well the judge agrees with labels; its verdicts count once that is enough."""
+    """Measure the agreement of the judge model with labels; below the minimum its verdicts are not used."""
     settings = read_settings(data_dir, overrides)
     judge = judge_from_settings(settings.outcomes.judge)
     with opened_store(settings) as store:
@@ -141,7 +151,11 @@ def agreement(
         print_json({"agreement": result, "counts": not reason, "why": reason})
         return
     _print_agreement(result)
-    text = f"It does not count yet: {reason}" if reason else "It counts. Next: traced outcomes apply --judge"
+    text = (
+        f"The judge is not used yet: {reason}"
+        if reason
+        else "The judge can be used. Next: traced outcomes apply --judge"
+    )
     console.print(text, highlight=False, markup=False)
 
 
@@ -149,7 +163,7 @@ def agreement(
 def show(
     trajectory: Trajectory, data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False
 ) -> None:
-    """Show a trajectory's outcome, who says so, and everything that was said of it."""
+    """Show the outcome of a trajectory, its source, and all feedback on it."""
     settings = read_settings(data_dir, overrides)
     with store_reader(settings) as session:
         row = get_trajectory(session, trajectory, tokens=False)
@@ -162,7 +176,7 @@ def show(
         )
         return
     who = f" ({_actor(outcome.feedback)})" if outcome.feedback else ""
-    lines = [f"{row.id}, {row.source} task {row.task_id}: {row.outcome}, said by {outcome.source}{who}"]
+    lines = [f"{row.id}, {row.source} task {row.task_id}: {row.outcome}, by {outcome.source}{who}"]
     for statement in statements:
         label = statement.label if statement.score is None else f"{statement.label or 'score'} {statement.score:g}"
         texts = (statement.who or "a client", label, statement.comment)
@@ -177,31 +191,38 @@ def label(
     trajectory: Trajectory,
     said: OutcomeName,
     *,
-    who: Annotated[str, typer.Option("--who", help="Who says so (default: the user's name).", show_default=False)] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "",
+    who: Annotated[
+        str, typer.Option("--who", help="Author of the label (default: the user's name).", show_default=False)
+    ] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason, stored with the label.")] = "",
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how a conversation went; a person's word counts more than the rules' and the judge's."""
+    """Label a conversation as success or failure; a person's label overrides the rules and the judge."""
     settings = read_settings(data_dir, overrides)
     if evidence.is_reserved_author(who):
-        raise typer.BadParameter(f"{who!r} is traced's own: {', '.join(evidence.RESERVED)}", param_hint="--who")
+        raise typer.BadParameter(
+            f"{who!r} is a reserved name; reserved are: {', '.join(evidence.RESERVED)}", param_hint="--who"
+        )
     feedback = Feedback(trajectory, datetime.now(UTC), "", float(said == "success"), said, reason, who or this_user())
     with changing(settings) as session:
         row = evidence.label_trajectory(session, feedback, _labels(settings))
     if as_json:
         print_json({"id": trajectory, "outcome": row.outcome})
     elif row.outcome != said:
-        text = f"{trajectory} stays a {row.outcome}: evidence of a cycle refers to it. What you said is kept"
+        text = f"The label is stored, but {trajectory} remains a {row.outcome}: a cycle uses it as evidence"
         console.print(text, highlight=False, markup=False)
     else:
-        console.print(f"{trajectory} is a {said}.", highlight=False, markup=False)
+        console.print(f"{trajectory} is now labelled {said}.", highlight=False, markup=False)
 
 
 def _rule_file(settings: Settings) -> Path:
     if not settings.outcomes.rules:
-        raise ConfigError("no rule file is set", hint='outcomes.rules = "FILE", then traced outcomes check')
+        raise ConfigError(
+            "the setting outcomes.rules names no rule file",
+            hint='set outcomes.rules = "FILE" in traced.toml, then: traced outcomes check',
+        )
     return Path(settings.outcomes.rules)
 
 
@@ -214,7 +235,7 @@ def _actor(statement: Any) -> str:
 
 
 def _print_check(result: rescoring.RulesReport) -> None:
-    title = f"What the rules say of {result.trajectories} trajectories of {result.source}"
+    title = f"Rules on {result.trajectories} trajectories of {result.source}"
     table = Table(title=title, title_justify="left")
     for column in ("rule", "outcome", "decides", "agrees with", "disagrees with"):
         table.add_column(column)
@@ -231,19 +252,19 @@ def _print_check(result: rescoring.RulesReport) -> None:
             )
             text = f"{rule.rule} disagrees on {', '.join(rule.against[:LIST_LIMIT])}{remainder}"
             console.print(text, highlight=False, markup=False)
-    console.print(f"No rule matches {result.undecided}; they would stay unknown", highlight=False)
+    console.print(f"No rule matches {result.undecided} trajectories; their outcome remains unknown", highlight=False)
     _print_reasons(result.unchecked)
 
 
 def _print_applied(judge: str, result: rescoring.ApplyReport) -> None:
-    outcomes = _counts(result.judged) or "nothing new"
+    outcomes = _counts(result.judged) or "no new outcomes"
     cost = f", {result.prompt_tokens} + {result.completion_tokens} tokens" if judge == "judge" else ""
-    console.print(f"{judge} on {result.source}: {outcomes}; {result.unknown} stay unknown{cost}", highlight=False)
+    console.print(f"{judge} on {result.source}: {outcomes}; {result.unknown} still unknown{cost}", highlight=False)
     _print_reasons(result.reasons)
 
 
 def _print_agreement(result: measuring.Agreement) -> None:
-    lines = [f"{result.judge} beside the outcomes by {result.against} of {result.source}"]
+    lines = [f"{result.judge} compared with outcomes by {result.against} of {result.source}"]
     lines.append(
         f"labelled     {result.labelled}; {result.decided} judged, {result.unclear} unclear, {result.failed} failed"
     )
@@ -251,7 +272,7 @@ def _print_agreement(result: measuring.Agreement) -> None:
         lines.append(f"accuracy     {100 * (result.accuracy or 0):.1f} %")
         lines.append(f"kappa        {_kappa(result)}, seed {result.seed}")
         lines += [f"             {count} {cell}" for cell, count in result.table.items()]
-    lines.append(f"tokens       {result.prompt_tokens} read, {result.completion_tokens} written")
+    lines.append(f"tokens       {result.prompt_tokens} prompt, {result.completion_tokens} completion")
     for line in lines:
         console.print(line, highlight=False, markup=False)
     _print_reasons(result.reasons)
@@ -259,13 +280,13 @@ def _print_agreement(result: measuring.Agreement) -> None:
 
 def _kappa(result: measuring.Agreement) -> str:
     if result.kappa is None or result.low is None or result.high is None:
-        return "not defined: labels or verdicts are all alike"
+        return "undefined: all labels or all verdicts are equal"
     return f"{result.kappa:.2f} [{result.low:.2f}, {result.high:.2f}] at 95 %"
 
 
 def _print_reasons(reasons: Mapping[str, int]) -> None:
     for reason, count in reasons.items():
-        console.print(f"Unknown: {count}, {reason}", highlight=False, markup=False)
+        console.print(f"Outcome unknown: {count}, reason: {reason}", highlight=False, markup=False)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -67,9 +67,9 @@ def write_new_file(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
     except FileExistsError:
-        raise TracedError(f"{path} is there already", hint="--into with another name") from None
+        raise TracedError(f"{path} already exists", hint="use --into with another name") from None
     except OSError as error:
-        raise TracedError(f"{path} cannot be written: {error.strerror}", hint="--into with another name") from None
+        raise TracedError(f"{path} cannot be written: {error.strerror}", hint="use --into with another name") from None
 
 
 def bounded(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
@@ -131,7 +131,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 def _stopped(words: list[str]) -> int:
     command = shlex.join(["traced", *words])
     with suppress(OSError):  # nobody may be left to tell
-        progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(command)}", highlight=False)
+        progress.print(f"\nStopped; no file is incomplete. To resume: {escape(command)}", highlight=False)
     return 128 + (_ended_by[0] if _ended_by else signal.SIGINT)
 
 

@@ -27,19 +27,21 @@ WIDTH = 14
 TEXT_LIMIT = 600  # characters of what a check says
 COLUMNS = ("device", "name", "memory", "load", "idle", "lease")
 
-llm = typer.Typer(no_args_is_help=True, help="The language model of analyst and synthesizer: \\[llm] in the settings.")
+llm = typer.Typer(
+    no_args_is_help=True, help="The language model that analyst and synthesizer use, \\[llm] in the settings."
+)
 
 
 @llm.command("check")
 def check(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Ask the language model a few things: is it there, how does it answer, how fast? Nothing is stored."""
+    """Test the language model: connection, API key, answer format, speed. Nothing is stored."""
     settings = read_settings(data_dir, overrides)
     report = asyncio.run(checking.check(settings.llm, lambda result: None if as_json else _print_check(result)))
     if as_json:
         figures = {key: value for key, value in vars(report).items() if key != "seen"}
         print_json({"ok": report.ok, **figures, "seen": report.seen})
     elif report.ok:
-        console.print(f"{report.model} can be worked with.", highlight=False, markup=False)
+        console.print(f"{report.model} works with traced.", highlight=False, markup=False)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -52,7 +54,7 @@ def _print_check(result: checking.CheckFinding) -> None:
 
 
 def devices(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show each device: its load, whether it is idle or why not, and who holds it."""
+    """List the devices: load, idle or the reason why not, and the holder of the lease."""
     settings = read_settings(data_dir, overrides)
     now = datetime.now(UTC)
     state = survey_devices(_leases(settings), settings.devices, now)
@@ -64,7 +66,11 @@ def devices(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJs
         console.print(problem, highlight=False, markup=False)
     names = {device.id for device in state.devices}
     for lease in (lease for lease in state.leases if lease.device not in names):
-        console.print(f"{lease.device} is not seen here: {describe_lease(lease, now)}", highlight=False, markup=False)
+        console.print(
+            f"{lease.device} is leased but not visible on this machine: {describe_lease(lease, now)}",
+            highlight=False,
+            markup=False,
+        )
 
 
 def _leases(settings: Settings) -> list[Lease]:
@@ -80,7 +86,7 @@ def _print_devices(devices: Sequence[DeviceView]) -> None:
         table.add_column(column)
     for device in devices:
         memory = f"{device.memory_used / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
-        load = "not known" if device.utilisation is None else f"{device.utilisation:.0%}"
+        load = "unknown" if device.utilisation is None else f"{device.utilisation:.0%}"
         idle = "yes" if device.idle else "; ".join(device.why_not)
         table.add_row(device.id, device.name, memory, load, idle, device.lease.holder if device.lease else "")
     console.print(table)

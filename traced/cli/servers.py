@@ -16,7 +16,7 @@ def up(
     seed: Seed = None,
     threads: Threads = None,
 ) -> None:
-    """Run as a service: carry cycles on, wait for a person where one is needed, until told to stop."""
+    """Run the service until it is stopped: it runs cycles and waits for decisions of a person."""
     # Each of the two processes runs for weeks: it must not hold the libraries of the other (FastAPI here, NumPy there).
     from traced.app import service
 
@@ -34,7 +34,7 @@ def serve(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the router that agents point at: an OpenAI-compatible endpoint over the base model and the live adapters."""
+    """Run the router, an OpenAI-compatible endpoint that serves the base model and the live adapters to agents."""
     import uvloop
 
     from traced.gateway import server  # as in ``up``
@@ -47,7 +47,7 @@ def serve(
         if as_json:
             print_json({"url": url})
         else:
-            message = f'Serving at {url}/v1: make it your agent\'s base URL, and let it ask for model "auto"'
+            message = f'Serving at {url}/v1: set it as your agent\'s base URL and request the model "auto"'
             console.print(message, highlight=False)
 
     uvloop.run(server.serve(settings, ready))

@@ -69,7 +69,7 @@ def check_packages(settings: Settings) -> Finding:
     clashes = [clash for name in PACKAGES if (clash := _shadow(name, home))]
     if not clashes:
         return Finding("packages", True, f"{', '.join(PACKAGES)} from {home}")
-    return Finding("packages", False, "; ".join(clashes), "make venv (traced wants a virtual environment of its own)")
+    return Finding("packages", False, "; ".join(clashes), "make venv (traced needs its own virtual environment)")
 
 
 def check_torch(settings: Settings) -> Finding:
@@ -103,7 +103,7 @@ def check_image(settings: Settings) -> Finding:
     try:
         image = ensure_image()
     except EngineDown as error:
-        return Finding("sandbox image", False, "not looked for: the Docker engine cannot be used", error.remedy)
+        return Finding("sandbox image", False, "not checked: the Docker engine cannot be used", error.remedy)
     except ImageMissing as error:
         return Finding("sandbox image", False, str(error), "traced sandbox image")
     return Finding("sandbox image", True, f"{image.tag}, {image.size_mb} MB, from {image.origin}")
@@ -123,10 +123,13 @@ def check_data_directory(settings: Settings) -> Finding:
             "data directory", False, f"{existing} is not writable: {error.strerror}", "traced doctor --data-dir PATH"
         )
     free = shutil.disk_usage(existing).free
-    observed = f"{directory}{'' if directory.exists() else ' (not made yet)'}, {free / 1024**3:.1f} GiB free"
+    observed = f"{directory}{'' if directory.exists() else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
     if free < FREE_BYTES:
         return Finding(
-            "data directory", False, observed, f"free at least {FREE_BYTES // 1024**3} GiB, or --data-dir PATH"
+            "data directory",
+            False,
+            observed,
+            f"free at least {FREE_BYTES // 1024**3} GiB, or choose another --data-dir",
         )
     return Finding("data directory", True, observed)
 
@@ -136,7 +139,7 @@ def check_store(settings: Settings) -> Finding:
     from store.database import connect, redacted_url, revision  # SQLAlchemy, which may be missing and slows init down
 
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
-        return Finding("store", True, "not made yet; the first verb that writes makes it")
+        return Finding("store", True, "not created yet; the first command that writes creates it")
     try:
         engine = connect(settings.store_url)
         schema = revision(engine)
@@ -171,7 +174,7 @@ def check_language_model(settings: Settings) -> Finding:
     except TracedError as error:
         return Finding("language model", False, error.message, error.hint)
     if not settings_needing_model(settings):
-        return Finding("language model", True, "none is needed")
+        return Finding("language model", True, "not needed by these settings")
     name = endpoint(settings.llm).name
     return Finding("language model", True, f"{name}; traced llm check tries it")
 
@@ -204,9 +207,9 @@ def _shadow(name: str, home: Path) -> str:
 def init(
     data_dir: DataDir = None,
     as_json: AsJson = False,
-    show: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the settings file instead of writing it.")] = False,
 ) -> None:
-    """Make the data directory with a commented traced.toml (an existing one is kept)."""
+    """Create the data directory with a commented traced.toml; an existing file is kept."""
     if show:
         typer.echo(template(), nl=False)
         return
@@ -220,7 +223,7 @@ def init(
 
 
 def doctor(data_dir: DataDir = None, overrides: Overrides = None, model: Model = None, as_json: AsJson = False) -> None:
-    """Check this machine in order, and name the next command for everything that is missing."""
+    """Check this machine and print a command for each thing that is missing."""
     settings = read_settings(data_dir, overrides, model__spec=model)
     findings = []
     for finding in examine(settings):
@@ -250,11 +253,11 @@ def sandbox_options() -> None:
 @sandbox.command()
 def image(
     from_host: Annotated[
-        bool, typer.Option("--from-host", help="Pack the running interpreter, where no registry can be reached.")
+        bool, typer.Option("--from-host", help="Build from the running interpreter, if no registry is reachable.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build the sandbox image from a registry's Python image, or from this interpreter."""
+    """Build the sandbox image from the Python image of a registry, or from this interpreter."""
     from sandbox.image import build  # the Docker SDK, which may be missing; init does without
 
     result = build(from_host)
@@ -273,7 +276,7 @@ def _write_new(path: Path, text: str) -> bool:
     except FileExistsError:
         if path.is_file():
             return False
-        raise ConfigError(f"{path} is in the way", hint="choose another --data-dir") from None
+        raise ConfigError(f"{path} exists and is not a directory", hint="choose another --data-dir") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="choose another --data-dir") from error
     return True

@@ -28,13 +28,13 @@ from traced.interop.origin import origin_of_hash
 LIST_LIMIT = 100
 HASH_DIGITS = 12  # digits of a hash that tell it from others
 
-show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
+show = typer.Typer(no_args_is_help=True, help="Show one environment, prompt patch or conversation in full.")
 show.command()(patch)
 
 
 @show.callback()
 def show_options() -> None:
-    """Show one thing in full."""
+    """Show one environment, prompt patch or conversation in full."""
 
 
 @show.command()
@@ -43,26 +43,27 @@ def environment(
         str | None,
         typer.Argument(
             metavar="[ENV]",
-            help=f"Its hash (env:1a2b...). Default: list the newest {LIST_LIMIT}, and what refused them.",
+            help=f"Hash of the environment (env:1a2b...). Default: list the newest {LIST_LIMIT}.",
             show_default=False,
         ),
     ] = None,
     *,
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="FILE.py", help="Write its source there.", show_default=False)
+        Path | None,
+        typer.Option("--into", metavar="FILE.py", help="Write its source to this file.", show_default=False),
     ] = None,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show an environment, refused ones too: who wrote it, which one it mends, and what admission said of it."""
+    """Show an environment, admitted or refused: its author, the environment it repairs, and the admission report."""
     # The Docker SDK comes along with it: the other things are shown without.
     from sandbox.admission.report import as_data, on_terminal
 
     settings = read_settings(data_dir, overrides)
     if digits is None:
         if into is not None:
-            raise typer.BadParameter("goes with an environment only", param_hint="--into")
+            raise typer.BadParameter("can only be used with an environment", param_hint="--into")
         with store_reader(settings) as session:
             environments = newest_environments(session, limit=LIST_LIMIT)
         _list(environments, as_json)
@@ -82,12 +83,15 @@ def environment(
         Console().print(on_terminal(admissions[-1].report, f"env:{hash_[:HASH_DIGITS]}"))
     else:
         next_step = f"traced admit {origins[-1].capability}"
-        console.print(f"It was not judged yet. Next: {next_step}", highlight=False, markup=False)
+        console.print(f"No admission has checked it yet. Next: {next_step}", highlight=False, markup=False)
     if into is not None:
-        next_step = f"To judge what you make of it: traced admit {into}"
-        console.print(f"Wrote its source into {into}. {next_step}", highlight=False)
+        next_step = f"To check the file after a change: traced admit {into}"
+        console.print(f"Wrote the source to {into}. {next_step}", highlight=False)
     else:
-        console.print(f"Its source: traced show environment env:{hash_[:HASH_DIGITS]} --into FILE.py", highlight=False)
+        console.print(
+            f"To write its source to a file: traced show environment env:{hash_[:HASH_DIGITS]} --into FILE.py",
+            highlight=False,
+        )
 
 
 def _list(environments: Sequence[EnvironmentSummary], as_json: bool) -> None:
@@ -95,20 +99,20 @@ def _list(environments: Sequence[EnvironmentSummary], as_json: bool) -> None:
         print_json({"environments": environments})
         return
     if not environments:
-        console.print("No environment was written yet. Next: traced synthesize", highlight=False)
+        console.print("No environment exists yet. Next: traced synthesize", highlight=False)
         return
     name = Column("environment", no_wrap=True, min_width=len("env:") + HASH_DIGITS)  # what one copies
     table = Table(name, "capability", "cycle", "by", "admission", "written")
     for row in environments:
-        admission = "not judged" if row.admitted is None else "admitted" if row.admitted else ", ".join(row.failed)
+        admission = "not checked" if row.admitted is None else "admitted" if row.admitted else ", ".join(row.failed)
         timestamp = f"{row.at:%Y-%m-%d %H:%M}"
         table.add_row(
             f"env:{row.hash[:HASH_DIGITS]}", row.capability, row.cycle_id, row.synthesizer, admission, timestamp
         )
     console.print(table)
     if len(environments) == LIST_LIMIT:
-        console.print(f"These are the newest {LIST_LIMIT} of them.", highlight=False)
-    console.print("To see why one was refused: traced show environment env:...", highlight=False)
+        console.print(f"Only the newest {LIST_LIMIT} are listed.", highlight=False)
+    console.print("To see why an environment was refused: traced show environment env:...", highlight=False)
 
 
 def _as_json(origins: Sequence[EnvironmentRecord], admissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def _as_json(origins: Sequence[EnvironmentRecord], admissions: Sequence[Mapping[
 
 def _origin_lines(origins: Sequence[EnvironmentRecord]) -> Iterator[str]:
     for row in origins:
-        repair = f", which mends env:{row.repairs[:HASH_DIGITS]}" if row.repairs else ""
+        repair = f", a repair of env:{row.repairs[:HASH_DIGITS]}" if row.repairs else ""
         author = f"by the {row.synthesizer} synthesizer with seed {row.seed}{repair}"
         yield f"{sanitize_line(row.capability)}: written {author}, in cycle {row.cycle_id}, {row.at:%Y-%m-%d %H:%M} UTC"
 
@@ -142,13 +146,16 @@ def _origin_lines(origins: Sequence[EnvironmentRecord]) -> Iterator[str]:
 @show.command()
 def conversation(
     conversation_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Of a conversation (X-Traced-Conversation), or of an answer in it.")
+        str,
+        typer.Argument(
+            metavar="ID", help="Id of a conversation (header X-Traced-Conversation) or of a response in it."
+        ),
     ],
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the router decided on a conversation, what was exchanged, and what people thought of it."""
+    """Show a conversation of the router: routing decision, requests, feedback and trajectory."""
     with store_reader(read_settings(data_dir, overrides)) as session:
         record = get_conversation(session, conversation_id)
     if as_json:
@@ -163,9 +170,9 @@ def conversation_lines(conversation: Conversation) -> Iterator[str]:
     yield f"conversation {conversation.id}"
     route = conversation.route
     if route is None:
-        yield "decision     none: a model was asked for by name, or no adapter was live"
+        yield "decision     none: the client named a model, or no adapter was live"
     else:
-        reason = f", because {json.dumps(route.why)}" if route.why else ""
+        reason = f", reason {json.dumps(route.why)}" if route.why else ""
         yield f"decision     {route.model}, {route.at:%Y-%m-%d %H:%M:%S} UTC, in {1000 * route.seconds:.1f} ms{reason}"
         for model, logprob in sorted(route.logprobs.items(), key=lambda item: -item[1]):
             yield f"             {model}: log-prob {logprob:.3f}, {100 * math.exp(logprob):.1f} %"
@@ -190,7 +197,7 @@ def conversation_lines(conversation: Conversation) -> Iterator[str]:
         result = f"{trajectory.outcome}, reward {trajectory.reward:g}, {len(trajectory.messages)} messages"
         yield f"trajectory   {trajectory.id}: {_quoted(trajectory.model)}, {result}"
     if not conversation.trajectories:
-        yield "trajectory   none yet: it is made when the conversation has been silent for serving.silence_s"
+        yield "trajectory   none yet: it is created serving.silence_s seconds after the last request"
 
 
 def _quoted(name: str) -> str:

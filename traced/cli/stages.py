@@ -40,7 +40,12 @@ from traced.pipeline.synthesize import synthesize as synthesize_stage
 from traced.pipeline.train import train as train_stage
 
 Capabilities = Annotated[
-    list[str] | None, typer.Argument(metavar="[CAPABILITY]...", help="Default: all that apply.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="[CAPABILITY]...",
+        help="Capabilities of the current cycle (default: all that this stage applies to).",
+        show_default=False,
+    ),
 ]
 
 
@@ -53,7 +58,9 @@ class Synthesizer(StrEnum):
 
 def collect(
     *,
-    episodes: Annotated[int | None, typer.Option("--episodes", help="Episodes to record.", show_default=False)] = None,
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", help="Number of episodes to record.", show_default=False)
+    ] = None,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     model: Model = None,
@@ -89,7 +96,7 @@ def synthesize(
         Synthesizer | None,
         typer.Option(
             "--synthesizer",
-            help="Who writes, whatever the cycle's settings say (llm: see \\[llm]).",
+            help="Author: builtin (templates) or llm (language model); overrides the cycle's settings.",
             show_default=False,
         ),
     ] = None,
@@ -99,9 +106,9 @@ def synthesize(
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an environment for each retained capability; what reading it refuses is written anew at once.
+    """Write an environment for each retained capability; one that fails the static checks is rewritten at once.
 
-    After a refusal by traced admit the same command writes the next (llm: mends it); traced demo repeats the two.
+    After `traced admit` refused an environment, run the command again: it writes another one (llm: a repair).
     """
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed)
 
@@ -124,7 +131,7 @@ def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json:
         if not await admit_stage(context, capability, environment.hash):
             report = stored_report(context, environment.hash)
             checks = [check.name for check in report.checks if not check.passed] if report else []
-            reason = f"traced show environment {name} says why"
+            reason = f"traced show environment {name} shows the reasons"
             command = f"traced synthesize --synthesizer {environment.synthesizer} {capability}"
             hint = f"{reason}; {command} writes the next one"
             raise CapabilityError(f"{name} is refused by {', '.join(checks)}", hint=hint)
@@ -134,7 +141,7 @@ def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json:
 
 
 def optimize_prompt(
-    capability: Annotated[str, typer.Argument(help="Of the current cycle, with an admitted environment.")],
+    capability: Annotated[str, typer.Argument(help="Capability of the current cycle with an admitted environment.")],
     *,
     data_dir: DataDir = None,
     overrides: Overrides = None,
@@ -143,7 +150,7 @@ def optimize_prompt(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evolve a prompt for a capability, and say which is enough: the prompt or the adapter. Carries on when stopped."""
+    """Optimize a prompt for a capability and compare it with the adapter. A stopped run is resumed."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
 
     async def work(context: Context) -> PromptPatch:
@@ -167,7 +174,7 @@ def train(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train an adapter in each admitted environment; carries on from the last checkpoint."""
+    """Train an adapter in each admitted environment; a stopped run resumes from its last checkpoint."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
@@ -187,7 +194,7 @@ def evaluate(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Gate each trained adapter against the base model on the same seeds."""
+    """Run the gate of each trained adapter: compare it with the base model on the same seeds."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
@@ -222,7 +229,7 @@ def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None
             console.print(f"{entry['capability']}: {entry['summary']}", highlight=False)
         for entry in report["failed"]:
             hint = f" (try: {entry['hint']})" if entry["hint"] else ""
-            console.print(f"{entry['capability']} ends here: {entry['reason']}{hint}", highlight=False)
+            console.print(f"{entry['capability']} failed: {entry['reason']}{hint}", highlight=False)
         console.print(f"Next: {step.next_step if report[step.key] else 'traced status'}", highlight=False)
     raise typer.Exit(0 if report[step.key] else 1)
 
@@ -231,9 +238,14 @@ async def _do(context: Context, step: Step, names: Sequence[str]) -> dict[str, A
     possible = applicable(context, step.applies_to)
     unknown = [name for name in names if name not in possible]
     if unknown:
-        raise TracedError(f"{unknown[0]!r} is no {step.applies_to} capability", hint=f"one of: {', '.join(possible)}")
+        raise TracedError(
+            f"{unknown[0]!r} is not a capability whose status is {step.applies_to}",
+            hint=f"one of: {', '.join(possible)}",
+        )
     if not possible:
-        raise TracedError(f"cycle {context.cycle_id} has no {step.applies_to} capability", hint="traced status")
+        raise TracedError(
+            f"cycle {context.cycle_id} has no capability whose status is {step.applies_to}", hint="traced status"
+        )
     results, failures = [], []
     for name in names or possible:
         try:
@@ -250,14 +262,14 @@ def _newest_admitted(context: Context, capability: str) -> str:
         raise TracedError(f"cycle {context.cycle_id} has no retained capability", hint="traced analyze")
     if capability not in retained:
         raise TracedError(
-            f"{capability!r} is no retained capability of cycle {context.cycle_id}",
+            f"{capability!r} is not a retained capability of cycle {context.cycle_id}",
             hint=f"one of: {', '.join(retained)}",
         )
     admitted = admitted_environments(context, capability)
     if not admitted:
         next_step = "admit" if environments(context, capability) else "synthesize"
         raise TracedError(
-            f"no environment of {capability} is admitted, so there is nothing to evolve a prompt on",
+            f"{capability} has no admitted environment, which prompt optimization needs",
             hint=f"traced {next_step} {capability}",
         )
     return admitted[-1]

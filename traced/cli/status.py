@@ -41,39 +41,40 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
 def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """What a person should read of the router's report; nothing where there is no router."""
     if report["decided_by"]:
-        yield f"Conversations are decided by {report['decided_by']}"
+        yield f"Routing by {report['decided_by']}"
     if report["day"]:
         hour = report["hour"]
         counts_by_model = ", ".join(f"{count} {model} ({hour.get(model, 0)})" for model, count in report["day"].items())
         yield (
-            f"Conversations of the last day (hour): {counts_by_model}{'; and more before' if report['partial'] else ''}"
+            f"Conversations of the last day (last hour): {counts_by_model}"
+            f"{'; older ones not counted' if report['partial'] else ''}"
         )
     if report["failures"]:
-        yield f"Requests that failed in the last day: {_counts(report['failures'], 'with status ')}"
+        yield f"Failed requests of the last day: {_counts(report['failures'], 'with status ')}"
     for reason, count in report["by_default"].items():
-        yield f"Left to the base model in the last day: {count}, because {json.dumps(reason)}"
+        yield f"Served by the base model by default in the last day: {count}, reason {json.dumps(reason)}"
     if report["feedback"]:
         yield f"Feedback of the last day: {_counts(report['feedback'])}"
     if report["outcomes"]:
-        yield f"Trajectories of production: {_counts(report['outcomes'])}"
+        yield f"Production trajectories: {_counts(report['outcomes'])}"
     if report["unsettled"]:
-        yield f"Conversations that go on, or were silent for too short a time: {report['unsettled']} exchanges"
+        yield f"Exchanges of open conversations: {report['unsettled']}"
     yield from _waiting(report["spool"])
 
 
 def _waiting(spool: Mapping[str, Any]) -> Iterator[str]:
     if spool["oldest_s"] > LATE_S:
-        backlog = f"{spool['files']} files of conversations, the oldest for {spool['oldest_s']:.0f} s"
-        yield f"Wait to be stored: {backlog}. traced serve brings them into the store, while it answers"
+        backlog = f"{spool['files']} files, the oldest is {spool['oldest_s']:.0f} s old"
+        yield f"Conversations not stored yet: {backlog}. A running traced serve stores them"
     if spool["damaged"]:
-        yield f"Could not be read: {spool['damaged']} recorded exchanges, kept in spool/{DAMAGED_FILE}"
+        yield f"Unreadable recorded exchanges: {spool['damaged']}, moved to spool/{DAMAGED_FILE}"
 
 
 def _counts(counts: Mapping[Any, int], prefix: str = "") -> str:
     return ", ".join(f"{count} {prefix}{name}" for name, count in counts.items())
 
 
-Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
+Alive = Annotated[bool, typer.Option("--alive", help="Only check that the service answers; exit code 1 if not.")]
 
 
 def status(
@@ -83,7 +84,7 @@ def status(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the cycles, what waits for a decision or is parked, what is live, and what the router does."""
+    """Show cycles, pending decisions, quarantined inputs, live adapters and the traffic of the router."""
     if alive:
         _alive(data_dir, as_json)
         return
@@ -98,7 +99,7 @@ def status(
         rows = [_cost_row(cost) for cost in state.costs]
         _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
     columns = ["adapter", "gate", "decision", "traffic", "conversations"]
-    _table("Adapters", columns, _adapter_rows(state), conversations="in tests")
+    _table("Adapters", columns, _adapter_rows(state), conversations="test conversations")
     for text in [*router_lines(router), *_cycle_lines(state)]:
         console.print(text, highlight=False, markup=False)
 
@@ -149,23 +150,23 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
 def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     """What waits for a person, and what keeps a cycle from going on."""
     for name in state.waiting:
-        yield f"Waits for a decision: traced explain {name}, then traced approve {name}"
+        yield f"Decision pending: traced explain {name}, then traced approve {name}"
     for patch in state.patches:
         if patch.enough == PROMPT_SUFFICES:
             yield _offer(patch)
     for target, cause in state.asked_for.items():
-        condition = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
-        yield f"To begin: a cycle of {target}, {cause}. {condition}"
+        condition = "It starts when no cycle is unfinished, the service runs and the target is not paused"
+        yield f"Pending: a cycle of {target}, {cause}. {condition}"
     for target, cause in state.cannot_begin.items():
-        yield f"A cycle of {target} is due and cannot begin: {cause}"
+        yield f"A cycle of {target} is due but cannot start: {cause}"
     for target, actor in state.paused.items():
-        yield f"Paused: {target}, by {actor}. To go on: traced resume"
+        yield f"Paused: {target}, by {actor}. To resume: traced resume"
     for stage in state.held_up:
         subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
-        yield f"Held up: {subject}. It is tried again by itself; traced doctor"
+        yield f"Blocked: {subject}. The service retries it; to find the cause: traced doctor"
     for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
-        yield f"Parked: {subject}. To have it tried again: traced release {entry.id}"
+        yield f"Quarantined: {subject}. To retry: traced release {entry.id}"
 
 
 def _alive(data_dir: Path | None, as_json: bool) -> None:
@@ -185,7 +186,7 @@ def _store_place(data_dir: Path | None, overrides: list[str] | None) -> tuple[Pa
     else:
         url = store_url(directory, pairs.get("store.url"))
     if url == default_store_url(directory) and not (directory / "traced.db").exists():
-        raise TracedError(f"{directory} holds no store yet", hint="traced demo, or traced collect")
+        raise TracedError(f"{directory} has no store yet", hint="create one with traced demo or traced collect")
     return directory, url
 
 
@@ -206,7 +207,7 @@ def _offer(patch: PatchStatus) -> str:
     short_id = patch.id[:12]
     if patch.decision != "none":
         return f"A prompt is enough for {patch.capability}: {short_id}, {patch.decision} by {sanitize_line(patch.who)}"
-    commands = f"traced show patch {short_id} --into FILE takes it, traced approve {short_id} says so"
+    commands = f"traced show patch {short_id} --into FILE writes its text, traced approve {short_id} records its use"
     return f"A prompt is enough for {patch.capability}: {commands}"
 
 

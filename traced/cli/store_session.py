@@ -45,7 +45,7 @@ def changing(settings: Settings) -> Iterator[Session]:
 def opened_store(settings: Settings) -> Iterator[Engine]:
     """The store itself; raises TracedError where there is none yet."""
     if not is_made(settings):
-        raise TracedError(f"{settings.data_dir} holds no store yet", hint="traced demo, or traced collect")
+        raise TracedError(f"{settings.data_dir} has no store yet", hint="create one with traced demo or traced collect")
     engine = open_store(settings.store_url)
     try:
         yield engine

@@ -49,7 +49,7 @@ class ApprovalView(Model):
     standing: ApprovalStatus
     answer: Answer
     rounds: int
-    at: datetime = Field(description="of the gate's answer")
+    at: datetime = Field(description="time of the gate's answer")
     decision: DecisionView | None = None
 
 
@@ -108,8 +108,10 @@ class ChangesView(Model):
     pairs: int
     gained: int
     lost: int
-    lost_tasks: list[str] = Field(description="the first of them")
-    infrastructure: int = Field(description="pairs that count for nothing: the machinery failed in one of the two")
+    lost_tasks: list[str] = Field(description="ids of the first lost tasks")
+    infrastructure: int = Field(
+        description="pairs that do not count, because the infrastructure failed in one of the two episodes"
+    )
 
 
 class CapabilityLineage(Model):
@@ -141,7 +143,7 @@ class TrainingLineage(Model):
     id: str
     model: str
     seed: int
-    seeds: list[int] = Field(description="first, and first behind them, of the environment's training tasks")
+    seeds: list[int] = Field(description="range of the training seeds: the first, and the first one after the range")
     state: str
     iterations: int
     rollouts: int
@@ -158,12 +160,12 @@ class Case(Model):
     live: bool
     trial: str = ""
     gates: list[GateView] = Field(description="newest first")
-    looks: int = Field(description="that the gate may take in all")
+    looks: int = Field(description="maximum number of rounds of the gate")
     asked: EpisodesRequestView | None = None
-    policy: Policy = Field(description="how it goes live unless somebody says otherwise")
+    policy: Policy = Field(description="default promotion policy")
     changes: list[ChangesView]
-    improved: list[PairView] = Field(description="most first")
-    harmed: list[PairView] = Field(description="most first")
+    improved: list[PairView] = Field(description="largest change first")
+    harmed: list[PairView] = Field(description="largest change first")
     capability: CapabilityLineage
     environment: EnvironmentLineage
     training: TrainingLineage
@@ -223,7 +225,7 @@ class Approvals:
 class PatchGateView(Model):
     """What one gate said: of the prompt, of the adapter, or between the two."""
 
-    adapter: str = Field(description="who came after, as its episodes name it")
+    adapter: str = Field(description="name of the second side in its episodes")
     of: Literal["prompt", "adapter", "comparison"]
     answer: Answer
     rounds: int
@@ -236,15 +238,15 @@ class PatchView(Model):
     id: str
     cycle_id: str
     capability: str
-    enough: str = Field(description="which is enough, in words")
-    fixes: bool = Field(description="whether the prompt is")
+    enough: str = Field(description="which of prompt and adapter is enough")
+    fixes: bool = Field(description="whether the prompt is enough")
     text: str
     gates: list[PatchGateView]
     at: datetime
     decision: Literal["none", "approved", "rejected"] = "none"
     decided_by: str = ""
     decided_at: datetime | None = None
-    reason: str = Field(default="", description="of the decision")
+    reason: str = Field(default="", description="reason of the decision")
 
 
 class Prompts:

@@ -127,7 +127,7 @@ class Client:
         return await self._daemon.post("/reload", Reason(reason=reason, who=actor))
 
     async def release(self, parked_id: str, reason: str = "", actor: str = "") -> Done:
-        """Let a parked input be tried again."""
+        """Release a quarantined input: the service retries it."""
         return await self._daemon.post(f"/parked/{part(parked_id)}/release", Reason(reason=reason, who=actor))
 
     async def last_events(

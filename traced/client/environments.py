@@ -72,10 +72,10 @@ class RateView(Model):
 class PanelView(Model):
     """What policies reached, by their names, one rate for each column: those over a bound, and the others."""
 
-    columns: list[str] = Field(description='with their bounds: "reward ≤ 0.5"')
+    columns: list[str] = Field(description='column titles with their bounds, e.g. "reward ≤ 0.5"')
     over: dict[str, list[RateView]]
     others: dict[str, list[RateView]]
-    told: str = Field(description="how many others there are, in words")
+    told: str = Field(description="number of the rows that are not listed, as text")
 
 
 class CheckView(Model):
@@ -86,10 +86,10 @@ class CheckView(Model):
     evidence: dict[str, Any]
     seconds: float
     means: str = Field(default="", description="what the check is about, in one line")
-    advice: list[str] = Field(default=[], description="what to change in the environment; none where it passed")
+    advice: list[str] = Field(default=[], description="what to change in the environment; empty if the check passed")
     bounds: dict[str, BoundView] = Field(default={}, description="the bounds of figures, by the figure's name")
-    panel: PanelView | None = Field(default=None, description="what each policy reached, where policies were played")
-    examples: list[ExampleView] = Field(default=[], description="what happened on single seeds")
+    panel: PanelView | None = Field(default=None, description="the result of each policy, if the check played policies")
+    examples: list[ExampleView] = Field(default=[], description="examples of single seeds")
 
 
 class AdmissionView(Model):

@@ -36,8 +36,8 @@ class CostView(Model):
     calls: int
     prompt_tokens: int
     completion_tokens: int
-    cost: float = Field(description="by the prices of [llm], in whatever they are in")
-    seconds: float = Field(description="of waiting for the replies, one after the other")
+    cost: float = Field(description="at the prices of [llm], in their currency")
+    seconds: float = Field(description="sum of the response times")
     estimated: int
 
 
@@ -52,7 +52,7 @@ class CycleView(Model):
     created_at: datetime
     finished_at: datetime | None
     stages: list[StageView] = []
-    costs: list[CostView] = Field(default=[], description="of the stages that asked a language model")
+    costs: list[CostView] = Field(default=[], description="costs of the stages that used a language model")
 
 
 class AdapterView(Model):
@@ -92,7 +92,7 @@ class QuarantinedInputView(Model):
     reason: str
     at: datetime
     tried: int
-    evidence: dict[str, Any] = Field(default={}, description="the attempts that led to it; left out of a status")
+    evidence: dict[str, Any] = Field(default={}, description="the failed attempts; empty in a status")
 
 
 class HeldUpView(Model):
@@ -134,7 +134,7 @@ class DeviceView(Model):
     name: str
     memory_total: int = Field(description="bytes")
     memory_used: int
-    utilisation: float | None = Field(description="share in 0-1; on the CPU that of others' processes")
+    utilisation: float | None = Field(description="0 to 1; for the CPU only the share of other processes")
     foreign: list[ForeignView]
     mig: str
     idle: bool
@@ -158,15 +158,17 @@ class Status(Model):
     since: datetime
     data_dir: str
     state: Literal["starting", "ready", "draining"]
-    role: Role = Field(description="what the one who asks is to the service: a read-only caller may do no act")
+    role: Role = Field(description="role of the caller; a read-only caller may change nothing")
     target: TargetView
-    running: str | None = Field(description="the cycle at work, if one is")
-    doing: list[str] = Field(default=[], description="its stages at work")
+    running: str | None = Field(description="id of the running cycle")
+    doing: list[str] = Field(default=[], description="running stages of that cycle")
     cycles: list[CycleView]
     adapters: list[AdapterView]
-    waiting: list[str] = Field(description="adapters that wait for a person")
-    parked: list[QuarantinedInputView] = Field(default=[], description="inputs that wait for a person to release them")
-    held_up: list[HeldUpView] = Field(default=[], description="what waits for Docker, the disk or the like")
+    waiting: list[str] = Field(description="adapters with a pending decision")
+    parked: list[QuarantinedInputView] = Field(default=[], description="quarantined inputs")
+    held_up: list[HeldUpView] = Field(
+        default=[], description="stages blocked by the infrastructure, e.g. by Docker or a full disk"
+    )
 
 
 PROGRESS, WAITS, ACTIVITY, DEVICES, HEALTH = "progress", "waits", "doing", "devices", "health"
@@ -208,7 +210,7 @@ class Reason(Model):
 class DecisionRequest(Reason):
     """A decision on an adapter; with ``seen`` only as the first one, and on the figures that were looked at."""
 
-    seen: str = Field(default="", max_length=100, description="the id of the gate result that was looked at")
+    seen: str = Field(default="", max_length=100, description="id of the gate result on which the decision is based")
 
 
 class Approval(DecisionRequest):
@@ -223,7 +225,7 @@ class Done(Model):
     said: str
     subject: str
     live: list[str] = []
-    detail: dict[str, Any] = Field(default={}, description="the rows that are stored of it")
+    detail: dict[str, Any] = Field(default={}, description="the stored rows of the action")
 
 
 class Readiness(Model):

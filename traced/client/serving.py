@@ -42,8 +42,8 @@ class CanaryView(Model):
 
     control: str
     steps: list[StepView]
-    needed: int = Field(description="judged conversations of the canary before its next share")
-    conversations: int = Field(description="that take part, with it or with its control")
+    needed: int = Field(description="judged conversations that the canary needs for its next share")
+    conversations: int = Field(description="conversations of the canary and of its control")
     uncounted: bool
     harm: float | None
     fine: float | None
@@ -66,8 +66,10 @@ class ModelView(Model):
     since: datetime | None = None
     who: str = ""
     reason: str = ""
-    share: float | None = Field(default=None, description="of its capability's conversations, of a canary")
-    brought_back: str = Field(default="", description="what a rollback would leave; base is the base model")
+    share: float | None = Field(
+        default=None, description="of a canary: its share of the conversations of its capability"
+    )
+    brought_back: str = Field(default="", description="model that serves after a rollback; base is the base model")
     hour: int = 0
     day: int = 0
     of_day: float | None = None
@@ -79,7 +81,7 @@ class ModelView(Model):
     liked: int = 0
     disliked: int = 0
     remarks: int = 0
-    outcomes: dict[str, int] = Field(default={}, description="of trajectories")
+    outcomes: dict[str, int] = Field(default={}, description="trajectories by outcome")
     canary: CanaryView | None = None
 
 
@@ -87,7 +89,9 @@ class Models(Model):
     """All of them: base, what is live, what is on trial, what was, and others that answered."""
 
     models: list[ModelView]
-    by_default: dict[str, int] = Field(description="conversations of the day left to the base model, by reason")
+    by_default: dict[str, int] = Field(
+        description="conversations of the last day served by the base model by default, by reason"
+    )
     partial: bool
 
 
@@ -95,16 +99,16 @@ class RouterView(Model):
     """What is known of the router; ``engines`` is {URL: "ok", or what is wrong with it}."""
 
     state: Literal["ready", "not ready", "away", "unknown"] = Field(
-        description='"away": nobody answers; "unknown": its port is not fixed, so it is not asked'
+        description='"away": no answer; "unknown": its port is not fixed, so it cannot be checked'
     )
     address: str
-    expected: bool = Field(description="whether the service runs a router itself, so that being away is a trouble")
+    expected: bool = Field(description="whether the service itself runs the router, so that it should answer")
     engines: dict[str, str]
     trouble: str
-    decided_by: str = Field(description="what gives conversations to the live adapters; empty where none is live")
-    waiting_files: int = Field(description="of the spool, which are not in the store yet")
+    decided_by: str = Field(description="routing method; empty if no adapter is live")
+    waiting_files: int = Field(description="spool files that are not stored yet")
     waiting_s: float
-    damaged: int = Field(description="recorded exchanges that could not be read")
+    damaged: int = Field(description="unreadable recorded exchanges")
 
 
 class DecisionView(Model):
@@ -201,10 +205,10 @@ class RouterHealth(Model):
     """The router's own answer; ``engines`` is {URL: "ok", or what is wrong with it}."""
 
     state: Literal["ready", "not ready", "away", "unknown"] = Field(
-        description='"away": nobody answers; "unknown": its port is not fixed, so it is not asked'
+        description='"away": no answer; "unknown": its port is not fixed, so it cannot be checked'
     )
     address: str
-    expected: bool = Field(description="whether the service runs a router itself, so that being away is a trouble")
+    expected: bool = Field(description="whether the service itself runs the router, so that it should answer")
     engines: dict[str, str] = Field(default={})
     trouble: str = ""
 
@@ -239,7 +243,7 @@ class CycleRate(Model):
     at: datetime
     base: float | None
     routed: float | None
-    tasks: int = Field(description="that both were measured on; 0 where nothing was routed")
+    tasks: int = Field(description="test tasks that both were measured on; 0 if nothing was routed")
 
 
 class DayRate(Model):

@@ -17,10 +17,10 @@ class TrajectoryQuery(Model):
 
     outcome: OutcomeName | None = None
     source: str = ""
-    text: str = Field(default="", max_length=500, description="part of what was said, of the id, the task or the model")
-    cycle: str = Field(default="", description="what this cycle has labelled")
+    text: str = Field(default="", max_length=500, description="part of a message, the id, the task or the model")
+    cycle: str = Field(default="", description="only trajectories labelled in this cycle")
     capability: str = ""
-    label: VerdictName | None = Field(default=None, description="given by at least one run")
+    label: VerdictName | None = Field(default=None, description="verdict of at least one labelling run")
     limit: int = Field(default=100, ge=1, le=200)
 
 
@@ -40,9 +40,11 @@ class TrajectorySummary(Model):
     reward: float
     end_cause: str
     cycle_id: str | None
-    messages: int = Field(description="how many there are")
+    messages: int = Field(description="number of messages")
     asked: str = Field(description="the first words of the user")
-    verdicts: dict[str, int] = Field(default={}, description="runs per verdict, of the capability that was asked for")
+    verdicts: dict[str, int] = Field(
+        default={}, description="labelling runs per verdict, for the capability of the query"
+    )
 
 
 class TrajectoryPage(Model):
@@ -50,9 +52,9 @@ class TrajectoryPage(Model):
 
     rows: list[TrajectorySummary]
     next: str | None
-    looked_at: int = Field(description="trajectories that were looked at for these rows")
-    gave_up: bool = Field(description="ended by the bound on work; what fits may come behind ``next``")
-    cycle_id: str = Field(description="the cycle whose labels were asked for; empty where none were")
+    looked_at: int = Field(description="trajectories searched for these rows")
+    gave_up: bool = Field(description="the search limit was reached; matches may follow after ``next``")
+    cycle_id: str = Field(description="the cycle whose labels are shown; empty without labels")
 
 
 class LabelledCycle(Model):

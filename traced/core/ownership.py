@@ -72,7 +72,7 @@ def hold_directory(
         if not _try_lock(descriptor, fcntl.LOCK_EX, LOCK_ATTEMPTS):
             raise AlreadyRunning(
                 f"{data_dir} is in use by {_read_holder(descriptor)}",
-                hint=f"traced status --data-dir {data_dir} (or choose another --data-dir)",
+                hint=f"check it with traced status --data-dir {data_dir}, or choose another --data-dir",
             )
         this_process = Holder(os.getpid(), socket.gethostname(), now().isoformat(timespec="seconds"), version)
         _write_holder(descriptor, json.dumps(asdict(this_process)) + "\n", path)

@@ -102,7 +102,7 @@ class Lifecycle:
 
 
 def _exit_process() -> None:
-    log.critical("a call did not return in time; the process exits without it")
+    log.critical("a background call did not return in time; the process exits without waiting for it")
     os._exit(EX_SOFTWARE)
 
 

@@ -132,7 +132,7 @@ class Watch:
                 value = await asyncio.to_thread(sample.measure)
             # A failed sample must not end the sampling.
             except Exception as error:
-                log.warning("%s: not seen this time: %s", kind, error)
+                log.warning("%s cannot be sampled, next attempt at the next sample: %s", kind, error)
             else:
                 if value != previous:
                     self.live_state.tell(kind, kind, self.now(), value.model_dump(mode="json"))

@@ -146,7 +146,7 @@ class CycleLoop:
         except Exception as error:
             if not _is_infrastructure_error(error):
                 raise
-            log.warning("waits %.0f s for: %s", POLL_S, error)
+            log.warning("no cycle can run, next attempt in %.0f s: %s", POLL_S, error)
             return False
 
     async def _wait_for_work(self, drained: "asyncio.Future[Any]") -> None:
@@ -184,7 +184,7 @@ class CycleLoop:
             await asyncio.wait({tidying}, timeout=POLL_S)
             self.beat()
         if (error := tidying.exception()) is not None:
-            log.warning("what the cycle left behind is cleared away at the next start: %s", error)
+            log.warning("clean-up after the cycle failed, it is repeated at the next start of the service: %s", error)
 
     def _next_cycle(self) -> Cycle | None:
         """The cycle to run now, None if there is none; creates one if it was requested."""
@@ -215,7 +215,7 @@ class CycleLoop:
         name, at, reason = self.settings.target.name, self.now(), str(error)
         started_at = self._outages.outage_to_report(BEGINNING, at)
         if reason != stored_reason:
-            log.warning("a cycle of %s cannot begin: %s", name, reason)
+            log.warning("a due cycle of %s cannot start: %s", name, reason)
         if reason != stored_reason or started_at is not None:
             with write_session(self.store) as session:
                 record_start_blocker(session, name, reason)
@@ -258,7 +258,7 @@ class CycleLoop:
                 if _is_infrastructure_error(error):
                     raise
                 log.exception("cycle %s failed", cycle.id)
-                await self._fail(cycle, f"a defect of traced: {type(error).__name__}")
+                await self._fail(cycle, f"internal error, a defect of traced: {type(error).__name__}")
 
     async def _run_graph(self, cycle: Cycle) -> None:
         # langgraph is heavy: the service starts without it.
@@ -298,7 +298,7 @@ class CycleLoop:
 
     def _on_report(self, stage: str, report: Report) -> None:
         if report.kind is ReportKind.WAITING:
-            log.warning("%s waits %.0f s for: %s", stage, report.data["seconds"], report.data["for"])
+            log.warning("stage %s is retried in %.0f s: %s", stage, report.data["seconds"], report.data["for"])
             self.live_state.tell(WAITS, stage, self.now(), {"for": str(report.data["for"])}, self.running)
             started_at = (
                 self._outages.outage_to_report(stage, self.now())
@@ -310,7 +310,7 @@ class CycleLoop:
                 self._pending_notices.add(notice)
                 notice.add_done_callback(self._pending_notices.discard)
         elif report.kind is ReportKind.STARTED:
-            log.info("%s begins", stage, extra={"pid": report.data.get("pid")})
+            log.info("stage %s starts", stage, extra={"pid": report.data.get("pid")})
             self._beginnings.forget(stage)
             self.live_state.clear(WAITS, stage)
         elif report.kind is ReportKind.PROGRESS:
@@ -327,7 +327,7 @@ class CycleLoop:
                 lambda session: announce(session, message, self.settings.notify.names, at=self.now())
             )
         except StoreError as error:
-            log.warning("nobody can be told of it: %s", error)
+            log.warning("the notice of a blocked stage cannot be stored: %s", error)
 
     def _await_decisions(self, cycle: Cycle, adapters: list[str], session: Session) -> None:
         self._set_state(session, cycle, CycleState.WAITING, {"adapters": adapters})
@@ -388,8 +388,8 @@ def as_begun(running: Settings, cycle: Cycle) -> Settings:
         settings = load_settings(running.data_dir, overrides_of(cycle))
     except ConfigError as error:
         raise CycleChanged(
-            f"{cycle.id} began with settings that this version does not take ({error}), so it ends here",
-            hint="traced cycle start; what it has recorded stays",
+            f"{cycle.id} was started with settings that this version rejects ({error}), so it cannot continue",
+            hint="traced cycle start begins a new cycle; recorded results are kept",
         ) from error
     overrides = {
         name: getattr(settings, name)

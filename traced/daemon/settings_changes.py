@@ -120,7 +120,7 @@ def keep(settings: Settings) -> None:
         publish_file(path, json.dumps(public_values(settings), indent=1, sort_keys=True) + "\n")
         path.chmod(0o600)
     except (OSError, DiskError) as error:
-        log.warning("the settings in force could not be noted in %s: %s", path, error)
+        log.warning("the current settings could not be written to %s: %s", path, error)
 
 
 def _read_saved(settings: Settings) -> dict[str, Any] | None:
@@ -130,5 +130,5 @@ def _read_saved(settings: Settings) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s cannot be read, so it is not known what has changed: %s", path, error)
+        log.warning("%s cannot be read, so changes of the settings since the last start are unknown: %s", path, error)
         return None

@@ -124,18 +124,18 @@ def _validate(unit: Unit) -> None:
         if not path.is_absolute() or any(ord(letter) < 32 or letter in '"\\\x7f' for letter in str(path)):
             # Some path settings know no escapes: systemd 252 refuses these characters there.
             raise UnitRefused(
-                f"{str(path)!r} cannot stand in a unit",
-                hint="use an absolute path without quotation marks, backslashes and control characters",
+                f"{str(path)!r} cannot be used in a unit file",
+                hint="use an absolute path without quotation marks, backslashes or control characters",
             )
     if not re.fullmatch(r"[A-Za-z0-9_.@-]{1,200}", unit.name):
-        raise UnitRefused(f"{unit.name!r} is no name for a unit", hint="traced service install --name traced")
+        raise UnitRefused(f"{unit.name!r} is not a valid name of a unit", hint="traced service install --name traced")
     if unit.memory_max and not re.fullmatch(r"\d+(\.\d+)?[KMGT%]?|infinity", unit.memory_max):
-        raise UnitRefused(f"{unit.memory_max!r} is no amount of memory", hint="--memory-max 24G")
+        raise UnitRefused(f"{unit.memory_max!r} is not an amount of memory", hint="--memory-max 24G")
     if unit.run_as and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*\$?", unit.run_as):
-        raise UnitRefused(f"{unit.run_as!r} is no user's name", hint="--run-as USER")
+        raise UnitRefused(f"{unit.run_as!r} is not a valid user name", hint="--run-as USER")
     if unit.system and not unit.run_as and unit.data_dir.parent != STATE_ROOT:
         raise UnitRefused(
-            f"a user that systemd makes up can keep data below {STATE_ROOT} only, not in {unit.data_dir}",
+            f"a dynamic user of systemd can only write below {STATE_ROOT}, not in {unit.data_dir}",
             hint=f"--data-dir {STATE_ROOT / unit.name}, or --run-as USER",
         )
 
@@ -220,7 +220,7 @@ def install(unit: Unit) -> Path:
     _require_systemd()
     _require_readable(unit)
     if path.exists() and not _read_text(path).startswith(MARK):
-        raise UnitRefused(f"{path} was not written by traced", hint=f"move it away, or --name {unit.name}2")
+        raise UnitRefused(f"{path} was not written by traced", hint=f"move that file away, or use --name {unit.name}2")
     _write(path, text)
     _systemctl(unit, "daemon-reload")
     _systemctl(unit, "enable", path.name)
@@ -231,7 +231,7 @@ def uninstall(unit: Unit) -> Path:
     """Stop and disable the unit and remove its file; returns the path."""
     path = unit_path(unit)
     if not path.exists():
-        raise UnitRefused(f"there is no {path}", hint="traced service show")
+        raise UnitRefused(f"no unit is installed at {path}", hint="traced service show")
     if not _read_text(path).startswith(MARK):
         raise UnitRefused(f"{path} was not written by traced", hint=f"systemctl disable --now {path.name}")
     _require_systemd()
@@ -239,7 +239,9 @@ def uninstall(unit: Unit) -> Path:
     try:
         path.unlink()
     except OSError as error:
-        raise UnitRefused(f"{path} cannot be removed: {error.strerror}", hint="try it as root, or --user") from error
+        raise UnitRefused(
+            f"{path} cannot be removed: {error.strerror}", hint="run the command as root, or use --user"
+        ) from error
     _systemctl(unit, "daemon-reload")
     return path
 
@@ -265,8 +267,8 @@ def _socket_group() -> str:
 def _require_systemd() -> None:
     if not BOOTED.is_dir() or not shutil.which("systemctl"):
         raise NoServiceManager(
-            "systemd does not run on this machine, so there is nothing to install a unit into",
-            hint="docker compose up -d (compose.yaml), or `traced up` under the supervisor that is there",
+            "systemd does not run on this machine, so no unit can be installed",
+            hint="use docker compose up -d (compose.yaml), or run `traced up` under another supervisor",
         )
 
 
@@ -278,8 +280,8 @@ def _require_readable(unit: Unit) -> None:
         blocked = next((place for place in path.parents if not place.stat().st_mode & 0o001), None)
         if blocked is not None:
             raise UnitRefused(
-                f"{path} lies in {blocked}, which other users cannot enter",
-                hint="--run-as USER, or install below /opt",
+                f"{path} lies in {blocked}, which the user of the unit cannot access",
+                hint="use --run-as USER, or install traced below /opt",
             )
 
 
@@ -298,14 +300,16 @@ def _write(path: Path, text: str) -> None:
         partial.chmod(0o644)
         partial.replace(path)
     except OSError as error:
-        raise UnitRefused(f"{path} cannot be written: {error.strerror}", hint="try it as root, or --user") from error
+        raise UnitRefused(
+            f"{path} cannot be written: {error.strerror}", hint="run the command as root, or use --user"
+        ) from error
 
 
 def _systemctl(unit: Unit, *words: str) -> None:
     result = _call(unit, *words)
     if result.returncode:
         output = (result.stderr or result.stdout).strip()
-        hint = "systemctl status" if unit.system else "log in as that user (or loginctl enable-linger USER)"
+        hint = "systemctl status" if unit.system else "log in as that user, or run loginctl enable-linger USER"
         raise SystemctlFailed(f"systemctl {' '.join(words)}: {output or f'exit status {result.returncode}'}", hint=hint)
 
 

@@ -149,7 +149,7 @@ class Triggers:
             try:
                 await self._supervise(file)
             except DBAPIError as error:
-                log.warning("%s fails, triggers begin again: %s", file, error.orig)
+                log.warning("the trigger database %s failed and is opened again: %s", file, error.orig)
                 await asyncio.sleep(self.poll_s)
 
     def _is_off(self) -> bool:
@@ -208,7 +208,7 @@ class Triggers:
             target_state, counters = await asyncio.to_thread(self._update_counters, engine, causes)
         except (StoreError, DBAPIError) as error:
             if not self._outage_logged:
-                log.warning("triggers wait: %s", error)
+                log.warning("triggers cannot be evaluated now, next attempt follows: %s", error)
             self._outage_logged = True
             return
         self._outage_logged = False
@@ -280,7 +280,7 @@ def _open_file(file: Path) -> Iterator[sqlalchemy.Engine]:
     engine = connect(sqlite_url(file))
     try:
         if not _create_table(engine):
-            log.warning("%s is damaged and made anew", file)
+            log.warning("%s is damaged; it is created again", file)
             engine.dispose()
             for suffix in ("", "-wal", "-shm"):
                 file.with_name(file.name + suffix).unlink(missing_ok=True)

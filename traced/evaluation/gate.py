@@ -94,7 +94,7 @@ async def run_gate(
     The gate is first judged after ``first_round`` rounds, on all pairs until then, because a person may request more.
     """
     if not 1 <= first_round <= policy.max_rounds:
-        raise GateError(f"look {first_round} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
+        raise GateError(f"round {first_round} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
     evidence: dict[ComparisonName, list[Pair]] = {}
     result: GateResult | None = None
     names: Sequence[str] = ["environment", "target", "untouched"]

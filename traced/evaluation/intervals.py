@@ -59,7 +59,9 @@ def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair
     base_outcomes, adapter_outcomes = _by_key(base), _by_key(adapter)
     if base_outcomes.keys() != adapter_outcomes.keys():
         odd = sorted(base_outcomes.keys() ^ adapter_outcomes.keys())[0]
-        raise GateError(f"task {odd[0]} trial {odd[1]} was run by one model only", hint="traced evaluate")
+        raise GateError(
+            f"task {odd[0]} trial {odd[1]} has an episode of only one of the two models", hint="traced evaluate"
+        )
     sound = [
         key
         for key in sorted(base_outcomes)

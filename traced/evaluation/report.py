@@ -85,19 +85,19 @@ def verdict(figures: CycleFigures) -> str:
     """Return one sentence: what the cycle gained, or why it gained nothing."""
     gain = figures.gain
     if gain is not None:
-        end = "" if gain.low > 0 else " The interval holds zero: no gain is shown."
+        end = "" if gain.low > 0 else " The interval contains zero: no gain is shown."
         return (
             f"Routed minus base: {points(gain.difference)} points "
             f"[95 % interval {points(gain.low)} to {points(gain.high)}] on {gain.tasks} untouched test tasks.{end}"
         )
     if not any(finding.retained for finding in figures.findings):
-        return "No capability was found lacking, so nothing was trained."
+        return "No capability was found lacking, so no adapter was trained."
     fixed = [prompt.capability for prompt in figures.prompts if prompt.is_enough]
     if not figures.adapters and fixed:
         return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
     if not figures.adapters:
-        return "No adapter was trained: every retained capability ended before training."
-    return "No adapter was promoted, so there is nothing to route to."
+        return "No adapter was trained: every retained capability failed at an earlier stage."
+    return "No adapter was promoted, so no routing was evaluated."
 
 
 def routing_sentence(figures: CycleFigures) -> str:
@@ -110,7 +110,7 @@ def routing_sentence(figures: CycleFigures) -> str:
         )
         # The best possible rate is the same for every router; it is stated once.
         if len(sentences) == 1:
-            sentences.append(f"Always the best choice would reach {percent(quality.oracle)}.")
+            sentences.append(f"The best choice for every task would reach {percent(quality.oracle)}.")
     return " ".join(sentences)
 
 
@@ -131,7 +131,7 @@ def prompt_sentence(prompt: PromptFigures) -> str:
         for comparison in comparisons
         if comparison.name == "environment"
     ]
-    command = f"traced show patch {prompt.patch}" + (" --into FILE takes it" if prompt.is_enough else "")
+    command = f"traced show patch {prompt.patch}" + (" --into FILE writes it" if prompt.is_enough else "")
     sentence = f"{prompt.capability}: {prompt.answer}{''.join(improvements)}; {command}"
     return f"{sentence}; {prompt.decision}" if prompt.decision else sentence
 
@@ -147,10 +147,10 @@ def summary_table(figures: CycleFigures) -> Group:
         if ending.stage == PROMPT and ending.capability in fixed:
             # Its prompt's own line above says how it ended.
             continue
-        lines.append(Text(f"{ending.capability} ended at {ending.stage}: {ending.reason}", style="yellow"))
+        lines.append(Text(f"{ending.capability} failed at the stage {ending.stage}: {ending.reason}", style="yellow"))
     lost_episodes = sum(rate.infrastructure for rate in figures.rates.values())
     if lost_episodes:
-        lines.append(Text(f"{lost_episodes} episodes lost to infrastructure failures are left out", style="yellow"))
+        lines.append(Text(f"{lost_episodes} episodes that failed by infrastructure are excluded", style="yellow"))
     lines.append(Text(verdict(figures), style="bold"))
     if figures.routers:
         lines.append(Text(routing_sentence(figures)))

@@ -103,7 +103,10 @@ class ConcurrencyLimit:
             return
         if len(self._waiting) >= self.queue:
             raise Refusal(
-                429, f"{self.running} requests run and {self.waiting} wait; try again", code="queue_full", retry_after=1
+                429,
+                f"the router is full: {self.running} requests run, {self.waiting} wait; repeat the request later",
+                code="queue_full",
+                retry_after=1,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)

@@ -108,7 +108,7 @@ class Gateway:
             exchange.finish(refusal.status, refusal.message)
             raise
         except (asyncio.CancelledError, ClientDisconnected):
-            exchange.finish(CLIENT_CLOSED, "the client hung up")
+            exchange.finish(CLIENT_CLOSED, "the client closed the connection")
             raise
         except Exception as error:
             exchange.finish(500, f"a defect of traced: {type(error).__name__}")
@@ -156,7 +156,7 @@ class Gateway:
                 self.spool.try_write(self._spool_line(key_id, exchange))
             except Exception as error:
                 # The client gets its response even if the exchange cannot be recorded.
-                log.exception("an exchange is not recorded")
+                log.exception("an exchange could not be recorded")
                 self.spool.count_lost(f"{type(error).__name__}: {error}")
 
     def _spool_line(self, key_id: str, exchange: PendingExchange) -> bytes:
@@ -180,7 +180,7 @@ class Gateway:
         """Return the model, and the trial that the conversation takes part in."""
         name = body.get("model")
         if not isinstance(name, str) or not name:
-            raise Refusal(400, 'model is needed: "auto", "base" or an adapter version', param="model")
+            raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
         if name == AUTO:
             route = await self.conversation_router.decide(conversation, messages)
             model = self.live().current_model(route.model)
@@ -191,7 +191,7 @@ class Gateway:
         if any(name == replica.client.base for replica in self.pool.replicas):
             return BASE, None
         names = ", ".join([AUTO, BASE, *self.live().paths])
-        raise Refusal(404, f"no model {name!r}; there are: {names}", code="model_not_found", param="model")
+        raise Refusal(404, f"unknown model {name!r}; available: {names}", code="model_not_found", param="model")
 
     def _is_recorded(self, request: web.Request, conversation: str) -> bool:
         if request.headers.get("X-Traced-Record", "").lower() in OPT_OUT:
@@ -242,7 +242,7 @@ async def _restart_on_error(task: BackgroundTask) -> None:
         try:
             return await task()
         except Exception:
-            log.exception("%s failed; it goes on in %.0f s", task, RESTART_S)
+            log.exception("%s failed; next attempt in %.0f s", task, RESTART_S)
             await asyncio.sleep(RESTART_S)
 
 
@@ -262,10 +262,10 @@ async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is not readable JSON: {error}") from error
     if not isinstance(body, dict):
-        raise Refusal(400, "the body has to be a JSON object")
+        raise Refusal(400, "the body must be a JSON object")
     # Counting brackets is cheap and rules out nearly all requests.
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and exceeds_depth(body, MAX_DEPTH):
-        raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH}")
+        raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
     return raw, body
 
 
@@ -284,4 +284,6 @@ async def _error_middleware(
         raise
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
-        return Refusal(500, "a defect of traced; its traceback is in the log", code="defect").response()
+        return Refusal(
+            500, "internal error, a defect of traced; the traceback is in the log of the router", code="defect"
+        ).response()

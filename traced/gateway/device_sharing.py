@@ -43,7 +43,7 @@ class EngineSleeper:
             try:
                 self.pool.set_sleep_reason(await asyncio.to_thread(self.training_reason))
             except StoreError as error:
-                log.warning("the leases cannot be read, the engines stay as they are: %s", error)
+                log.warning("the device leases cannot be read, the engines are not changed: %s", error)
             await asyncio.sleep(POLL_S)
 
     def training_reason(self) -> str:
@@ -53,7 +53,7 @@ class EngineSleeper:
         for lease in leases:
             is_own = not self.devices or lease.device in self.devices
             if is_own and lease.purpose.split()[:1] == [TRAINING] and lease.live(self.now()):
-                return f"{lease.device} is held to {lease.purpose}"
+                return f"{lease.device} is leased for {lease.purpose}"
         return ""
 
 
@@ -85,7 +85,7 @@ class Preemption:
                 try:
                     await asyncio.to_thread(self.request_devices)
                 except StoreError as error:
-                    log.warning("devices cannot be requested back: %s", error)
+                    log.warning("devices cannot be requested back from training: %s", error)
 
     def is_overloaded(self) -> bool:
         """Whether the load has been high for long enough."""
@@ -105,5 +105,5 @@ class Preemption:
                     request_return(session, lease.device, REQUESTER, self.now())
                     requested.append(lease.device)
         if requested:
-            log.info("requested back for serving: %s", ", ".join(requested))
+            log.info("devices requested back for serving: %s", ", ".join(requested))
         return requested

@@ -45,7 +45,7 @@ class Replica:
     healthy: bool = False
     loaded: set[str] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
-    problem: str = "not asked yet"
+    problem: str = "not checked yet"
     sleep_reason: str | None = None
     asleep: bool | None = None
     wake_event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +80,7 @@ class Replica:
     def mark_failed(self, reason: str) -> None:
         """Stop sending requests until the engine answers again."""
         if self.healthy:
-            log.warning("engine %s takes no requests: %s", self.url, reason)
+            log.warning("engine %s is not available: %s", self.url, reason)
         self.healthy, self.problem, self.asleep = False, reason, None
         # It may have been restarted, without its adapters.
         self.loaded.clear()
@@ -156,11 +156,11 @@ class Pool:
         except (ServingError, TimeoutError) as error:
             return replica.mark_failed(str(error) or "it does not answer within five seconds")
         if not models:
-            return replica.mark_failed("it names no model")
+            return replica.mark_failed("its model list is empty")
         if (replica.sleep_reason or replica.asleep) and not await _apply_sleep(replica):
             return None
         if not replica.healthy:
-            log.info("engine %s takes requests", replica.url)
+            log.info("engine %s is available", replica.url)
         replica.client.base, replica.healthy, replica.problem = models[0], True, ""
         replica.loaded &= set(models)
         engine_adapters = set(models[1:])
@@ -199,7 +199,7 @@ async def _apply_sleep(replica: Replica) -> bool:
     if reason is None:
         # Somebody else put it to sleep and may wake it, so it is queried again.
         replica.healthy, replica.asleep = False, None
-        replica.problem = "asleep; it is woken here only with serving.sleep_for_training"
+        replica.problem = "asleep; traced wakes it only if serving.sleep_for_training is set"
         return False
     try:
         if not reason:
@@ -213,7 +213,7 @@ async def _apply_sleep(replica: Replica) -> bool:
     except ServingError as error:
         # The request may have taken effect all the same, so the state is queried before the engine takes requests.
         replica.asleep = None
-        reason = f"it can be neither put to sleep nor woken: {error}"
+        reason = f"it supports no sleep mode: {error}"
         log.warning("engine %s: %s", replica.url, reason)
     replica.healthy, replica.problem = False, f"asleep: {reason}" if replica.asleep else reason
     return False

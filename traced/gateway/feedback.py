@@ -53,7 +53,7 @@ class FeedbackReceiver:
                 subject = f"conversation {feedback.conversation_id!r}"
                 if feedback.response_id:
                     subject = f"answer {feedback.response_id!r}"
-                raise Refusal(404, f"{subject} is not known to this router", code="not_found")
+                raise Refusal(404, f"{subject} is unknown to this router", code="not_found")
             await asyncio.sleep(RETRY_S)
 
     def _store(self, feedback: Feedback) -> dict[str, object] | None:
@@ -94,14 +94,16 @@ class FeedbackReceiver:
 def _validated(body: dict[str, object], at: datetime) -> Feedback:
     texts = {name: _text(body, name) for name in ("conversation_id", "response_id", "label", "comment", "who")}
     if not texts["conversation_id"] and not texts["response_id"]:
-        raise Refusal(400, "conversation_id or response_id is needed", param="conversation_id")
+        raise Refusal(400, "conversation_id or response_id is required", param="conversation_id")
     if is_reserved_author(texts["who"]):
-        raise Refusal(400, f"who is a person; names that begin with {' or '.join(RESERVED)} are traced's", param="who")
+        raise Refusal(
+            400, f"who is the name of a person; names that begin with {' or '.join(RESERVED)} are reserved", param="who"
+        )
     score = body.get("score")
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
-        raise Refusal(400, f"score is a number from 0 to 1, not {score!r}", param="score")
+        raise Refusal(400, f"score must be a number from 0 to 1, not {score!r}", param="score")
     if score is None and not texts["label"] and not texts["comment"]:
-        raise Refusal(400, "score, label or comment is needed", param="score")
+        raise Refusal(400, "score, label or comment is required", param="score")
     return Feedback(
         texts["conversation_id"],
         at,
@@ -116,7 +118,7 @@ def _validated(body: dict[str, object], at: datetime) -> Feedback:
 def _text(body: dict[str, object], name: str) -> str:
     value = body.get(name) or ""
     if not isinstance(value, str) or len(value) > TEXT_LIMIT:
-        raise Refusal(400, f"{name} is text of at most {TEXT_LIMIT} characters", param=name)
+        raise Refusal(400, f"{name} must be text of at most {TEXT_LIMIT} characters", param=name)
     if name.endswith("_id") and not value.isprintable():
-        raise Refusal(400, f"{name} has characters that no id has", param=name)
+        raise Refusal(400, f"{name} contains characters that are not allowed in an id", param=name)
     return value

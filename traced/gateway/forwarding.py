@@ -33,7 +33,7 @@ MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
 ESCAPED = b"\\u006"
 # A whole event: inside an event the end of a line is escaped.
 DONE_EVENT = b"\ndata: [DONE]"
-CONNECTION_LOST = "the engine broke off"
+CONNECTION_LOST = "the engine closed the connection"
 # nginx's status for a client that closed the connection.
 CLIENT_CLOSED = 499
 
@@ -92,7 +92,9 @@ class Forwarder:
         while True:
             replica = self.pool.pick(exchange.model, exchange.conversation_id)
             if replica is None or replica.url in tried_urls:
-                raise Refusal(503, f"no engine serves {exchange.model!r} now", code=UNAVAILABLE, retry_after=2)
+                raise Refusal(
+                    503, f"no engine serves {exchange.model!r} at the moment", code=UNAVAILABLE, retry_after=2
+                )
             tried_urls.add(replica.url)
             try:
                 with replica.request(exchange.model):
@@ -190,7 +192,7 @@ class Shadows:
         except (EngineUnreachable, ConnectionLost) as error:
             shadow.finish(HTTPStatus.BAD_GATEWAY, str(error))
         except asyncio.CancelledError:
-            shadow.finish(CLIENT_CLOSED, "the router ended")
+            shadow.finish(CLIENT_CLOSED, "the router stopped")
             raise
 
 

@@ -161,7 +161,7 @@ class PromotionFollower:
             except StoreError as error:
                 if last_error != str(error):
                     last_error = str(error)
-                    log.warning("the store does not answer, the live versions stay as they are: %s", last_error)
+                    log.warning("the store does not answer, the live versions are not updated: %s", last_error)
             await asyncio.sleep(POLL_S)
 
     async def refresh(self) -> None:
@@ -247,9 +247,9 @@ class ConversationRouter:
             if (stored_route := await self._find_batcher.ask(conversation_id)) is not None:
                 return stored_route
         except StoreError as error:
-            log.warning("the decision on %s cannot be read: %s", conversation_id, error)
+            log.warning("the routing decision on %s cannot be read: %s", conversation_id, error)
         if history_length(messages):
-            decision = RoutingDecision(BASE, {}, 0.0, "the conversation had begun before it was routed")
+            decision = RoutingDecision(BASE, {}, 0.0, "the conversation started before routing was active")
         else:
             decision = await self._choose(conversation_id, messages, live)
         seconds = time.perf_counter() - started
@@ -264,7 +264,7 @@ class ConversationRouter:
         try:
             return await self._save_batcher.ask(route)
         except StoreError as error:
-            log.warning("the decision on %s is not stored: %s", conversation_id, error)
+            log.warning("the routing decision on %s cannot be stored: %s", conversation_id, error)
             return route
 
     async def _choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:

@@ -233,7 +233,7 @@ class OtlpReceiver:
             except ValueError as error:
                 raise Refusal(400, str(error)) from error
             except OSError as error:
-                raise Refusal(503, f"nothing can be kept: {error}", retry_after=RETRY_AFTER_S) from error
+                raise Refusal(503, f"the spans cannot be stored: {error}", retry_after=RETRY_AFTER_S) from error
             self._mark_complete(batch)
         return batch
 
@@ -389,5 +389,5 @@ def _is_opted_out(attributes: Mapping[str, object]) -> bool:
 def _message(batch: ReceivedBatch) -> str:
     parts = [f"{count}: {reason}" for reason, count in batch.rejected.most_common(3)]
     if batch.waiting:
-        parts.append(f"{batch.waiting} wait for log records with their messages; if none come: {NO_MESSAGES}")
+        parts.append(f"{batch.waiting} spans wait for log records with their messages; if none arrive: {NO_MESSAGES}")
     return "; ".join(parts)

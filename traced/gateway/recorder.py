@@ -146,7 +146,7 @@ class Recorder:
         except (OSError, StoreError) as error:
             if self._last_error != str(error):
                 self._last_error = str(error)
-                log.warning("conversations wait in the spool: %s", error)
+                log.warning("the store does not accept conversations, they stay in the spool: %s", error)
         else:
             self._last_error = ""
 
@@ -172,7 +172,9 @@ class Recorder:
             return None
         previous_problem, rules = self._rules.problem, self._rules.current()
         if self._rules.problem and self._rules.problem != previous_problem:
-            log.warning("%s; %s", self._rules.problem, "the former rules stay" if rules else "no rule judges")
+            log.warning(
+                "%s; %s", self._rules.problem, "the previous rules remain active" if rules else "no rules are applied"
+            )
         return rules
 
     def _store_file(self, path: Path) -> None:
@@ -226,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until stopped by a signal or by the end of the gateway; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m traced.gateway.recorder")
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--once", action="store_true", help="store what is there, and end")
+    parser.add_argument("--once", action="store_true", help="store the present backlog, then exit")
     options = parser.parse_args(arguments)
     settings = load_settings(options.data_dir)
     logs.configure(settings.log, settings.data_dir, now=lambda: datetime.now(UTC))
@@ -259,7 +261,7 @@ def _parse_line(line: bytes, damaged_lines: list[bytes]) -> Exchange | None:
     try:
         return exchange_of(read_json(line))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        log.warning("a line of the spool is damaged_lines: %s", error)
+        log.warning("a line of the spool is damaged: %s", error)
         damaged_lines.append(line)
         return None
 

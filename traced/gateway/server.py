@@ -73,7 +73,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         await recorder.start()
         urls, background = settings.serving.engines, [recorder.supervise]
         if settings.serving.engine == "external" and not urls:
-            raise ServingError("serving.engines names no engine", hint='serving.engines = ["http://127.0.0.1:8000"]')
+            raise ServingError("serving.engines is empty", hint='serving.engines = ["http://127.0.0.1:8000"]')
         if settings.serving.engine != "external":
             engine, url = supervised_engine(settings)
             stack.callback(engine.stop)
@@ -140,7 +140,7 @@ async def open_gateway(
         await follower.refresh()
         if follower.keys.by_hash is None and section.host not in LOOPBACK:
             raise ServingError(
-                f"anybody who reaches {section.host} could use the router: no key exists yet",
+                f"the router has no API key yet, so everybody who can reach {section.host} could use it",
                 hint="traced keys add NAME",
             )
         await pool.check_all()

@@ -100,7 +100,7 @@ class Upstream:
             if connection is None:
                 raise
             # On the stale connection the engine may have started with the request.
-            raise ConnectionLost(f"it closed the connection, and then: {error}") from error
+            raise ConnectionLost(f"it closed the connection, and a second attempt failed: {error}") from error
         return await self._send(fresh, text)
 
     async def _send(self, connection: "_Connection", text: bytes) -> EngineResponse:
@@ -246,7 +246,7 @@ class _Connection(asyncio.Protocol):
         if remaining_s > 0:
             self._silence_timer = self._loop.call_later(remaining_s, self._check_silence)
         else:
-            self._failure = f"it has said nothing for {self._silence_s:g} s"
+            self._failure = f"no data for {self._silence_s:g} s"
             self.abort()
             self._wake()
 
@@ -263,7 +263,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._failure = f"its answer is no HTTP: {error}"
+            self._failure = f"its answer is not HTTP: {error}"
             self.abort()
         self._wake()
 

@@ -256,7 +256,8 @@ class EngineClient:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(
-                f"no answer from the engine at {url}: {type(error).__name__}: {error}", hint="traced status"
+                f"no answer from the engine at {url}: {type(error).__name__}: {error}",
+                hint="check the engine with traced status",
             ) from error
         if not response.ok:
             raise _http_error(url, response.status, text)

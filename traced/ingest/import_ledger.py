@@ -67,7 +67,7 @@ class Ledger:
             fcntl.flock(self._bad_records, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._bad_records.close()
-            raise AlreadyRunning("another process imports this file", hint="wait for the other import") from None
+            raise AlreadyRunning("another process is importing this file", hint="wait for the other import") from None
         self._resume()
         return self
 

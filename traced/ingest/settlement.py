@@ -94,7 +94,7 @@ def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime
             raise
         except Exception:
             # Whatever a conversation contains, it must not block the others.
-            log.exception("conversation %s cannot be settled; its exchanges stay as they are", conversation_id)
+            log.exception("conversation %s cannot be settled; its exchanges are not changed", conversation_id)
             with write_session(store) as session:
                 serving.settle_without_trajectory(session, conversation_id, at=now)
     return len(silent_ids)

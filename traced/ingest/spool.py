@@ -88,7 +88,7 @@ class Spool:
     def count_lost(self, reason: str) -> None:
         """Count and log an exchange that could not be recorded."""
         self.lost_count += 1
-        self._full = f"{self.lost_count} conversations were not recorded: {reason}"
+        self._full = f"{self.lost_count} conversations could not be recorded: {reason}"
         log.error("%s", self._full)
 
     @property

@@ -182,7 +182,7 @@ def require_exportable(source_code: str) -> None:
                 position = " inside a function" if module == CONTRACT_MODULE else ""
                 raise NotExportable(
                     f"line {getattr(node, 'lineno', 0)} imports {module}{position}",
-                    hint="an environment imports the standard library, and sandbox.contract at its top",
+                    hint="an environment may import only the standard library, and sandbox.contract at its top",
                 )
 
 

@@ -86,7 +86,7 @@ class Declaration:
     def reason_left_out(self, check: str) -> str:
         """Why a check of admission was left out."""
         if check == "source":
-            return f"read, not run: the package follows the rules of {self.kind}, not those of admission"
+            return f"not checked: admission cannot run a package of {self.kind}"
         reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
         reasons += [self.lacks[need] for need in REQUIREMENTS.get(check, ()) if need in self.lacks]
         return "; ".join(reasons)
@@ -218,11 +218,11 @@ def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
     interface = "verifiers.v1: tasksets" if tasksets else "verifiers 0.1: load_environment"
     has_validation = any(_derives(cls, "Task") and "validate" in _members(cls) for cls in classes)
     lacks = {
-        SEED: "its tasks are loaded rows and do not start from a seed",
+        SEED: "its tasks are loaded from data and cannot be generated from a seed",
         SOLUTION: "its reference solution is a check (Task.validate, run by vf-validate), not messages"
         if has_validation
         else "it has no solution",
-        ACTIONS: "its episodes are driven by a model behind a URL, not message by message",
+        ACTIONS: "its episodes need a model behind a URL and cannot be played message by message",
     }
     return Declaration(kind, interface, [*tasksets, *loaders], rewards, tools, imports, lacks)
 
@@ -237,7 +237,7 @@ def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]
     ]
     lacks = {
         SOLUTION: "it has no solution as messages: OpenEnv's oracle is a script or a state of its server",
-        ACTIONS: f"its actions are its own ({', '.join(fields[:6]) or 'unknown'}), not assistant messages",
+        ACTIONS: f"it uses its own actions ({', '.join(fields[:6]) or 'unknown'}), not assistant messages",
     }
     resets = [
         node

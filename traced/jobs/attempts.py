@@ -128,7 +128,13 @@ def recover_lost_attempts(store: sqlalchemy.Engine, *, now: Callable[[], datetim
         kill_marked(holder)
     with write_session(store) as session:
         for attempt in abandoned:
-            end_attempt(session, attempt.seq, AttemptState.ABANDONED, at=now(), evidence={"detail": "its holder died"})
+            end_attempt(
+                session,
+                attempt.seq,
+                AttemptState.ABANDONED,
+                at=now(),
+                evidence={"detail": "the process that ran it died"},
+            )
     return abandoned
 
 

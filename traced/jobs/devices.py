@@ -93,7 +93,7 @@ class ScriptedProbe:
         """Return the newest reading of the script that is due."""
         now = self.clock()
         due_readings = [readings for start, readings in self.script if start <= now]
-        return due_readings[-1] if due_readings else Readings(problems=("the script has not begun",))
+        return due_readings[-1] if due_readings else Readings(problems=("the scripted survey has not started",))
 
 
 def process_trees(roots: Iterable[int]) -> frozenset[int]:

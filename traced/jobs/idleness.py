@@ -73,7 +73,7 @@ class IdleWatch:
 
     idle_since: float | None = None
     observed_at: float | None = None
-    busy_reasons: tuple[str, ...] = ("it was not polled yet",)
+    busy_reasons: tuple[str, ...] = ("it was not measured yet",)
 
 
 def rules(section: DevicesSection) -> Rules:
@@ -105,7 +105,7 @@ def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
     if device.mig == "enabled":
         reasons.append("MIG is enabled: it cannot be used as a whole")
     if device.utilisation is None:
-        reasons.append("its utilisation is not known")
+        reasons.append("its utilisation is unknown")
     elif device.utilisation > limits.utilisation:
         reasons.append(f"utilisation {device.utilisation:.0%} is over {limits.utilisation:.0%}")
     if device.memory_used > limits.memory * device.memory_total:
@@ -120,7 +120,7 @@ def foreign_load(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
     """Describe the excessive load of others on a device that training uses itself."""
     reasons = []
     if device.kind == "cpu" and device.utilisation is not None and device.utilisation > limits.utilisation:
-        reasons.append(f"others use {device.utilisation:.0%}, over {limits.utilisation:.0%}")
+        reasons.append(f"other processes use {device.utilisation:.0%}, over {limits.utilisation:.0%}")
     if len(device.foreign) > limits.foreign:
         reasons.append(f"{len(device.foreign)} foreign processes, allowed {limits.foreign}")
     return tuple(reasons)
@@ -163,8 +163,8 @@ def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: dateti
 
 def describe_lease(lease: Lease | LeaseView, now: datetime) -> str:
     """Describe who has a device, for what, and who wants it back."""
-    state = "leased to" if lease.expires_at > now else "lapsed lease of"
-    request = f", wanted back by {lease.wanted_by}" if lease.wanted_by else ""
+    state = "leased to" if lease.expires_at > now else "expired lease of"
+    request = f", requested back by {lease.wanted_by}" if lease.wanted_by else ""
     return f"{state} {lease.holder} for {lease.purpose}{request}"
 
 

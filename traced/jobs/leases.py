@@ -131,7 +131,7 @@ async def run_on_device(
                 pause.unlink(missing_ok=True)
                 with suppress(Preempted):
                     return await _run_until_preempted(access, lease, pause, work)
-            reporter.report(f"{lease.device.id} was given back: {lease.reason}")
+            reporter.report(f"the lease on {lease.device.id} was returned: {lease.reason}")
         except StoreUnavailable as error:
             reporter.report(str(error))
             await access.clocks.sleep(access.limits().poll_s)
@@ -193,7 +193,10 @@ class _DeviceWait:
                 if isinstance(result, DeviceLease):
                     return result
                 reasons[device.id] = result
-            on_wait(reasons or {"": "; ".join(readings.problems) or f"no device {limits.train_on!r} is seen"})
+            on_wait(
+                reasons
+                or {"": "; ".join(readings.problems) or f"no device matches devices.train_on = {limits.train_on!r}"}
+            )
             await self.clocks.sleep(limits.poll_s)
 
     def _observe(self, readings: Readings, limits: Rules) -> list[DeviceReading]:
@@ -217,10 +220,10 @@ class _DeviceWait:
             await run_to_completion(_release, self.engine, device.id, self.request.holder)
             raise
         if lease is None:
-            return "it was given back in this moment"
+            return "its lease was returned just now"
         if lease.holder == self.request.holder:
             return DeviceLease(device, lease, at)
-        return f"{lease.holder} has it since {lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC for {lease.purpose}"
+        return f"leased to {lease.holder} since {lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC for {lease.purpose}"
 
     def _acquire_in_store(self, device: str) -> Lease | None:
         """Try to acquire the lease and return the device's lease afterwards: ours or the holder's."""
@@ -257,11 +260,11 @@ async def _send_heartbeats(engine: Engine, lease: DeviceLease, clocks: Clocks, p
             lease.revoke(str(error), lapsed=True)
             return
         except StoreError as error:
-            log.warning("no heartbeat for the lease on %s: %s", lease.device.id, error)
+            log.warning("the heartbeat of the lease on %s failed: %s", lease.device.id, error)
             continue
         lease.heartbeat_sent_at = sent_at
         if lease.lease.wanted_by:
-            lease.revoke(f"{lease.lease.wanted_by} asks for it back")
+            lease.revoke(f"{lease.lease.wanted_by} requested it back")
 
 
 async def _watch_lapse(lease: DeviceLease, clocks: Clocks) -> None:
@@ -269,7 +272,7 @@ async def _watch_lapse(lease: DeviceLease, clocks: Clocks) -> None:
     limit_s = LAPSE_SHARE * lease.lease.ttl.total_seconds()
     while (remaining_s := lease.heartbeat_sent_at + limit_s - clocks.monotonic()) > 0:
         await clocks.sleep(remaining_s)
-    lease.revoke(f"no heartbeat has reached the store for {limit_s:g} s", lapsed=True)
+    lease.revoke(f"no heartbeat was stored for {limit_s:g} s", lapsed=True)
 
 
 def _heartbeat(engine: Engine, lease: Lease, at: datetime) -> Lease:
@@ -282,7 +285,7 @@ def _release(engine: Engine, device: str, holder: str) -> None:
         with write_session(engine) as session:
             release(session, device, holder)
     except StoreError as error:
-        log.warning("the lease on %s could not be given back and lapses by itself: %s", device, error)
+        log.warning("the lease on %s could not be returned, it expires: %s", device, error)
 
 
 async def _run_until_preempted(

@@ -27,10 +27,10 @@ SHORT_ANSWER_TOKENS = 16
 CONTEXT = 6000  # tokens: what goes back with complaints, one conversation, and the words of ours about it
 GREETING = "Say hello in one word."
 TIMED = "Write the numbers from 1 to 60 in English words, separated by commas, and nothing else."
-NOT_THERE = "llm.base_url: is the server there?"
-WRONG_PROTOCOL = "llm.base_url: is it a server of OpenAI's protocol? (it ends in /v1 as a rule)"
-BUSY = "later, or with another account: it is there, and busy"
-FAILING = "the server's own log: it is there, and fails"
+NOT_THERE = "llm.base_url: check that the server is running"
+WRONG_PROTOCOL = "llm.base_url: check that it is an OpenAI-compatible endpoint (usually it ends in /v1)"
+BUSY = "the server is busy: retry later, or use another account"
+FAILING = "the server fails: see its log"
 FORM_PROMPT = "A customer asked for a blue cup and was sent a red one. Is that what was asked for?"
 
 
@@ -86,7 +86,7 @@ async def _findings(report: CheckReport, model_endpoint: Endpoint, section: LlmS
     models: dict[str, int] = {}
     try:
         models = await context_lengths(model_endpoint)
-        yield CheckFinding("server", True, f"{model_endpoint.base_url} is there and lists models: {len(models)}")
+        yield CheckFinding("server", True, f"{model_endpoint.base_url} answers and lists {len(models)} models")
     except ModelListUnavailable as error:
         text = f"{model_endpoint.base_url} lists no models: {getattr(error.failure, 'message', error)}"
         if isinstance(error.failure, Transient):
@@ -96,7 +96,7 @@ async def _findings(report: CheckReport, model_endpoint: Endpoint, section: LlmS
     if models and model_endpoint.model not in models:
         near = difflib.get_close_matches(model_endpoint.model, models, NEAR, 0.0)
         yield CheckFinding(
-            "model", None, f"{model_endpoint.model} is not among them; there are {', '.join(near)}", "llm.model"
+            "model", None, f"{model_endpoint.model} is not among them; similar names: {', '.join(near)}", "llm.model"
         )
     line = Transport(model_endpoint)
     async with line.open():
@@ -110,14 +110,14 @@ async def _findings(report: CheckReport, model_endpoint: Endpoint, section: LlmS
             hint = _advice(error.message) if isinstance(error, ModelUnavailable) else error.hint
             yield CheckFinding(name, False, error.message, hint)
             return
-        yield CheckFinding("key", True, f"accepted, {key_from(section)}" if api_key(section) else "none is needed")
+        yield CheckFinding("key", True, f"accepted, {key_from(section)}" if api_key(section) else "not needed")
         yield _context(report, section, models.get(model_endpoint.model, 0))
         for way in range(len(OUTPUT_MODES)):
             yield await _way(report, line, way)
         yield await _speed(report, line)
     if report.way is None:
         yield CheckFinding(
-            "form", False, "it gives no answer in form in any of these ways", "llm.model: a more able one"
+            "form", False, "it gives no well-formed answer in any output mode", "set llm.model to a more capable model"
         )
 
 
@@ -134,14 +134,14 @@ async def _speed(report: CheckReport, line: Transport) -> CheckFinding:
     try:
         reply, response = await line.send_in_mode(0, _question(TIMED), None)
     except (UnsupportedRequest, ModelError) as error:
-        return CheckFinding("speed", None, f"not known: {error}")
+        return CheckFinding("speed", None, f"unknown: {error}")
     report.first_token_s, report.seconds, report.estimated = response.first_s, reply.seconds, reply.estimated
     writing = reply.seconds - response.first_s
     report.tokens_per_second = reply.completion_tokens / writing if writing > 0.01 else None
     qualifier = "about " if reply.estimated else ""
     speed = f", {qualifier}{report.tokens_per_second:.0f} tokens/s" if report.tokens_per_second else ""
     tokens = f"{qualifier}{reply.prompt_tokens} + {reply.completion_tokens} tokens"
-    text = f"in {reply.seconds:.1f} s, the first piece after {response.first_s:.1f} s{speed} ({tokens})"
+    text = f"in {reply.seconds:.1f} s, first data after {response.first_s:.1f} s{speed} ({tokens})"
     return CheckFinding(
         "speed", True, f"{text}; the server reports no token counts, costs are estimates" if reply.estimated else text
     )
@@ -159,7 +159,7 @@ def _context(report: CheckReport, section: LlmSection, server_tokens: int) -> Ch
     )
     if report.context_tokens < CONTEXT:
         return CheckFinding(
-            "context", False, f"{text}; an analyst needs {CONTEXT}", "llm.model: one with a longer context"
+            "context", False, f"{text}; an analyst needs {CONTEXT}", "set llm.model to a model with a longer context"
         )
     return CheckFinding("context", True, text)
 
@@ -169,19 +169,19 @@ async def _way(report: CheckReport, line: Transport, way: int) -> CheckFinding:
     try:
         reply, _ = await line.send_in_mode(way, _question(FORM_PROMPT), Verdict.model_json_schema())
         if reply.finish_reason == LENGTH:
-            return CheckFinding(name, None, f"not in form: cut off after {reply.completion_tokens} tokens")
+            return CheckFinding(name, None, f"malformed: cut off after {reply.completion_tokens} tokens")
         Verdict.model_validate(parse_object(reply.text))
     except (UnsupportedRequest, ModelError) as error:
         return CheckFinding(name, None, f"refused: {error.message if isinstance(error, ModelError) else error}")
     except Unreadable as error:
-        return CheckFinding(name, None, f"not in form: {error}")
+        return CheckFinding(name, None, f"malformed: {error}")
     except ValidationError as error:
         first = error.errors()[0]
-        return CheckFinding(name, None, f"not in form: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return CheckFinding(name, None, f"malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}")
     if report.way is not None:
-        return CheckFinding(name, True, "works too")
+        return CheckFinding(name, True, "works")
     report.way = name
-    return CheckFinding(name, True, "works, and is what is used")
+    return CheckFinding(name, True, "works and is used")
 
 
 def _question(text: str, max_tokens: int = WORDS) -> Question:

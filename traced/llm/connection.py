@@ -72,15 +72,17 @@ def endpoint(section: LlmSection) -> Endpoint:
     """Return the endpoint of the settings; raises ``LlmError``."""
     if not section.model:
         raise LlmError(
-            "no language model is set",
-            hint='llm.model = "NAME" in traced.toml, llm.base_url where it is served, then: traced llm check',
+            "the setting llm.model is empty",
+            hint='set llm.model = "NAME" in traced.toml, llm.base_url for your own server, then: traced llm check',
         )
     key = api_key(section)
     shared = section.model_dump(exclude={"api_key_env", "api_key_file", "base_url"})
     described_endpoint = Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
     for name, value in (("base_url", section.base_url), ("model", section.model)):
         if described_endpoint.contains_key(value):
-            raise LlmError(f"llm.{name} holds the API key", hint=f"write llm.{name} without it, and ask for a new key")
+            raise LlmError(
+                f"llm.{name} holds the API key", hint=f"remove it from llm.{name}, and create a new key at the provider"
+            )
     return described_endpoint
 
 
@@ -88,7 +90,7 @@ def check_prices(model_endpoint: Endpoint, cost: float) -> None:
     """Raise ``LlmError`` if a budget in money is set but no price."""
     if cost and not model_endpoint.cost(1, 1):
         raise LlmError(
-            f"a cost budget of {cost:g} is set but no prices, so no cost would ever be counted",
+            f"a cost budget of {cost:g} is set without prices, so it would have no effect",
             hint="set llm.prompt_price and llm.completion_price (per million tokens), or max_cost = 0 for a free model",
         )
 
@@ -101,7 +103,7 @@ def api_key(section: LlmSection) -> str:
         # RuntimeError: the home of an unknown user; ValueError: an invalid path or text.
         except (OSError, RuntimeError, ValueError) as error:
             no_text = isinstance(error, UnicodeDecodeError)
-            reason = "it is not text" if no_text else getattr(error, "strerror", None) or str(error)
+            reason = "it is not UTF-8 text" if no_text else getattr(error, "strerror", None) or str(error)
             hint = f"ls -l {section.api_key_file}"
             raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {reason}", hint=hint) from None
         if not key:
@@ -111,7 +113,7 @@ def api_key(section: LlmSection) -> str:
     if not key and not section.base_url:
         raise LlmError(
             f"there is no API key: the environment variable {section.api_key_env or '(none)'} is not set",
-            hint="set it, or llm.api_key_file, or llm.base_url for a server of your own; then: traced llm check",
+            hint="set the variable, llm.api_key_file, or llm.base_url for your own server; then: traced llm check",
         )
     if not key.isascii() or not key.isprintable():
         raise LlmError("the API key has invalid characters", hint="check the variable or file that holds it")

@@ -107,23 +107,25 @@ def _read(path: Path, read_member: Callable[[tarfile.TarFile, tarfile.TarInfo], 
         with _open_archive(path) as archive:
             for member in archive:
                 if manifest is not None or member.name in digests:
-                    raise BackupDamaged(f"{path} has {member.name!r} where nothing belongs")
+                    raise BackupDamaged(f"{path} contains the unexpected file {member.name!r}")
                 if member.name == MANIFEST:
                     manifest = _manifest(_content(archive, member).read())
                 else:
                     _refuse_odd(path, member)
                     digests[member.name] = read_member(archive, member)
     except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError, TypeError, KeyError) as error:
-        raise BackupDamaged(f"{path} cannot be read as a backup: {error}", hint="take another backup") from error
+        raise BackupDamaged(f"{path} cannot be read as a backup: {error}", hint="use another backup file") from error
     return _check_members(path, manifest, digests)
 
 
 def _check_members(path: Path, manifest: Manifest | None, digests: Mapping[str, str]) -> Manifest:
     if manifest is None:
-        raise BackupDamaged(f"{path} has no manifest: it was cut off", hint="take another backup")
+        raise BackupDamaged(f"{path} has no manifest: the file is incomplete", hint="use another backup file")
     if manifest.members != digests:
         odd = sorted(dict(manifest.members.items() ^ digests.items()))
-        raise BackupDamaged(f"{path} is not what was backed up: {', '.join(odd)} differ", hint="take another backup")
+        raise BackupDamaged(
+            f"{path} is damaged: {', '.join(odd)} differ from the manifest", hint="use another backup file"
+        )
     return manifest
 
 
@@ -147,14 +149,14 @@ def _refuse_odd(path: Path, member: tarfile.TarInfo) -> None:
     """Nothing but a regular file below the folder that is extracted to; ``filter="data"`` checks it once more."""
     parts = Path(member.name).parts
     if not member.isreg() or member.name.startswith("/") or ".." in parts or not parts:
-        raise BackupDamaged(f"{path} has a member that no backup has: {member.name!r}")
+        raise BackupDamaged(f"{path} is not a backup: it contains {member.name!r}")
 
 
 def _manifest(text: bytes) -> Manifest:
     fields: dict[str, Any] = json.loads(text)
     if fields["format"] != FORMAT:
         raise BackupDamaged(
-            f"the backup has format {fields['format']}, this traced reads {FORMAT}", hint="upgrade traced"
+            f"the backup has format {fields['format']}, this version reads {FORMAT}", hint="upgrade traced"
         )
     return Manifest(**fields)
 
@@ -162,7 +164,7 @@ def _manifest(text: bytes) -> Manifest:
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     content = archive.extractfile(member)
     if content is None:
-        raise tarfile.ReadError(f"{member.name!r} is no file")
+        raise tarfile.ReadError(f"{member.name!r} is not a regular file")
     return content
 
 

@@ -108,7 +108,9 @@ def load_dump(url: str, script: Path, existing: Tables, backup_schema: str, move
     try:
         _run(url, [*command, *before_commands, f"--file={script}", *after_commands])
     except UpkeepError as error:
-        raise RestoreRefused(f"the database is as it was: {error.message}", hint=error.hint) from error
+        raise RestoreRefused(
+            f"the restore failed and the database is unchanged: {error.message}", hint=error.hint
+        ) from error
 
 
 def relocate_sqlite(database: Path, old: str, new: str) -> None:

@@ -66,7 +66,7 @@ def _containers(owner: str) -> Iterator[Orphan]:
     try:
         yield from (Orphan("container", name) for name in reap_orphans(owner))
     except EngineDown as error:
-        yield Orphan("container", f"not looked for: {error}", removed=False)
+        yield Orphan("container", f"not checked: {error}", removed=False)
 
 
 def _staging(data_dir: Path, settled_at: datetime) -> Iterator[Path]:

@@ -70,7 +70,7 @@ def _exchange(first: Path, second: Path) -> bool:
 def mount_point(target: Path) -> RestoreRefused:
     """The error of a directory that cannot be swapped."""
     return RestoreRefused(
-        f"{target} is a mount point, and a restore swaps the whole directory",
+        f"{target} is a mount point, but a restore replaces the whole directory",
         hint=f"traced restore FILE --data-dir {target / 'data'}",
     )
 
@@ -79,7 +79,8 @@ def _write_error(error: OSError, target: Path) -> RestoreRefused:
     if error.errno == errno.EBUSY:
         return mount_point(target)
     return RestoreRefused(
-        f"{target} cannot be replaced: {error.strerror}", hint=f"run it as a user who may write {target.parent}"
+        f"{target} cannot be replaced: {error.strerror}",
+        hint=f"run the command as a user with write access to {target.parent}",
     )
 
 
@@ -123,16 +124,16 @@ def _refuse_data(data_dir: Path) -> None:
     entries = sorted(path.name for path in data_dir.iterdir() if path.name not in NOT_DATA)
     if entries:
         raise RestoreRefused(
-            f"{data_dir} holds data already ({', '.join(entries[:5])})",
-            hint="another --data-dir, or --force to move it aside",
+            f"{data_dir} already holds data ({', '.join(entries[:5])})",
+            hint="use another --data-dir, or --force to move the data aside",
         )
 
 
 def _refuse_newer(manifest: Manifest) -> None:
     if manifest.schema not in known_revisions():
         raise RestoreRefused(
-            f"the backup has schema {manifest.schema!r}, written by traced {manifest.traced}, which this one does not "
-            "know",
+            f"the backup has schema {manifest.schema!r}, written by traced {manifest.traced}, which this version "
+            "does not support",
             hint="upgrade traced",
         )
 
@@ -161,14 +162,14 @@ def _load_store(load: _Load) -> str | None:
     kind = "postgresql" if file is None else "sqlite"
     if kind != load.manifest.database:
         raise RestoreRefused(
-            f"the backup is of a store on {load.manifest.database}, and the settings name one on {kind}",
+            f"the backup contains a {load.manifest.database} store, but the settings name a {kind} store",
             hint="--set store.url=URL of an empty database of that kind",
         )
     if file is None:
         return _load_postgres(load)
     if file not in (load.staging / STORE, target):
         raise RestoreRefused(
-            f"the settings keep the store in {file}, and a restore writes {target}",
+            f"the settings name the store {file}, but a restore writes to {target}",
             hint=f"--set store.url=sqlite:///{target}, and the same in traced.toml",
         )
     if load.moves:
@@ -184,7 +185,7 @@ def _load_postgres(load: _Load) -> str | None:
             hint="set the search_path of the role to the backup's",
         )
     if existing.names and not load.force:
-        raise RestoreRefused("the database holds tables of traced already", hint="--force to move them aside")
+        raise RestoreRefused("the database already holds tables of traced", hint="use --force to move them aside")
     script = load.staging / SCRIPT
     load_dump(load.settings.store_url, script, existing, load.backup_schema, load.moves)
     script.unlink()
@@ -198,7 +199,7 @@ def _staging(data_dir: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=staging_prefix(data_dir), dir=data_dir.parent))
     except OSError as error:
         raise RestoreRefused(
-            f"cannot write in {data_dir.parent}: {error.strerror}", hint="run it as a user who may"
+            f"cannot write in {data_dir.parent}: {error.strerror}", hint="run the command as a user with write access"
         ) from error
     try:
         with marked_alive(folder):

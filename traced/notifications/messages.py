@@ -50,7 +50,7 @@ def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
 def daemon_held_up(subject: str, reason: str, command: str, started_at: datetime) -> Message:
     """The daemon has waited since ``started_at`` for something that a person has to repair (Docker, disk)."""
     key = f"trouble:{subject}:{started_at.isoformat(timespec='seconds')}"
-    return Message("trouble", subject, f"The daemon cannot continue because of {subject}: {reason}", command, key)
+    return Message("trouble", subject, f"The daemon cannot continue with {subject}: {reason}", command, key)
 
 
 def canary_ended(adapter: str, seq: int, result: str, reason: str) -> Message:

@@ -42,7 +42,7 @@ async def analyze(context: Context) -> list[str]:
 
 def _of_production(detail: Mapping[str, Any]) -> str:
     mined_count, left_out = detail.get("production", 0), sum(detail.get("left_out", {}).values())
-    return f"; {mined_count} conversations of production, {left_out} left out" if mined_count or left_out else ""
+    return f"; {mined_count} production conversations included, {left_out} excluded" if mined_count or left_out else ""
 
 
 def stored_findings(context: Context) -> list[Finding]:
@@ -61,7 +61,7 @@ def to_analyze(context: Context) -> list[Trajectory]:
 def _episodes(context: Context) -> list[Trajectory]:
     trajectories = collected(context)
     if not trajectories:
-        raise StageError("there are no trajectories to analyze", hint="traced collect")
+        raise StageError("there are no trajectories to analyse", hint="traced collect")
     return trajectories
 
 
@@ -149,7 +149,7 @@ def judged_trajectories(store: sqlalchemy.Engine, cycle: Cycle) -> list[Trajecto
     trajectories = [trajectory for trajectory in rows if trajectory.outcome.is_judged]
     if not {Outcome.SUCCESS, Outcome.FAILURE} <= {trajectory.outcome for trajectory in trajectories}:
         raise StageError(
-            f"{len(trajectories)} judged trajectories hold no contrast: successes and failures are both needed",
+            f"{len(trajectories)} judged trajectories are all successes or all failures; the analysis needs both",
             hint="traced import FILE",
         )
     return trajectories

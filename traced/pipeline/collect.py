@@ -70,11 +70,11 @@ def count_successes(stage: RunningStage) -> Callable[[Trajectory | None], None]:
 
 
 # Reasons for leaving a conversation out; they are stored in the stage's event.
-OTHER_TOOLS = "its tools are not the target's"
+OTHER_TOOLS = "its tools differ from those of the target"
 NO_SYSTEM = "it has no system message"
-NO_OPENING = "it does not begin with the user's words"
+NO_OPENING = "it does not start with a user message"
 UNREADABLE = "its messages cannot be read"
-JUDGED_ANEW = "it was judged anew meanwhile"
+JUDGED_ANEW = "its outcome has changed since"
 
 Toolset = frozenset[tuple[str, frozenset[str]]]
 

@@ -160,7 +160,7 @@ async def _run(
         raise kind(
             f"{len(failures)} of {len(jobs)} episodes of {origin.source} "
             f"were lost to {first.end_cause}: {first.detail}",
-            hint="traced doctor, then the same command again",
+            hint="run traced doctor, then repeat the command",
         )
 
 

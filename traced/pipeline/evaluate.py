@@ -34,7 +34,7 @@ ROUTE = "route"
 EPISODE_S = 0.08
 ROLLOUT_S = 0.06
 TYPICAL_CAPABILITIES = 3  # of a cycle, to estimate its progress before the analysis
-COMPARISON = "Train on the target itself, to compare"
+COMPARISON = "Train on the target itself, for comparison"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ async def _record_other_choices(
     context: Context, serving: str, other_routers: Mapping[str, Router], trajectories: Sequence[Trajectory]
 ) -> None:
     """Record in the stage's event what the routers that do not serve would have chosen."""
-    with context.stage(ROUTE, "Ask the other router", total=len(other_routers) * len(trajectories)) as stage:
+    with context.stage(ROUTE, "Compare with the other router", total=len(other_routers) * len(trajectories)) as stage:
         picks: dict[str, dict[str, str]] = {}
         reasons: dict[str, dict[str, int]] = {}
         for name, router in other_routers.items():

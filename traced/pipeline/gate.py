@@ -110,8 +110,8 @@ async def compare(
             return await run_gate(name, rounds.gather, policy, minimum_rounds)
         except GateError as error:
             raise StageError(
-                f"the gate of {name} could not compare: {error}",
-                hint="run the same command again: lost episodes are repeated",
+                f"the gate of {name} has too few comparable pairs: {error}",
+                hint="run the same command again; it repeats lost episodes",
             ) from error
 
 

@@ -121,7 +121,7 @@ async def _evolve(work: "_EvolutionRun", plan: Plan) -> Evolved:
     try:
         return await evolve(initial_patch(work.capability), plan, work.play, work.propose)
     except ModelError as error:
-        retry_hint = "then repeat the command; earlier answers are kept"
+        retry_hint = "then repeat the command; earlier answers are reused"
         subject = f"the language model cannot be used for {work.capability.name}"
         raise error.with_context(subject, hint=f"{error.hint or 'traced llm check'}; {retry_hint}") from error
 
@@ -139,7 +139,7 @@ class _EvolutionRun:
 
     async def propose(self, patch: str, episodes: list[Trajectory], number: int) -> str:
         """Return the language model's text for a patch; "" if it refuses or exceeds the form."""
-        self.stage.advance(0, f"text {number + 1} is being written")
+        self.stage.advance(0, f"writing text {number + 1}")
         context = self.model.endpoint.context_tokens
         request = question(self.purpose, self.capability, patch, episodes, number, context=context)
         try:
@@ -168,7 +168,7 @@ class _EvolutionRun:
         raise StageError(
             f"{len(failures)} of {len(jobs)} episodes of {self.source.name} were lost {TRIES} times to "
             f"{failures[0].end_cause}: {failures[0].detail}",
-            hint="traced doctor, then the same command again",
+            hint="run traced doctor, then repeat the command",
         )
 
 

@@ -68,7 +68,7 @@ async def hidden_state_router(context: Context, adapters: Sequence[str]) -> Hidd
             classifier = fit_classifier(embeddings, [model for _, model in examples], base_digest=digest)
         except RouterFitError as error:
             stage.detail = {"router": HIDDEN_STATE, "classes": [], "why": str(error)}
-            stage.figure = "too few examples: the base model serves everything"
+            stage.figure = "too few examples to fit a router: the base model serves all conversations"
             return HiddenStateRouter(client, None, str(error))
         publish_file(path, as_json(classifier))
         stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}

@@ -90,7 +90,7 @@ class InProcessRunner:
             context.progress.fail(f"{stage} {capability}", "ends here")
         for later in ("admit", PROMPT, "train", "gate"):
             context.progress.drop(f"{later} {capability}")
-        context.progress.note(f"{capability} ends at {stage}: {reason}")
+        context.progress.note(f"{capability} failed at the stage {stage}: {reason}")
 
 
 def _mark(context: Context, state: CycleState) -> None:

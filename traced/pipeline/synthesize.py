@@ -150,7 +150,7 @@ class JudgedAttempt:
     @property
     def refusal(self) -> RefusedFile:
         """Return the attempt as it is shown to the model."""
-        text = as_text(self.report) if self.report else "It was not judged."
+        text = as_text(self.report) if self.report else "No admission has checked it."
         return RefusedFile(self.record.source_code, text)
 
     @property

@@ -56,7 +56,7 @@ class TrainingStop:
     @property
     def message(self) -> str:
         """Return the reason that the capability ends with."""
-        return f"{self.actor} has stopped its training" + (f": {self.reason}" if self.reason else "")
+        return f"{self.actor} stopped the training" + (f": {self.reason}" if self.reason else "")
 
 
 def stop(session: Session, run: TrainingRun, *, actor: str, at: datetime, reason: str = "") -> TrainingStop:

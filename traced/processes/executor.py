@@ -76,13 +76,13 @@ class Watchdog:
         limits = self.limits
         if limits.memory_bytes is not None and memory_bytes > limits.memory_bytes:
             used, limit = memory_bytes / MIB, limits.memory_bytes / MIB
-            return JobOutcome.OUT_OF_MEMORY, f"{used:.0f} MiB in all its processes, over the limit of {limit:.0f} MiB"
+            return JobOutcome.OUT_OF_MEMORY, f"{used:.0f} MiB in all its processes, above the limit of {limit:.0f} MiB"
         if at - self.last_heartbeat > limits.heartbeat_s:
             silence_s = at - self.last_heartbeat
             return JobOutcome.HUNG, f"no heartbeat for {silence_s:.1f} s (limit {limits.heartbeat_s:g} s)"
         if limits.progress_s is not None and at - self.last_progress > limits.progress_s:
             stall_s = at - self.last_progress
-            position = f"{self.position[0]!r} {self.position[1]}" if self.position else "none at all"
+            position = f"{self.position[0]!r} {self.position[1]}" if self.position else "no position reported"
             detail = f"no progress for {stall_s:.1f} s (limit {limits.progress_s:g} s): {position}"
             return JobOutcome.STALLED, detail
         return None
@@ -257,10 +257,10 @@ class _Run:
             return JobOutcome.FAILED, f"{self.failure.type}: {self.failure.message}"
         # The child's own alarm fires first when the watchdog itself was held up.
         if code == -signal.SIGALRM:
-            return JobOutcome.HUNG, f"no heartbeat for so long that its own alarm ended it: {detail}"
+            return JobOutcome.HUNG, f"no heartbeat; the alarm of the process ended it: {detail}"
         if code == EXIT_STOPPED:
             return JobOutcome.STOPPED, detail
-        return JobOutcome.CRASHED, f"{detail} and no result"
+        return JobOutcome.CRASHED, f"{detail} without a result"
 
 
 def _parse_line(line: bytes) -> Report | Failure | JsonObject:

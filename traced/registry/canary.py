@@ -68,7 +68,9 @@ def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
     """Decide about a canary; the last of ``strata`` is under way."""
     e_values = evidence(strata, settings)
     if e_values.harm >= e_values.enough:
-        return Judgement(Verdict.ROLL_BACK, f"it is worse: {_success_counts(strata)}, evidence {_times(e_values.harm)}")
+        return Judgement(
+            Verdict.ROLL_BACK, f"worse than its control: {_success_counts(strata)}, evidence {_times(e_values.harm)}"
+        )
     current = strata[-1]
     if current.challenger.n < settings.min_samples:
         return Judgement(
@@ -76,9 +78,9 @@ def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
         )
     next_share = next((share for share in sorted(settings.steps) if share > current.share), None)
     if next_share is not None:
-        return Judgement(Verdict.STEP, f"no harm seen: {_success_counts(strata)}", next_share)
+        return Judgement(Verdict.STEP, f"not worse than its control so far: {_success_counts(strata)}", next_share)
     reason = (
-        f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that it is within {settings.margin:g} "
+        f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that its loss is below {settings.margin:g} "
         "of the control"
     )
     return Judgement(Verdict.FINISH if e_values.fine >= e_values.enough else Verdict.WAIT, reason)
@@ -89,7 +91,7 @@ def _success_counts(strata: Sequence[Stratum]) -> str:
         return f"{sum(arm.successes for arm in arms)} of {sum(arm.n for arm in arms)}"
 
     challenger, control = [stratum.challenger for stratum in strata], [stratum.control for stratum in strata]
-    return f"{of(challenger)} succeeded with it, {of(control)} without"
+    return f"successes {of(challenger)} with it, {of(control)} without it"
 
 
 def _times(log: float) -> str:

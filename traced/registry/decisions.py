@@ -169,7 +169,7 @@ def approve(
     message = f"{adapter} is approved and {_promotion_text(promotion)}"
     trial = state.log.current(*ON_TRIAL)
     if trial is not None and trial.adapter in entries and trial.adapter != adapter:
-        message += f"; {trial.adapter} is on trial no more"
+        message += f"; {trial.adapter} is no longer on trial"
     detail = {"decision": _approval_fields(state, changes), "promotion": asdict(promotion)}
     return Done(said=message, subject=adapter, live=live, detail=detail)
 
@@ -194,9 +194,9 @@ def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *
     assert request is not None
     if changes:
         record(session, action, "more-episodes", adapter, cycle_id=state.cycle.id, look=request.look)
-        message = f"the gate of {adapter} takes look {request.look} on more episodes; {adapter} waits for it"
+        message = f"the gate of {adapter} runs round {request.look} on more episodes; decide on {adapter} afterwards"
     else:
-        message = f"{request.who} asked for more episodes for {adapter} before, on {request.at:%Y-%m-%d at %H:%M} UTC"
+        message = f"{request.who} requested more episodes for {adapter} before, on {request.at:%Y-%m-%d at %H:%M} UTC"
     return Done(said=message, subject=adapter, live=live, detail={"asked": asdict(request)})
 
 
@@ -240,8 +240,8 @@ def release(session: Session, action: Action, parked_id: str) -> Done:
         set_cycle_state(session, quarantined.cycle_id, CycleState.INTERRUPTED, at=action.at)
         carries_on = quarantined.cycle_id
     record(session, action, "release", parked_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
-    without_retry = "its cycle went on without it, a later one tries the capability anew"
-    consequence = f"{carries_on} is carried on" if carries_on else without_retry
+    without_retry = "its cycle continued without it, a later cycle retries the capability"
+    consequence = f"{carries_on} is resumed" if carries_on else without_retry
     return Done(
         said=f"{parked_id} ({subject}) is released; {consequence}", subject=parked_id, detail={"carries_on": carries_on}
     )
@@ -314,12 +314,12 @@ def _outdated(state: AdapterState, action: Action, request: Request, gate_id: st
     decision = {Approve: Decision.APPROVED, Reject: Decision.REJECTED}.get(type(request))
     # The same decision by the same person may be a retry without an answer.
     if approval is not None and (approval.decision, approval.who) != (decision, action.actor):
-        first = f"somebody was first: {_approval_text(approval)}"
+        first = f"already decided: {_approval_text(approval)}"
         return PromotionError(first, hint=f"traced explain {state.version.name}")
     if gate is not None and gate.id != gate_id:
         return PromotionError(
-            f"the gate of {state.version.name} has answered again since you looked, on {gate.at:%Y-%m-%d at %H:%M} UTC",
-            hint="look at its new figures first",
+            f"the gate of {state.version.name} has a newer answer, of {gate.at:%Y-%m-%d at %H:%M} UTC",
+            hint=f"read it first: traced explain {state.version.name}",
         )
     return None
 
@@ -330,7 +330,7 @@ def _approve(state: AdapterState, action: Action, request: Approve) -> list[Chan
         hint = "traced evaluate" if gate is None else f"traced explain {name}"
         return PromotionError(f"{name} cannot be approved: its gate {_answer_text(gate)}", hint=hint)
     if pending is not None:
-        reason_text = f"{pending.who} asked for more episodes on {pending.at:%Y-%m-%d at %H:%M} UTC"
+        reason_text = f"{pending.who} requested more episodes on {pending.at:%Y-%m-%d at %H:%M} UTC"
         return PromotionError(f"{name} cannot be approved yet: {reason_text}", hint="wait for its gate, or reject it")
     return [*_new_approval(state, action, Decision.APPROVED), *_start(state, action, request)]
 
@@ -351,14 +351,16 @@ def _more_episodes(state: AdapterState, action: Action, request: MoreEpisodes) -
     if state.approval is not None:
         return PromotionError(_approval_text(state.approval), hint=f"traced explain {name}")
     if gate is None or gate.result.answer is not GateAnswer.PASS:
-        return PromotionError(f"{name} waits for nobody: its gate {_answer_text(gate)}", hint=f"traced explain {name}")
+        return PromotionError(
+            f"{name} has no pending decision: its gate {_answer_text(gate)}", hint=f"traced explain {name}"
+        )
     if cycle.state in ENDED_STATES:
-        return PromotionError(f"cycle {cycle.id} is {cycle.state.value}, so nothing plays more episodes for {name}")
+        return PromotionError(f"cycle {cycle.id} is {cycle.state.value}, so no more episodes can be played for {name}")
     max_rounds = round_limit(cycle, request.rounds)
     if gate.result.rounds >= max_rounds:
         return PromotionError(
-            f"the gate of {name} has taken all of its {max_rounds} looks; its intervals hold for no more",
-            hint="gate.max_rounds gives later cycles more",
+            f"the gate of {name} has used all of its {max_rounds} rounds; its intervals are not valid for more",
+            hint="raise gate.max_rounds for later cycles",
         )
     detail = {"adapter": name, "look": gate.result.rounds + 1, "who": action.actor, "reason": action.reason}
     return [StageEvent(cycle.id, GATE, StageState.STARTED, action.at, state.version.capability, detail)]
@@ -427,7 +429,7 @@ def _is_answer(event: StageEvent, adapter: str) -> bool:
 def _last_promoted(session: Session) -> str:
     serving = [*live_adapters(session), *(trial.promotion for trial in trials(session))]
     if not serving:
-        raise PromotionError("nothing is live, so there is nothing to undo", hint="traced status")
+        raise PromotionError("nothing is live, so no promotion can be undone", hint="traced status")
     return max(serving, key=lambda promotion: promotion.at).adapter
 
 
@@ -484,4 +486,4 @@ def _answer_text(gate: GateRecord | None) -> str:
 def _promotion_text(promotion: Promotion) -> str:
     if promotion.state is PromotionState.CANARY and promotion.share is not None:
         return f"has {100 * promotion.share:g} % of its conversations as a canary"
-    return "answers in the shadow" if promotion.state is PromotionState.SHADOW else "live"
+    return "answers as a shadow" if promotion.state is PromotionState.SHADOW else "live"

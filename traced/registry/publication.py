@@ -48,7 +48,7 @@ def publish(source: Path, adapters: Path, capability: str, *, origin: str) -> Pu
     ``origin`` is the id of the training run that made it. Raises PromotionError; nothing half-written stays.
     """
     if not NAME.fullmatch(f"{capability}@v1"):
-        raise PromotionError(f"{capability!r} is not a capability name (kebab-case)")
+        raise PromotionError(f"{capability!r} is not a capability name; a name is in kebab-case")
     files = _adapter_files(source)
     try:
         adapters.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def verify(path: Path) -> Published:
     if hashes != published.files:
         odd = sorted(dict(hashes.items() ^ published.files.items()))
         raise PromotionError(
-            f"{published.name} is not what was published: {', '.join(odd)} differ",
+            f"the files of {published.name} have changed since its publication: {', '.join(odd)}",
             hint=f"traced rollback {published.name}",
         )
     return published
@@ -100,7 +100,7 @@ def verify(path: Path) -> Published:
 def _adapter_files(source: Path) -> dict[str, str]:
     missing = [name for name in REQUIRED if not (source / name).is_file()]
     if missing:
-        raise PromotionError(f"{source} holds no adapter: {missing[0]} is missing", hint="traced train")
+        raise PromotionError(f"{source} contains no complete adapter: {missing[0]} is missing", hint="traced train")
     return _hashes(source)
 
 

@@ -43,12 +43,12 @@ def describe_router(data_dir: Path, cycles: Sequence[str], live: Sequence[str], 
     if not live:
         return ""
     if by_labels:
-        return "label tokens, as routing.router says"
+        return "label tokens, by the setting routing.router"
     path = find_router_file(data_dir, cycles, live)
     if path is None:
         names = f"{', '.join(live)}{' together' if len(live) > 1 else ''}"
-        return f"label tokens: no router was fitted for {names}; a cycle that promotes something does it"
-    return f"the router that {path.parent.name} has fitted"
+        return f"label tokens; no classifier was fitted for {names} yet, the next promoting cycle fits one"
+    return f"the classifier fitted by {path.parent.name}"
 
 
 def modification_times(paths: Iterable[Path]) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class LabelRouter:
         """Choose the adapter that the base model names; never raises a ``ServingError``."""
         started = time.perf_counter()
         if not self.adapters:
-            return RoutingDecision(BASE, {}, 0.0, "no adapter is on offer")
+            return RoutingDecision(BASE, {}, 0.0, "no adapter is available")
         try:
             options = route_options([(route.title, route.description, route.example) for route in self.adapters])
             names = [*(route.model for route in self.adapters), BASE]
@@ -215,9 +215,9 @@ def read_classifier(path: Path) -> HiddenStateClassifier:
         size, count = len(classifier.means), len(classifier.classes)
         is_valid = shape == (count, size) and len(classifier.scales) == size and len(classifier.bias) == count >= 2
     except (OSError, ValueError, TypeError) as error:
-        raise RouterFileError(f"{path} holds no router: {error}", hint=f"rm {path}") from error
+        raise RouterFileError(f"{path} is not a router file: {error}", hint=f"rm {path}") from error
     if not is_valid:
-        raise RouterFileError(f"{path} holds no router: its parts do not fit each other", hint=f"rm {path}")
+        raise RouterFileError(f"{path} is not a valid router file: its arrays have different sizes", hint=f"rm {path}")
     return classifier
 
 

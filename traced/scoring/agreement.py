@@ -69,7 +69,7 @@ async def measure(
     conversations = labelled_conversations(store, source, labels, label_source, limit)
     if not conversations:
         raise OutcomesError(
-            f"no trajectory of {source!r} has an outcome by {label_source}: there is nothing to compare with",
+            f"no trajectory of {source!r} has an outcome by {label_source}, which the comparison needs",
             hint="traced outcomes label TRAJECTORY success, or send feedback to the gateway",
         )
     judgements: list[Judgement] = []
@@ -163,7 +163,7 @@ def latest_agreement(session: Session, judge: str) -> Mapping[str, Any] | None:
 def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection) -> str:
     """Why the verdicts of a judge do not count; "" if they do."""
     if agreement is None:
-        return "its agreement with labels was never measured"
+        return "its agreement with labels has not been measured"
     table = agreement["table"]
     label_counts = {
         label: sum(table[_cell(label, verdict)] for verdict in ("success", "failure"))
@@ -172,7 +172,7 @@ def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection)
     if agreement["decided"] < settings.min_labels:
         return f"it was measured on {agreement['decided']} labels, outcomes.judge.min_labels is {settings.min_labels}"
     if not all(label_counts.values()):
-        return "its labels were all the same, which proves nothing"
+        return "all labels were equal, so the agreement is undefined"
     # Kappa itself and not its interval, which at 30 labels is about 0.5 wide: its low end would reject judges that
     # agree as well as people do.
     if agreement["kappa"] is None or agreement["kappa"] < settings.min_agreement:
@@ -186,7 +186,7 @@ def require_trusted(session: Session, judge: Judge) -> Mapping[str, Any]:
     agreement = latest_agreement(session, judge.name)
     reason = distrust_reason(agreement, judge.settings)
     if reason or agreement is None:
-        raise JudgeNotTrusted(f"{judge.name} does not count yet: {reason}", hint="traced outcomes agreement")
+        raise JudgeNotTrusted(f"the judge {judge.name} cannot be used yet: {reason}", hint="traced outcomes agreement")
     return agreement
 
 

@@ -91,7 +91,7 @@ def parse_path(text: str) -> Path:
         match = _STEP.match(text, offset)
         if match is None:
             raise ValueError(
-                f'{text!r} is not a path from character {offset + 1} on: a step is .key, ["any key"], [0], [-1] or [*]'
+                f'{text!r} is not a path (character {offset + 1}); a step is .key, ["any key"], [0], [-1] or [*]'
             )
         steps.append(_step(match))
         offset = match.end()
@@ -172,7 +172,7 @@ def _path(text: str) -> str:
 
 def _orderable(value: object) -> object:
     if not isinstance(value, str) and not _is_number(value):
-        raise ValueError("only numbers and texts have an order")
+        raise ValueError("only numbers and texts can be ordered")
     return value
 
 
@@ -204,7 +204,9 @@ class Test(Table):
         if not tests:
             raise ValueError("a test needs one of matches, eq, ne, lt, le, gt, ge, in, exists")
         if self.exists is False and len(tests) > 1:
-            raise ValueError("exists = false excludes every other test: no test holds of a missing value")
+            raise ValueError(
+                "exists = false cannot be combined with other tests, because a missing value has no content"
+            )
         return self
 
     def holds(self, value: object, text: str | None = None) -> bool:
@@ -329,7 +331,7 @@ class Condition(Table):
     @model_validator(mode="after")
     def _not_empty(self) -> "Condition":
         if not self.model_fields_set:
-            raise ValueError(f"an empty condition always holds; it needs one of {self.allowed()}")
+            raise ValueError(f"an empty condition would match everything; it needs one of {self.allowed()}")
         return self
 
     def holds(self, conversation: Conversation) -> bool:

@@ -62,7 +62,7 @@ class Database(Table):
     @model_validator(mode="after")
     def _has_one_url(self) -> "Database":
         if bool(self.url) == bool(self.url_env):
-            raise ValueError("exactly one of url and url_env has to be set")
+            raise ValueError("set exactly one of url and url_env")
         return self
 
     def resolve(self, folder: Path) -> URL:

@@ -86,7 +86,10 @@ class Judge:
 def judge_from_settings(settings: JudgeSection) -> Judge:
     """The judge in the settings; raises ``JudgeError``."""
     if not settings.model:
-        raise JudgeError("no judge is set", hint='outcomes.judge.model = "NAME", and base_url where it is served')
+        raise JudgeError(
+            "the setting outcomes.judge.model is empty",
+            hint='set outcomes.judge.model = "NAME", and outcomes.judge.base_url for your own server',
+        )
     try:
         built_in = files("traced.scoring") / "judge.md"
         prompt = Path(settings.prompt).read_text("utf-8") if settings.prompt else built_in.read_text("utf-8")
@@ -171,7 +174,9 @@ async def _decision(model: Model, question: Question) -> Decision:
         return (await model.ask(question, JudgeReply)).decision
     except ModelDenied as error:
         message = redacted_text(error.message)
-        raise JudgeError(f"the judge cannot be asked: {message}", hint="see outcomes.judge in the settings") from None
+        raise JudgeError(
+            f"the judge model does not answer: {message}", hint="check outcomes.judge in the settings"
+        ) from None
     except ModelError as error:
         # An unusable answer is a decision; a request that failed is not, and is repeated the next time.
         reason = redacted_text(error.message)[:REASON_LIMIT]

@@ -208,7 +208,7 @@ def _cross_table_mistakes(tables: RuleTables) -> Iterator[tuple[TomlPath, str]]:
         if first != number:
             yield (
                 ("rule", number, "name"),
-                f"rule {first + 1} has this name as well; verdicts are stored under the name",
+                f"rule {first + 1} has the same name; names must be unique because verdicts are stored by name",
             )
         if rule.check is not None and rule.check.database not in tables.databases:
             available = ", ".join(tables.databases) or "none"

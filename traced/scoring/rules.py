@@ -89,7 +89,7 @@ class Check(Table):
         used, declared = set(text(self.query).compile().params), set(self.parameters)
         if used != declared:
             used_names, declared_names = (", ".join(sorted(names)) or "none" for names in (used, declared))
-            raise ValueError(f"the query's parameters are {used_names}, those under with are {declared_names}")
+            raise ValueError(f"the query uses the parameters {used_names}, but `with` defines {declared_names}")
         return self
 
 
@@ -106,9 +106,11 @@ class Rule(Table):
     @model_validator(mode="after")
     def _is_consistent(self) -> "Rule":
         if self.when is None and self.check is None:
-            raise ValueError("a rule needs when or check, else it would match every conversation")
+            raise ValueError("a rule needs `when` or `check`; without them it would match every conversation")
         if self.score is not None and self.outcome != ("success" if self.score >= SUCCESS_THRESHOLD else "failure"):
-            raise ValueError(f"a success has a score of at least {SUCCESS_THRESHOLD}, a failure less, unknown none")
+            raise ValueError(
+                f"the score must be at least {SUCCESS_THRESHOLD} for success, lower for failure, absent for unknown"
+            )
         return self
 
     @property

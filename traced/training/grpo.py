@@ -116,7 +116,7 @@ def _claim(job: TrainingJob) -> TrainingResult | None:
     if mark.exists() and mark.read_text(encoding="utf-8").strip() != job.fingerprint():
         raise JobChangedError(
             f"{job.out} holds the checkpoints of a different job (seed, environment, model or settings differ)",
-            hint="train into another folder, or remove this one",
+            hint="use another output folder, or remove this one",
         )
     # The fingerprint first: a folder with checkpoints but without one could be claimed by any job.
     publish_file(mark, job.fingerprint() + "\n")

@@ -72,7 +72,7 @@ class TrainingJob:
                 'it must be {"environment": FILE} or {"target": NAME, "split": SPLIT}'
             )
         if self.rollouts < 2:
-            raise JobError(f"rollouts is {self.rollouts}; a group needs at least 2 to have a variance")
+            raise JobError(f"rollouts is {self.rollouts}; a group needs at least 2 rollouts")
         for name in ("iterations", "groups", "max_turns", "max_length", "max_tokens", "threads", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -199,6 +199,6 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
     seeds = chosen_target.splits[split]
     if not (seeds.start <= job.seed_low and job.seed_high <= seeds.stop):
         raise JobError(
-            f"seeds [{job.seed_low}, {job.seed_high}) leave {chosen_target.name}'s split {split!r} ({seeds})"
+            f"seeds [{job.seed_low}, {job.seed_high}) are outside the split {split!r} of {chosen_target.name} ({seeds})"
         )
     return chosen_target.source()

@@ -305,7 +305,7 @@ class RolloutFunction:
         if not scored:
             failures = [str(rollout.failure) for rollout in rollouts if rollout.failure is not None]
             raise EnvironmentFailed(
-                f"every group of the iteration lost a rollout twice; the first failure: {failures[0]}",
+                f"no group of the iteration is complete: rollouts failed twice; first failure: {failures[0]}",
                 hint="traced doctor",
             )
         lengths = [sum(rollout.conversation.mask) for rollout in scored if rollout.conversation is not None]

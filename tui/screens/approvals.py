@@ -33,7 +33,7 @@ from tui.widgets.navigation import READER_BINDINGS
 from tui.widgets.tables import KeyedTable, OpenableTable, Row
 
 STATUS_LABELS = {
-    "waiting": ("! waits", "bold yellow"),
+    "waiting": ("! pending", "bold yellow"),
     "approved": ("✓ approved", "green"),
     "rejected": ("✗ rejected", "red"),
     "not passed": ("– not passed", "dim"),
@@ -42,7 +42,7 @@ MAX_OFFERS = 3  # prompts that have a line
 PROMPT_LIMIT = 20_000  # characters of a prompt
 SIDES = {"prompt": ("base", "prompt"), "adapter": ("base", "adapter"), "comparison": ("adapter", "prompt")}
 ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
-NOBODY = "No adapter waits for a decision and none was decided: a cycle brings one here once its gate has passed."
+NOBODY = "There are no adapters to decide yet: an adapter is listed here as soon as its gate has passed."
 
 
 @dataclass
@@ -98,12 +98,12 @@ class Approvals(Live):
         """The adapters, and the case of the selected one."""
         yield Static("", id="offered", markup=False)
         with Container(id="desk"):
-            yield OpenableTable("adapter", "stands", id="adapters")
+            yield OpenableTable("adapter", "status", id="adapters")
             with VerticalScroll(id="case"):
                 yield Static("", id="stands", markup=False)
                 yield Forest(id="forest")
                 yield Static("", id="moved", markup=False)
-                yield Pairs("", "on", "task", "base", "adapter", "change", id="pairs")
+                yield Pairs("", "comparison", "task", "base", "adapter", "change", id="pairs")
                 yield Static("", id="lineage", markup=False)
                 yield Static("", id="decided", markup=False)
 
@@ -155,7 +155,7 @@ class Approvals(Live):
             reason = sanitize_line(event.detail.get("reason") or "", 200)
             message += f": {reason}" if reason else ""
             if self.is_current or self._dialog is not None:
-                self.app.notify(message, title="Decided meanwhile", markup=False, timeout=10)
+                self.app.notify(message, title="Decided by somebody else", markup=False, timeout=10)
             if self._dialog is not None and self._dialog.case.adapter.name == event.subject:
                 self._dialog.overtaken(message)
         super().news(events)
@@ -327,10 +327,10 @@ def patch_text(patch: PatchView) -> Text:
         text.append(
             f"{patch.decision} by {sanitize_line(patch.decided_by, 60)}, {patch.decided_at:%m-%d %H:%M}{reason}\n"
         )
-    text.append("To use it, put the text at the end of your agent's system prompt. Into a file: ", "dim")
+    text.append("To use it, append the text to your agent's system prompt. To write it to a file: ", "dim")
     text.append(f"traced show patch {patch.id[:12]} --into FILE\n")
     if patch.decided_at is None:
-        text.append("For the record: ", "dim").append(f"traced approve {patch.id[:12]}, or traced reject\n")
+        text.append("To record a decision: ", "dim").append(f"traced approve {patch.id[:12]}, or traced reject\n")
     return text
 
 

@@ -26,7 +26,7 @@ from tui.text import sanitize_block, sanitize_line
 from tui.widgets.label_grid import SIGNS, LabelGrid
 from tui.widgets.tables import KeyedTable, OpenableTable
 
-NONE_YET = "No capability has been named yet: a cycle names them once it has collected episodes (traced cycle start)."
+NONE_YET = "No capabilities yet: a cycle finds them when it analyses its episodes (traced cycle start)."
 # Labels never change, so the last tables are cached.
 TABLES = 20
 PANELS = {"about": "About", "labels": "Labels", "messages": "Messages", "history": "History"}
@@ -233,7 +233,7 @@ class Capabilities(Live):
 
     def _show_cited(self, page: CitedMessages) -> None:
         self.query_one("#cited", KeyedTable).put([cited_row(message) for message in page.messages])
-        title = f"Messages, {len(page.messages)} of {page.total}" if page.total else "Messages: none is cited"
+        title = f"Messages, {len(page.messages)} of {page.total}" if page.total else "Messages: no citations"
         self.query_one("#messages").border_title = title
         self._preview()
 

@@ -129,7 +129,9 @@ def capability_text(capability: CapabilityInCycle, history: CapabilityHistory) -
     )
     if finding.delta is None or finding.er_minus is None or finding.er_plus is None:
         summary.append(
-            "\nΔ –: never needed in failures, or never in successes" if finding.runs else "\nnot contrasted yet"
+            "\nΔ undefined: the capability was never needed in failures, or never in successes"
+            if finding.runs
+            else "\nnot contrasted yet"
         )
     else:
         summary.append(f"\nΔ {finding.delta:+.3f}")

@@ -52,8 +52,8 @@ class Conversation(Live):
     TITLE_TEXT = "Conversation"
     CONCERNS = ("stage finished", "cycle", "import", "outcomes")
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "beside", "Side by side", tooltip="A trial of the task that ended otherwise beside it, or away"),
-        Binding("o", "another", "Other trial", tooltip="Another trial of the task beside it"),
+        Binding("s", "beside", "Side by side", tooltip="Show or hide a trial of the same task with the other outcome"),
+        Binding("o", "another", "Other trial", tooltip="Show another trial of the same task"),
         Binding("e,x", "export", "Export", tooltip="Write it to a file"),
         Binding("escape,q", "back", "Back", key_display="Esc"),
     ]
@@ -151,9 +151,7 @@ class Conversation(Live):
         if not trials:
             message = "This is the only trial of its task."
         elif trajectory.outcome not in OTHERWISE:
-            message = (
-                f"Nobody has judged this one; beside it is one of the {len(trials)} other trials, o shows the next."
-            )
+            message = f"The outcome is unknown. Shown beside it: one of {len(trials)} other trials; o: next."
             self._put_beside(fitting[0].id)
         else:
             message = f"None of the {len(trials)} other trials is a {OTHERWISE[trajectory.outcome]}."
@@ -240,7 +238,7 @@ class RolloutShown(ModalScreen[None]):
         text.append(f"   iteration {sample.iteration}, {group_place}", "bold")
         text.append(f"   {self._place + 1} of {len(self._samples)}", "dim")
         if sample.left_out:
-            text.append(f"\n{sample.left_out} more messages were not kept", "yellow")
+            text.append(f"\n{sample.left_out} more messages were not stored", "yellow")
         return text
 
 
@@ -253,10 +251,12 @@ def _facts(trajectory: FullTrajectory, capability: str | None) -> Text:
     mark, colour = OUTCOMES.get(trajectory.outcome, ("·", ""))
     text = Text(f"{mark} {sanitize_line(trajectory.outcome, 20)}", f"bold {colour}")
     if trajectory.by == "source":
-        text.append(" as its source says", "dim")
+        text.append(", outcome set by its source", "dim")
+    elif trajectory.by == "nobody":
+        text.append(", not judged yet", "dim")
     else:
         actor = f" ({sanitize_line(trajectory.said.who, 60)})" if trajectory.said and trajectory.said.who else ""
-        text.append(f" said by {sanitize_line(trajectory.by, 20)}{actor}", "dim")
+        text.append(f", outcome set by {sanitize_line(trajectory.by, 20)}{actor}", "dim")
     text.append(f"   {sanitize_line(trajectory.id, 80)}\n", "bold")
     split = f"/{sanitize_line(trajectory.split, 40)}" if trajectory.split else ""
     trial = f"task {sanitize_line(trajectory.task_id, 60)}, trial {trajectory.trial}"

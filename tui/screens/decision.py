@@ -21,9 +21,9 @@ from tui.widgets.forest_plot import MARKS, points
 
 MAX_TASKS = 6  # tasks that were lost, by name
 POLICIES: tuple[tuple[Policy, str], ...] = (
-    ("immediate", "immediate: all conversations of its capability at once"),
-    ("canary", "canary: a growing share, judged by feedback"),
-    ("shadow", "shadow: answers beside the live one, never shown"),
+    ("immediate", "immediate: all conversations of its capability, from now on"),
+    ("canary", "canary: a growing share of them, tested on feedback"),
+    ("shadow", "shadow: its answers are recorded, clients do not get them"),
 )
 
 
@@ -38,13 +38,13 @@ class Action:
 
 
 ACTIONS = {
-    "approve": Action("approve", "Approve", "approved", "It takes traffic, by the way that is chosen below."),
-    "reject": Action("reject", "Reject", "rejected", "It takes no traffic; its files stay."),
+    "approve": Action("approve", "Approve", "approved", "The adapter takes traffic by the policy chosen below."),
+    "reject": Action("reject", "Reject", "rejected", "The adapter takes no traffic; its files are kept."),
     "more-episodes": Action(
         "more",
         "More episodes for",
-        "asked for more episodes for",
-        "Its gate plays fresh seeds and judges all of them anew; the new answer counts, also where it is no pass.",
+        "requested more episodes for",
+        "The gate runs another round on new seeds. The answer over all seeds replaces the present one, pass or fail.",
     ),
 }
 
@@ -76,10 +76,10 @@ class Decision(ReasonDialog):
         """The way in which an adapter goes live."""
         if self.action != "approve":
             return
-        yield Static("How it goes live:", classes="title")
+        yield Static("Promotion policy:", classes="title")
         buttons = [
             _Way(
-                means + (" (usual)" if policy == self.case.policy else ""),
+                means + (" (default)" if policy == self.case.policy else ""),
                 value=policy == self.case.policy,
                 name=policy,
             )
@@ -90,7 +90,7 @@ class Decision(ReasonDialog):
     def overtaken(self, message: str) -> None:
         """Show that somebody else has decided, and disable the confirmation."""
         notice = self.query_one("#overtaken", Static)
-        notice.update(f"✗ {message}. Nothing is left to decide here; Esc leaves.")
+        notice.update(f"✗ {message}. No decision is pending any more; Esc closes.")
         notice.display = True
         self.query_one("#confirm", Button).disabled = True
 
@@ -122,35 +122,35 @@ def status_text(case: Case, *, paused: bool = False) -> Text:
     text.append(name, "bold")
     if case.asked is not None:
         request = case.asked
-        text.append(f"  … more episodes, look {request.look} of {case.looks}", "bold cyan")
+        text.append(f"  … more episodes, round {request.look} of {case.looks}", "bold cyan")
         text.append(
-            f", asked for by {sanitize_line(request.who, 60)} {_timestamp(request.at)}{_reason_suffix(request.reason)}"
+            f", requested by {sanitize_line(request.who, 60)} {_timestamp(request.at)}{_reason_suffix(request.reason)}"
         )
-        text.append(" ‖ when the service goes on" if paused else "", "yellow")
+        text.append(" ‖ after the service is resumed" if paused else "", "yellow")
     elif case.adapter.standing == "waiting":
-        text.append("  ! waits for a decision", "bold yellow")
+        text.append("  ! decision pending", "bold yellow")
     elif case.adapter.decision is not None:
         decision = case.adapter.decision
         mark, style = ("✓", "green") if decision.decision == "approved" else ("✗", "red")
         text.append(f"  {mark} {decision.decision}", style)
         text.append(f" by {sanitize_line(decision.who, 60)} {_timestamp(decision.at)}{_reason_suffix(decision.reason)}")
     else:
-        text.append("  – did not pass", "dim")
+        text.append("  – not passed", "dim")
     if case.live or case.trial:
         text.append(f"  ● {'live' if case.live else case.trial}", "green")
-    last = ", the last" if gate.rounds >= case.looks else ""
+    last = " (the last)" if gate.rounds >= case.looks else ""
     text.append(
-        f"\ngate: {gate.answer} after look {gate.rounds} of {case.looks}{last}, {_timestamp(gate.at)}", "default"
+        f"\ngate: {gate.answer} after round {gate.rounds} of {case.looks}{last}, {_timestamp(gate.at)}", "default"
     )
     for earlier in case.gates[1:]:
-        text.append(f"; before: {earlier.answer} after look {earlier.rounds}, {_timestamp(earlier.at)}", "dim")
+        text.append(f"; before: {earlier.answer} after round {earlier.rounds}, {_timestamp(earlier.at)}", "dim")
     return text
 
 
 def changes_text(case: Case) -> Text:
     """The numbers of won and lost pairs, and the lost tasks."""
     if not case.changes:
-        return Text("No episodes of its gate are kept, so there are none to read.", "dim")
+        return Text("The episodes of its gate are not stored any more.", "dim")
     text = Text()
     for number, changes in enumerate(case.changes):
         text.append("\n" if number else "")
@@ -184,7 +184,7 @@ def lineage(case: Case) -> Text:
     _line(text, "", sanitize_line(capability.description, 160))
     checks = f"{environment.checks - len(environment.failed)} of {environment.checks} checks"
     failed = f", not {sanitize_line(', '.join(environment.failed), 100)}" if environment.failed else ""
-    admission = {True: "✓ admitted", False: "✗ refused", None: "? never tried"}[environment.admitted]
+    admission = {True: "✓ admitted", False: "✗ refused", None: "? not checked"}[environment.admitted]
     synthesizer = sanitize_line(environment.synthesizer, 20)
     _line(
         text,

@@ -37,8 +37,8 @@ class AskSeed(ModalScreen[int | None]):
         """An input with the last seed."""
         with Vertical() as frame:
             frame.border_title = "Play an episode by hand"
-            frame.border_subtitle = "Enter begins, Esc does not"
-            yield Static("It runs in a sandbox container of its own. Which seed?", markup=False)
+            frame.border_subtitle = "Enter starts, Esc closes"
+            yield Static("The episode runs in its own sandbox container. Seed:", markup=False)
             yield Input(str(self._seed), type="integer", max_length=18, compact=True, id="seed")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -64,8 +64,8 @@ class ChooseTool(ModalScreen[int | None]):
     def compose(self) -> ComposeResult:
         """The tools' names and descriptions."""
         options = OptionList(*(Option(tool_line(tool)) for tool in self._tools))
-        options.border_title = "Call which tool?"
-        options.border_subtitle = "Enter chooses, Esc goes back"
+        options.border_title = "Choose a tool to call"
+        options.border_subtitle = "Enter: choose, Esc: back"
         yield options
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -86,7 +86,7 @@ class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "give(True)", "Send"),
-        Binding("ctrl+n,f3", "give(False)", "Add, and another"),
+        Binding("ctrl+n,f3", "give(False)", "Add, then another"),
         Binding("escape", "dismiss(None)", "Back"),
     ]
 
@@ -99,7 +99,7 @@ class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
         """The tool's parameters, a skeleton of the arguments, and the error line."""
         with Vertical() as frame:
             frame.border_title = "A tool call"
-            frame.border_subtitle = "^s sends it, ^n adds another, Esc goes back"
+            frame.border_subtitle = "^s: send, ^n: add another call, Esc: back"
             with VerticalScroll(can_focus=False):
                 yield Static(_tool_text(self._tool))
             yield TextArea(skeleton(_parameters(self._tool)), tab_behavior="focus", compact=True, id="arguments")
@@ -113,7 +113,7 @@ class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
         """Return the call, or show why the text is no JSON object."""
         text = self.query_one(TextArea).text
         try:
-            wrong = "" if isinstance(json.loads(text), dict) else "an object in braces is wanted"
+            wrong = "" if isinstance(json.loads(text), dict) else "the arguments must be a JSON object in braces"
         except (ValueError, RecursionError) as error:
             wrong = str(error)
         self.query_one("#wrong", Static).update(f"✗ {sanitize_line(wrong)}" if wrong else "")
@@ -142,9 +142,7 @@ def _tool_text(tool: Mapping[str, Any]) -> Text:
         is_required = isinstance(required, list) and name in required
         text.append(f"\n{'•' if is_required else '◦'} {sanitize_line(name, 60)}  ", "not bold")
         text.append(_kind(schema), "not bold dim")
-    text.append(
-        "\n• required  ◦ as you like" if _properties(parameters) else "\nIt takes no arguments.", "not bold dim"
-    )
+    text.append("\n• required  ◦ optional" if _properties(parameters) else "\nIt takes no arguments.", "not bold dim")
     return text
 
 

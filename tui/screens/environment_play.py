@@ -21,10 +21,10 @@ from tui.screens.environment_dialogs import ChooseTool, FillCall, tool_line
 from tui.text import sanitize_block, sanitize_line
 
 IDLE = (
-    "Press p to play an episode by hand: you are the agent, and the environment answers from a sandbox container.\n"
-    "Nobody but you speaks for the agent; the score is the environment's own."
+    "Press p to play an episode by hand: you are the agent, the environment answers from a sandbox container.\n"
+    "No model is involved; the environment computes the score."
 )
-READ_ONLY = "⊘ Playing an episode is an act, and this is read-only."
+READ_ONLY = "⊘ This connection is read-only: playing an episode needs full access."
 GOES_ON = (HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.CONFLICT, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 LINE_LENGTH = 100  # characters of a tool's JSON that stay on one line
 
@@ -59,7 +59,7 @@ class Play(Vertical):
         with VerticalScroll(id="talk"):
             yield Static(READ_ONLY if self.app.read_only else IDLE, classes="said", markup=False)
         yield Static("", id="stands", markup=False)
-        yield Input(placeholder="What the agent says; Enter sends it", id="say", compact=True)
+        yield Input(placeholder="Message of the agent; Enter sends it", id="say", compact=True)
 
     def on_mount(self) -> None:
         """Hide the input until an episode runs."""
@@ -80,13 +80,13 @@ class Play(Vertical):
             return
         self.seed, self._sent_count, self._by_now = seed, 0, []
         self._busy = True
-        self._show_state("… a container starts")
+        self._show_state("… starting a container")
         await self.query_one("#talk").remove_children()
         try:
             self._episode = await self.app.client.environments.play(self._environment, seed)
         except ClientError as error:
             self._failed(error)
-            self._show_state("✗ nothing is played; p tries again")
+            self._show_state("✗ no episode is running; p: try again")
             return
         finally:
             self._busy = False
@@ -124,7 +124,7 @@ class Play(Vertical):
         if self._episode is None:
             return
         episode, self._episode = self._episode.id, None
-        self._show_state("… the container is removed")
+        self._show_state("… removing the container")
         try:
             done = await self.app.client.environments.end(episode)
         except ClientError as error:
@@ -140,7 +140,7 @@ class Play(Vertical):
         if self._episode is None or self._busy or not (message.content or message.calls):
             return
         self._busy = True
-        self._show_state("… the environment answers")
+        self._show_state("… waiting for the environment")
         try:
             answer = await self.app.client.environments.say(self._episode.id, message)
         except ClientError as error:
@@ -148,7 +148,7 @@ class Play(Vertical):
             self._by_now = []
             if isinstance(error, RequestRefused) and error.status not in GOES_ON:
                 self._episode = None
-                self._show_state("✗ the episode is over; p begins another")
+                self._show_state("✗ the episode is over; p: new episode")
             else:
                 self._show_state()
             return
@@ -177,7 +177,7 @@ class Play(Vertical):
 
     def _show_score(self, score: ScoreView | None, reason: str) -> None:
         if score is None:
-            self._show_state(f"○ {reason} The environment gave no score.")
+            self._show_state(f"○ {reason} The environment returned no score.")
             return
         text = Text("✓ success" if score.success else "✗ no success", "bold green" if score.success else "bold red")
         text.append(f"   reward {score.reward:.4g}", "bold")
@@ -185,7 +185,7 @@ class Play(Vertical):
         for name, value in score.parts.items():
             text.append(f"\n  {sanitize_line(name, 40):<{name_width}}  {value:.4g}", "not bold")
         self._add("score", text, "")
-        self._show_state(f"○ {reason} p begins another")
+        self._show_state(f"○ {reason} p: new episode")
 
     def _put_message(self, message: dict[str, Any], name: str = "") -> None:
         role = str(message.get("role"))
@@ -207,7 +207,7 @@ class Play(Vertical):
 
     def _failed(self, error: ClientError) -> None:
         hint = f"\nTry: {sanitize_block(error.hint, 400)}" if error.hint else ""
-        self._add("it went wrong", Text(f"✗ {sanitize_block(error.message, 4000)}{hint}"), "wrong")
+        self._add("error", Text(f"✗ {sanitize_block(error.message, 4000)}{hint}"), "wrong")
 
     def _add(self, title: str, content: Text, role: str) -> None:
         talk = self.query_one("#talk", VerticalScroll)
@@ -218,8 +218,8 @@ class Play(Vertical):
 
     def _show_state(self, state: str | None = None) -> None:
         """Update the state line and the keys."""
-        pending = f"; {len(self._by_now)} tool calls wait to go with the next" if self._by_now else ""
-        progress = f"● playing seed {self.seed}: {self._sent_count} sent{pending}"
+        pending = f"; {len(self._by_now)} tool calls will be sent with the next message" if self._by_now else ""
+        progress = f"● playing seed {self.seed}: {self._sent_count} messages sent{pending}"
         self.query_one("#stands", Static).update(progress if state is None else state)
         field = self.query_one("#say", Input)
         field.display = self.running

@@ -152,7 +152,7 @@ def evidence_lines(evidence: Mapping[str, Any], bounds: Mapping[str, BoundView],
         needs = f"  needs {bound.sign} {_value(evidence.get(bound.key))}" if bound else ""
         yield from _entry(name, value, needs, name_width, width)
     if not evidence:
-        yield Text("nothing was measured", "dim")
+        yield Text("no figures were measured", "dim")
 
 
 def _table(records: Mapping[str, Mapping[str, Any]], columns: list[str]) -> Iterator[Text]:

@@ -33,10 +33,10 @@ PAGE = 200  # environments of one request
 # Characters of a source that are shown. Admission accepts 256 KiB, so this cuts nothing that was admitted.
 SOURCE_LIMIT = 400_000
 FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}  # what has the focus in each tab
-UNCHECKED = "No admission has judged it yet."
+UNCHECKED = "No admission has checked it yet."
 STYLES: dict[AdmissionStatus, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
 MARKS: dict[AdmissionStatus, str] = {"admitted": "✓", "refused": "✗", "unchecked": "·"}
-NONE_YET = "No environment has been made yet: a cycle's stage “synthesize” makes them."
+NONE_YET = "No environments yet: the stage “synthesize” of a cycle writes them."
 
 
 class Environments(Live):
@@ -56,7 +56,7 @@ class Environments(Live):
     def contents(self) -> ComposeResult:
         """The table above, the one under the cursor below."""
         yield OpenableTable(
-            "standing", "capability", "environment", "failed", "adapters", "cycle", "made", "by", id="environments"
+            "status", "capability", "environment", "failed", "adapters", "cycle", "created", "by", id="environments"
         )
         yield Static("", id="environment", classes="panel")
 
@@ -112,9 +112,7 @@ class Environment(Live):
         Binding("r", "tab('report-tab')", "Report"),
         Binding("s", "tab('source-tab')", "Source"),
         Binding("p", "play", "Play"),
-        Binding(
-            "ctrl+t,f2", "call", "Call a tool", key_display="^t", tooltip="F2 too: browsers keep ^t for themselves"
-        ),
+        Binding("ctrl+t,f2", "call", "Call a tool", key_display="^t", tooltip="F2 does the same: browsers reserve ^t"),
         Binding("a", "older", "Other admission"),
         Binding("escape", "end", "End the episode"),
         Binding("escape", "back", "Back"),
@@ -232,7 +230,7 @@ class Environment(Live):
     async def action_end(self) -> None:
         """End the episode, once a person has said so."""
         if await self.app.push_screen_wait(
-            Question("End the episode?", "Its container is removed. The score is as it stands now.")
+            Question("End the episode?", "The container is removed. The score is that of the present state.")
         ):
             await self._play.end()
 
@@ -300,16 +298,16 @@ def _summary(environment: EnvironmentView) -> Text:
     text = Text()
     text.append(f"{MARKS[environment.standing]} {environment.standing}", STYLES[environment.standing])
     text.append(
-        f"  {sanitize_line(environment.capability, 80)}, made by {sanitize_line(environment.synthesizer, 40)}"
+        f"  {sanitize_line(environment.capability, 80)}, written by {sanitize_line(environment.synthesizer, 40)}"
         f" in {sanitize_line(environment.cycle_id, 40)}\n"
     )
     text.append(f"{sanitize_line(environment.hash)}\n", "dim")
     failed = f"failed: {sanitize_line(', '.join(environment.failed), 160)}" if environment.failed else "no check failed"
-    verdict = failed if environment.standing != "unchecked" else "no admission has judged it yet"
+    verdict = failed if environment.standing != "unchecked" else "no admission has checked it yet"
     training = (
         f"trained on it: {sanitize_line(', '.join(environment.adapters), 160)}"
         if environment.adapters
-        else "nothing was trained on it"
+        else "no adapter was trained on it"
     )
     text.append(f"{verdict}; {training}")
     return text
@@ -324,14 +322,14 @@ def _title(case: EnvironmentCase) -> Text:
     text.append(f"{MARKS[state]} {state}", STYLES[state])
     text.append(f"  {sanitize_line(first.capability, 60)}", "bold")
     text.append(f"  {sanitize_line(case.hash)[:12]}", "dim")
-    text.append(f"  trained on it: {sanitize_line(', '.join(case.adapters), 120) or 'nothing'}\n")
+    text.append(f"  trained on it: {sanitize_line(', '.join(case.adapters), 120) or 'no adapter'}\n")
     suffix = (
         f", again in {sanitize_line(', '.join(origin.cycle_id for origin in other_origins), 60)}"
         if other_origins
         else ""
     )
     text.append(
-        f"Made by {sanitize_line(first.synthesizer, 30)} in {sanitize_line(first.cycle_id, 30)} (seed {first.seed}) "
+        f"Written by {sanitize_line(first.synthesizer, 30)} in {sanitize_line(first.cycle_id, 30)} (seed {first.seed}) "
     )
     text.append(f"{first.at:%Y-%m-%d %H:%M}{suffix}")
     return text

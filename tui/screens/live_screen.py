@@ -25,7 +25,7 @@ from tui.widgets.tables import KeyedTable
 
 # Changes within this time lead to one request.
 SOON_S = 0.15
-NOBODY = "No daemon answers yet: traced up starts one. This fills as soon as it does."
+NOBODY = "No daemon is running yet: start it with traced up. This screen is filled as soon as it answers."
 WIDTHS = [(0, "-narrow"), (110, "-wide")]  # columns from which a screen has a class
 
 
@@ -124,7 +124,8 @@ class Live(Screen[None]):
             is_refused = True
             cause, hint = self.app.address.refusal(error)
             self.note(
-                f"✗ The daemon refuses this: {sanitize_line(cause)}" + (f". Try: {sanitize_line(hint)}" if hint else "")
+                f"✗ The daemon refused the request: {sanitize_line(cause)}"
+                + (f". Try: {sanitize_line(hint)}" if hint else "")
             )
         else:
             self.note("")

@@ -71,8 +71,8 @@ class Log(Live):
     def contents(self) -> ComposeResult:
         """The filters, the state, the events, and the selected event in full."""
         with Horizontal(id="bar"):
-            yield Input(placeholder="kind begins with", id="kind", compact=True)
-            yield Input(placeholder="part of its text", id="filter", compact=True)
+            yield Input(placeholder="start of the kind", id="kind", compact=True)
+            yield Input(placeholder="part of the text", id="filter", compact=True)
             yield Static("", id="state", markup=False)
         with Container(id="both"):
             yield Events("time (UTC)", "event", "about", "detail", id="events")
@@ -144,14 +144,14 @@ class Log(Live):
         table.put(list(self._rows.values()))
         if self._is_following and self._events:
             table.point_at(str(next(reversed(self._events))))
-        empty_text = "No event fits." if self._kind or self._text else "Nothing has happened yet."
+        empty_text = "No event matches the filter." if self._kind or self._text else "No events yet."
         self.note("" if self._events else empty_text)
         self._show_state()
         self._show_event()
 
     def _show_state(self) -> None:
         newer = f", {self._newer:,} newer" if self._newer else ""
-        label = Text("● following", "green") if self._is_following else Text(f"‖ staying{newer}: f follows", "yellow")
+        label = Text("● following", "green") if self._is_following else Text(f"‖ stopped{newer}; f: follow", "yellow")
         self.query_one("#state", Static).update(label)
 
     def on_lines_moved(self) -> None:
@@ -203,7 +203,7 @@ class Log(Live):
             return
         place = self._opens(event)
         if place is None:
-            self.app.notify("No screen shows what this event is about.", timeout=3)
+            self.app.notify("No screen shows the subject of this event.", timeout=3)
         else:
             self.app.go(*place)
 

@@ -104,7 +104,7 @@ class Overview(Live):
     def contents(self) -> ComposeResult:
         """Pending decisions, the cycle, the machine and the success rates."""
         with VerticalScroll(id="board"):
-            yield Static("Waits for you", classes="title spare", markup=False)
+            yield Static("Pending for you", classes="title spare", markup=False)
             yield Waiting("what", "which", "why", id="waiting", show_header=False)
             yield Static("Cycle", classes="title", id="cycle-title", markup=False)
             yield DrawnText(id="cycle")
@@ -142,7 +142,7 @@ class Overview(Live):
                 raise
         if self._older_id == cycle_id:
             self._older_id = ""
-            self.app.notify(f"No cycle {sanitize_line(cycle_id, 80)} is kept.", markup=False)
+            self.app.notify(f"The cycle {sanitize_line(cycle_id, 80)} is not stored.", markup=False)
         return None
 
     def point_at(self, key: str) -> None:
@@ -251,11 +251,11 @@ class Overview(Live):
             for item in status.parked
         ]
         if status.target.cannot_begin:
-            waits.append(("begin", "! mend", "the next cycle cannot begin", status.target.cannot_begin))
+            waits.append(("begin", "! repair", "the next cycle cannot start", status.target.cannot_begin))
         waits += [
             (
                 f"held {item.cycle_id} {item.stage} {item.capability}",
-                "· held up",
+                "· blocked",
                 f"{item.stage} {item.capability}",
                 item.reason,
             )
@@ -268,7 +268,7 @@ class Overview(Live):
             )
             for key, label, subject, reason in waits
         ]
-        nothing = Row(NOTHING, [cell("✓ nothing waits for you", "green"), cell(""), cell("")])
+        nothing = Row(NOTHING, [cell("✓ nothing is pending", "green"), cell(""), cell("")])
         self.query_one("#waiting", KeyedTable).put(rows or [nothing])
         self.refresh_bindings()
 
@@ -284,7 +284,7 @@ class Overview(Live):
         older, adapters = self._live_data.older, status.adapters
         cycle = older or status.cycles[0]
         heading = f"{sanitize_line(cycle.id, 40)} of {sanitize_line(cycle.target, 40)}: {cycle.state}"
-        start = f"begun {cycle.created_at:%d %b %H:%M}"
+        start = f"started {cycle.created_at:%d %b %H:%M}"
         if older is None:
             title.update(Text(f"Cycle {heading}, {start}{_next(status)}"))
         else:
@@ -295,11 +295,11 @@ class Overview(Live):
     def _show_devices(self) -> None:
         devices, table = self._live_data.devices, self.query_one("#devices", KeyedTable)
         if devices is None:
-            cells = [cell(text, "dim") for text in ("", "", "", "looking at the devices …")]
+            cells = [cell(text, "dim") for text in ("", "", "", "reading the devices …")]
             table.put([Row("looking", cells)])
             return
         problems = [
-            Row(problem, [cell("✗ not seen", "yellow"), cell(""), cell(""), cell(problem)])
+            Row(problem, [cell("✗ not visible", "yellow"), cell(""), cell(""), cell(problem)])
             for problem in devices.problems
         ]
         rows = device_rows(devices.devices) or problems
@@ -340,14 +340,15 @@ class Overview(Live):
             return
         if self.app.read_only:
             self.app.notify(
-                f"Whoever may act releases it: traced release {sanitize_line(attempt_id, 80)}", markup=False
+                f"This connection is read-only. To release:\ntraced release {sanitize_line(attempt_id, 80)}",
+                markup=False,
             )
             return
         text = Text(
             f"{sanitize_line(attempt.stage, 40)} {sanitize_line(attempt.capability, 60)} failed {attempt.tried} times: "
         )
         text.append(f"{sanitize_line(attempt.reason, 600)}\n", "red").append(
-            "Released, it is tried again from the beginning."
+            "After the release the service retries it from the start."
         )
         send = partial(self.app.client.release, attempt_id)
         dialog = ActQuestion(
@@ -371,13 +372,13 @@ def _of_cycle(cycle: CycleView, events: dict[str, EventView]) -> dict[str, Event
 
 def _none_yet(status: Status) -> str:
     if status.target.paused_at is not None:
-        return "No cycle has begun, and none begins while paused: traced resume"
+        return "No cycles yet. The target is paused, so none starts: traced resume"
     if status.target.next_at is not None:
-        return f"No cycle has begun yet; the first comes at {status.target.next_at:%d %b %H:%M}, or: traced cycle start"
-    return "No cycle has begun yet: traced cycle start"
+        return f"No cycles yet. The first starts at {status.target.next_at:%d %b %H:%M}, or with: traced cycle start"
+    return "No cycles yet. To start one: traced cycle start"
 
 
 def _next(status: Status) -> str:
     if status.target.asked_for:
-        return f"; the next is asked for ({sanitize_line(status.target.asked_for, 40)})"
+        return f"; the next is pending ({sanitize_line(status.target.asked_for, 40)})"
     return f"; the next at {status.target.next_at:%d %b %H:%M}" if status.target.next_at else ""

@@ -100,7 +100,7 @@ class Serving(Live):
         """The router, its models beside the chosen one, the decisions."""
         yield Static("", id="router")
         with Container(id="above"):
-            columns = ("model", "state", "day %", "hour/day", "p50/p99 s", "fails", "liked", "succeeded")
+            columns = ("model", "state", "day %", "hour/day", "p50/p99 s", "failed", "feedback", "success")
             yield ModelTable(*columns, id="models")
             with VerticalScroll(id="chosen"):
                 yield Static("", id="told")
@@ -167,7 +167,7 @@ class Serving(Live):
         if self._model_filter:
             title.append(f" of {sanitize_line(self._model_filter, 40)} only", "yellow")
         if not decisions:
-            title.append(": none yet; agents that ask for the model auto bring them", "dim")
+            title.append(": none yet; requests for the model auto are routed", "dim")
         else:
             title.append(f" {len(decisions):,}{' and older' if self._next else ''} ", "dim")
         title.append_text(legend(option_letters))
@@ -298,7 +298,9 @@ class ServedConversation(ModalScreen[None]):
         try:
             text = conversation_text(await self.app.client.serving.conversation(self._conversation_id))
         except ClientError as error:
-            text = Text(f"It cannot be shown: {sanitize_line(error.message)}\n{sanitize_line(error.hint)}")
+            text = Text(
+                f"The conversation cannot be loaded: {sanitize_line(error.message)}\n{sanitize_line(error.hint)}"
+            )
         self.query_one("#told", Static).update(text)
 
 
@@ -314,7 +316,7 @@ def conversation_text(conversation: ConversationView) -> Text:
         text.append(
             f"  {exchange.seconds:6.2f} s  {exchange.prompt_tokens:>5} + {exchange.completion_tokens:<5} tokens  "
         )
-        text.append(sanitize_line(exchange.model, 30)).append("  ◌ in the shadow" if exchange.shadow_of else "", "cyan")
+        text.append(sanitize_line(exchange.model, 30)).append("  ◌ shadow" if exchange.shadow_of else "", "cyan")
         text.append(f"\n      {sanitize_line(exchange.detail, 160)}" if exchange.detail else "", "yellow").append("\n")
     _heading(text, f"Feedback ({len(conversation.feedback)})")
     for feedback in conversation.feedback:
@@ -338,9 +340,9 @@ def conversation_text(conversation: ConversationView) -> Text:
         )
         text.append(f"  {sanitize_line(trajectory.model, 30)}  {sanitize_line(trajectory.id, 60)}\n", "dim")
     if not conversation.trajectories:
-        text.append("  none yet: one is made when it has been silent for serving.silence_s\n", "dim")
+        text.append("  none yet: it is created serving.silence_s seconds after the last request\n", "dim")
     if conversation.left_out:
-        text.append(f"\n{conversation.left_out:,} older entries are left out\n", "yellow")
+        text.append(f"\n{conversation.left_out:,} older entries are not shown\n", "yellow")
     text.rstrip()
     return text
 
@@ -348,11 +350,11 @@ def conversation_text(conversation: ConversationView) -> Text:
 def _decision(text: Text, decision: DecisionView | None) -> None:
     text.append("Decision", "bold")
     if decision is None:
-        text.append("\n  none: a model was asked for by name, or no adapter was live\n", "dim")
+        text.append("\n  none: the client named a model, or no adapter was live\n", "dim")
         return
     text.append(f"\n  {sanitize_line(decision.model, 60)}", "bold green")
     text.append(f"  {decision.at:%Y-%m-%d %H:%M:%S} UTC, in {1000 * decision.seconds:.1f} ms")
-    text.append("  ◔ takes part in a trial" if decision.trial is not None else "", "yellow").append("\n")
+    text.append("  ◔ part of a trial" if decision.trial is not None else "", "yellow").append("\n")
     if decision.why:
         text.append(f"  ! by default: {sanitize_line(decision.why, 200)}\n", "yellow")
     options = sorted(decision.logprobs.items(), key=lambda item: -likely(item[1]))

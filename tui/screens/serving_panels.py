@@ -70,20 +70,20 @@ def model_text(model: ModelView, partial: bool) -> Text:
     if model.since is not None:
         text.append(f" since {model.since:%m-%d %H:%M} by {sanitize_line(model.who, 40)}")
     if model.state == "base":
-        text.append(" answers whatever no adapter is given", "dim")
+        text.append(" serves all conversations that no adapter gets", "dim")
     if model.brought_back:
-        text.append(f"  ↶ leaves {sanitize_line(model.brought_back, 60)}", "dim")
+        text.append(f"  ↶ a rollback restores {sanitize_line(model.brought_back, 60)}", "dim")
     text.append(f"\n“{sanitize_line(model.reason, 300)}”" if model.reason else "", "italic")
     failed = ", ".join(f"{count}×{status}" for status, count in model.failures.items())
     facts = [
-        f"{model.requests:,} requests a day{' or more' if partial else ''}"
+        f"{model.requests:,} requests in 24 h{' or more' if partial else ''}"
         if model.requests
-        else "no request in a day",
+        else "no requests in 24 h",
         f"failed: {failed}" if failed else "",
-        f"◌ {model.shadowed} in the shadow" if model.shadowed else "",
+        f"◌ {model.shadowed} shadow requests" if model.shadowed else "",
         f"feedback +{model.liked} −{model.disliked}" if model.liked or model.disliked else "",
-        f"{model.remarks} remarks" if model.remarks else "",
-        f"became {_counts(model.outcomes)}" if model.outcomes else "",
+        f"{model.remarks} comments" if model.remarks else "",
+        f"outcomes: {_counts(model.outcomes)}" if model.outcomes else "",
     ]
     text.append("\n" + "  ".join(fact for fact in facts if fact))
     return text
@@ -100,15 +100,19 @@ def canary_text(canary: CanaryView) -> Text:
     now = next((step for step in canary.steps if step.state == "now"), None)
     if now is not None and not canary.uncounted:
         share = min(now.challenger.judged / canary.needed, 1.0)
-        text.append(f"   {bar(share, 8)}", "yellow").append(f" {now.challenger.judged} of {canary.needed} judged here")
+        text.append(f"   {bar(share, 8)}", "yellow").append(
+            f" {now.challenger.judged} of {canary.needed} judged in this step"
+        )
     text.append("\n")
     if canary.uncounted or canary.harm is None or canary.fine is None:
-        text.append(f"{canary.conversations:,} conversations take part: too many to judge them here; the router does.")
+        text.append(
+            f"{canary.conversations:,} conversations: too many to compute the evidence here; the router computes it."
+        )
         return text
     control = "the base model" if canary.control == "base" else sanitize_line(canary.control, 30)
     for step in canary.steps:
         if step.state != "next":
-            text.append(f"  {100 * step.share:>3g} %  ", "dim").append(f"with it {_rate(step.challenger)}")
+            text.append(f"  {100 * step.share:>3g} %  ", "dim").append(f"canary {_rate(step.challenger)}")
             text.append(f"   {control} {_rate(step.control)}\n")
     text.append(_evidence("worse", canary.harm, canary.enough, "rolled back", "red"))
     fine = f"live, after {100 * max(step.share for step in canary.steps):g} %"
@@ -120,30 +124,30 @@ def router_text(router: RouterView, by_default: Mapping[str, int]) -> Text:
     """One line on the router's health, one on how it decides."""
     text = Text.assemble(("Router ", "bold"))
     if router.state == "away":
-        text.append("✗ away", "bold red")
-        text.append(": the service starts it again" if router.expected else ": traced serve starts it")
+        text.append("✗ not running", "bold red")
+        text.append(": the service restarts it" if router.expected else ": start it with traced serve")
         text.append(f" · {sanitize_line(router.address, 60)}: {sanitize_line(router.trouble, 90)}")
     elif router.state == "unknown":
-        text.append("? its port is not fixed, so that it cannot be asked")
+        text.append("? state unknown: set serving.port to a fixed port")
     else:
         well = sum(state == "ok" for state in router.engines.values())
         is_ready = router.state == "ready"
         text.append("● ready" if is_ready else "✗ not ready", "green" if is_ready else "bold red")
-        text.append(f" at {sanitize_line(router.address, 60)} · {well} of {len(router.engines)} engines well")
+        text.append(f" at {sanitize_line(router.address, 60)} · {well} of {len(router.engines)} engines healthy")
         for url, state in router.engines.items():
             text.append(
                 "" if state == "ok" else f" · ✗ {sanitize_line(url, 60)}: {sanitize_line(state, 80)}", "bold red"
             )
         text.append(f" · ! {sanitize_line(router.trouble, 120)}" if router.trouble else "", "yellow")
     if router.waiting_s > LATE_S:
-        files = f"{router.waiting_files} files of conversations wait to be stored"
-        text.append(f" · ! {files}, the oldest for {router.waiting_s:.0f} s", "yellow")
+        files = f"{router.waiting_files} files of conversations not stored yet"
+        text.append(f" · ! {files}, the oldest {router.waiting_s:.0f} s old", "yellow")
     if router.damaged:
-        text.append(f" · ! {router.damaged} recorded exchanges could not be read", "yellow")
-    text.append("\nDecided by ", "bold").append(sanitize_line(router.decided_by, 200) or "nobody: no adapter is live")
+        text.append(f" · ! {router.damaged} recorded exchanges are unreadable", "yellow")
+    text.append("\nRouting by ", "bold").append(sanitize_line(router.decided_by, 200) or "nothing: no adapter is live")
     if by_default:
-        left = ", ".join(f"{count} because {sanitize_line(reason, 60)}" for reason, count in by_default.items())
-        text.append(f" · left to base in a day: {left}", "yellow")
+        left = "; ".join(f"{count}, {sanitize_line(reason, 60)}" for reason, count in by_default.items())
+        text.append(f" · base by default in 24 h: {left}", "yellow")
     return text
 
 
@@ -167,7 +171,7 @@ def decision_cells(decision: DecisionView, option_letters: Mapping[str, str], ne
     today = decision.at.date() == newest_at.date()
     trial = ""
     if decision.trial is not None:
-        trial = "◔ with it" if decision.model == likeliest(decision) else "◔ control"
+        trial = "◔ canary" if decision.model == likeliest(decision) else "◔ control"
     return [
         cell(f"{decision.at:%H:%M:%S}" if today else f"{decision.at:%m-%d %H:%M}"),
         _clipped(decision.model, 20, "bold" if decision.model != "base" else ""),
@@ -256,8 +260,8 @@ def rollback_effect(model: ModelView) -> Text:
     left = "the base model" if model.brought_back == "base" else sanitize_line(model.brought_back, 40)
     effects = {
         "canary": f"its share of the conversations goes to {left}",
-        "shadow": f"it answers no more beside {left}",
+        "shadow": f"its shadow answers beside {left} end",
     }
     text = Text.assemble((sanitize_line(model.name, 40), "bold"), f" is {model.state}: ")
-    text.append(f"{effects.get(model.state, f'its conversations go on with {left}')}. ")
-    return text.append("Requests in flight end as they began.")
+    text.append(f"{effects.get(model.state, f'{left} continues its conversations')}. ")
+    return text.append("Requests in progress are completed by the same model.")

@@ -71,8 +71,8 @@ class Training(Live):
         Binding("r", "read", "Read rollout", tooltip="Read the sample rollout under the cursor (also Enter on it)"),
         Binding("p", "pause", "Pause", tooltip="Pause the service at its next safe point"),
         Binding("p", "resume", "Resume", tooltip="Resume the service"),
-        Binding("x", "stop", "Stop", tooltip="Stop the training of the chosen run; its cycle goes on"),
-        Binding("c", "cancel", "Cancel cycle", tooltip="Cancel the cycle of the chosen run"),
+        Binding("x", "stop", "Stop", tooltip="Stop the training of the selected run; the rest of its cycle continues"),
+        Binding("c", "cancel", "Cancel cycle", tooltip="Cancel the cycle of the selected run"),
     ]
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Training(Live):
             for figure, (name, low, step) in CURVES.items():
                 yield Curve(name, low=low, step=step, id=figure)
         yield Static("", classes="title", id="samples-title", markup=False)
-        yield OpenableTable("rollout", "reward", "outcome", "turns", "last said", id="samples")
+        yield OpenableTable("rollout", "reward", "outcome", "turns", "last message", id="samples")
 
     def on_mount(self) -> None:
         """Hide the details until the runs are loaded."""
@@ -133,7 +133,7 @@ class Training(Live):
         self.query_one("#runs", KeyedTable).put([run_row(run) for run in data.runs])
         self._set_empty(not data.runs)
         if not data.runs:
-            self.note("No adapter has been trained yet: a cycle trains one for each capability that it finds lacking.")
+            self.note("No trainings yet: a cycle trains one adapter per lacking capability.")
         self._show_run(data)
         self.refresh_bindings()
         if self.query_one("#runs", KeyedTable).selected not in (data.run_id, None):
@@ -155,8 +155,12 @@ class Training(Live):
         if data.samples:
             title.update(samples_heading(data.samples[0]))
         else:
-            reason = "come with its first iteration" if run.state == "running" else "are not kept on this machine"
-            title.update(f"Rollouts to read {reason}")
+            reason = (
+                "are available after the first iteration"
+                if run.state == "running"
+                else "are not stored on this machine"
+            )
+            title.update(f"Rollouts {reason}")
 
     def _set_empty(self, is_empty: bool) -> None:
         for name in ("#run", "#curves", "#samples-title", "#samples"):
@@ -257,19 +261,19 @@ class Training(Live):
         title, effect = {
             "pause": (
                 f"Pause {target}",
-                f"What is at work ({running}) stops at its next safe point, an iteration of training away at most, and "
-                f"no cycle of {target} goes on until it is resumed. Nothing that was trained is lost.",
+                f"Running work ({running}) stops at its next safe point, after at most one training iteration, and "
+                f"no cycle of {target} runs until it is resumed. No training progress is lost.",
             ),
-            "resume": (f"Resume {target}", f"An unfinished cycle of {target} is carried on where it was."),
+            "resume": (f"Resume {target}", f"An unfinished cycle of {target} continues from its last checkpoint."),
             "stop": (
                 f"Stop training {capability}",
-                f"The training of {capability} in {cycle} ends at its next safe point. {cycle} goes on without this "
-                "capability: no adapter comes of it, and the run cannot be taken up again.",
+                f"The training of {capability} in {cycle} ends at its next safe point. {cycle} continues without this "
+                "capability: the run produces no adapter and cannot be resumed.",
             ),
             "cancel": (
                 f"Cancel {cycle}",
-                f"Ends {cycle} for good, with everything in it that is unfinished, the training of {capability} and "
-                f"any other. At work now: {running}.",
+                f"{cycle} and its unfinished work, e.g. the training of {capability}, end and cannot be resumed. "
+                f"Running now: {running}.",
             ),
         }[action]
         requests: dict[str, Callable[[str], Awaitable[Done]]] = {"pause": client.pause, "resume": client.resume}
@@ -281,7 +285,7 @@ class Training(Live):
 
 def run_row(run: TrainingView) -> Row:
     """A training run's row."""
-    state = "waits" if run.state == "running" and not run.at_work else run.state
+    state = "pending" if run.state == "running" and not run.at_work else run.state
     first, last = _figure(run.first, "reward"), _figure(run.last, "reward")
     return Row(
         run.id,
@@ -327,11 +331,11 @@ def heading(run: TrainingView) -> Text:
     text.append(sanitize_line(run.capability, 60), "bold")
     text.append(f" · {sanitize_line(run.cycle_id, 60)} · iteration {_how_far(run)}")
     if run.adapter:
-        text.append(f" · gave {sanitize_line(run.adapter, 80)}")
+        text.append(f" · produced {sanitize_line(run.adapter, 80)}")
     if run.detail:
         text.append(f" · {sanitize_line(run.detail, 300)}", "bold")
     elif run.state == "running" and not run.at_work:
-        text.append(" · not at work here now")
+        text.append(" · not running in this service")
     return text
 
 

@@ -61,13 +61,15 @@ class Trajectories(Live):
     Trajectories #found { height: 1; padding: 0 1; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "choose", "Choose", tooltip="Choose the one under the cursor, or not"),
-        Binding("a", "choose_all", "All", tooltip="Choose all that are loaded, or none"),
-        Binding("e,x", "export", "Export", tooltip="Write the chosen ones to a file, or the one under the cursor"),
+        Binding("space", "choose", "Choose", tooltip="Select or deselect the trajectory under the cursor"),
+        Binding("a", "choose_all", "All", tooltip="Select all loaded trajectories, or none"),
+        Binding(
+            "e,x", "export", "Export", tooltip="Write the selected trajectories to a file, or the one under the cursor"
+        ),
         Binding("slash", "search", "Search", key_display="/"),
-        Binding("f", "filter", "Filter", tooltip="Go to the filters: Enter opens one, Tab goes on"),
-        Binding("r", "reset", "Reset", tooltip="Filter nothing"),
-        Binding("m", "further", "Further", tooltip="Look further for what fits"),
+        Binding("f", "filter", "Filter", tooltip="Go to the filters; Enter opens a filter, Tab moves to the next"),
+        Binding("r", "reset", "Reset", tooltip="Remove all filters"),
+        Binding("m", "further", "Further", tooltip="Continue the search for matches"),
         Binding("escape", "back", "Back to the table", show=False),
     ]
 
@@ -81,9 +83,7 @@ class Trajectories(Live):
 
     def contents(self) -> ComposeResult:
         """The filters, the table, what it holds."""
-        yield Input(
-            placeholder="/ Search what was said, and ids, tasks, models", id="text", compact=True, max_length=500
-        )
+        yield Input(placeholder="/ Search in messages, ids, tasks, models", id="text", compact=True, max_length=500)
         with Horizontal(id="filters"):
             outcomes = [(f"{mark} {name}", name) for name, (mark, _) in OUTCOMES.items()]
             verdicts = [(f"{mark} {name}", name) for name, (mark, _) in VERDICTS.items()]
@@ -176,7 +176,7 @@ class Trajectories(Live):
             select.clear()
 
     def action_choose(self) -> None:
-        """Choose the one under the cursor, or not; and the next one is under it."""
+        """Select or deselect the trajectory under the cursor; and the next one is under it."""
         key = self._table.selected
         if key is None or key not in self._rows():
             return
@@ -310,11 +310,11 @@ class Trajectories(Live):
         if window.below:
             text.append(", more below" if not window.gave_up else "")
         if window.gave_up:
-            text.append(f" · looked through {window.looked_at:,} without filling the page: m looks further", "yellow")
+            text.append(f" · {window.looked_at:,} searched, page not full; m: search on", "yellow")
         if window.pages and window.pages[-1].cycle_id:
             text.append(f" · labelled by {sanitize_line(window.pages[-1].cycle_id, 40)}")
         if self._selected_ids:
-            text.append(f" · ● {len(self._selected_ids):,} chosen", "bold")
+            text.append(f" · ● {len(self._selected_ids):,} selected", "bold")
         self.query_one("#found", Static).update(text)
 
     def _offer(self, choices: TrajectoryChoices) -> None:
@@ -356,10 +356,8 @@ def _set(select: Select[str], names: list[str]) -> None:
 
 def _nothing(*, filtered: bool) -> str:
     if filtered:
-        return "Nothing fits: r shows everything again."
-    return (
-        "No trajectories are stored yet: a cycle records some, traced import takes in files, the router keeps its own."
-    )
+        return "No trajectory matches the filters; r removes them."
+    return "No trajectories yet. They come from cycles, from traced import and from the router."
 
 
 @dataclass(frozen=True)

@@ -114,13 +114,13 @@ def _call(
         name, arguments = "?", call
     argument_text = arguments if isinstance(arguments, str) else _arguments(arguments)
     result_texts = [_message_text(messages[result]) for result in result_indexes]
-    outcome = _brief(" ".join(result_texts)) if result_texts else "nothing came back"
+    outcome = _brief(" ".join(result_texts)) if result_texts else "no result"
     brief = f"({sanitize_line(argument_text, ARGUMENTS)}) → {outcome}"
     body = [sanitize_block(_pretty(arguments))]
     for result, text in zip(result_indexes, result_texts, strict=True):
         body += [f"→ #{result}", sanitize_block(_pretty(_read(text)))]
     return Block(
-        index, "call", name, brief, "\n".join(body if result_texts else [*body, "→ nothing came back"]), cited_by, True
+        index, "call", name, brief, "\n".join(body if result_texts else [*body, "→ no result"]), cited_by, True
     )
 
 

@@ -64,13 +64,13 @@ class Talk(VerticalScroll):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "next", "Next block", show=False),
-        Binding("up,k", "previous", "Block before", show=False),
+        Binding("up,k", "previous", "Previous block", show=False),
         Binding("home", "first", "First block", show=False),
         Binding("end", "last", "Last block", show=False),
-        Binding("enter,space", "fold", "Unfold", tooltip="Fold or unfold the chosen block"),
+        Binding("enter,space", "fold", "Unfold", tooltip="Fold or unfold the selected block"),
         Binding("f", "fold_all", "All", tooltip="Fold or unfold all tool calls"),
         Binding("c", "cited(1)", "Cited", tooltip="Next cited message"),
-        Binding("C,shift+c", "cited(-1)", "Cited before", show=False, tooltip="Cited message before"),
+        Binding("C,shift+c", "cited(-1)", "Previous cited", show=False, tooltip="Previous cited message"),
     ]
 
     def __init__(self, id: str | None = None) -> None:
@@ -166,7 +166,7 @@ class Talk(VerticalScroll):
         """The next cited block, from the other end after the last one."""
         cited_places = [place for place, block in enumerate(self.blocks) if block.citation]
         if not cited_places:
-            self.app.notify("No message is cited here.", timeout=3)
+            self.app.notify("This conversation has no cited messages.", timeout=3)
             return
         ahead = [place for place in cited_places if (place - self.index) * step > 0]
         self.choose((min(ahead) if step > 0 else max(ahead)) if ahead else cited_places[0 if step > 0 else -1])

@@ -32,7 +32,7 @@ from traced.client.models import Done
 from tui.connection import ConnectedApp
 from tui.text import sanitize_line
 
-REQUESTED = "… asked for. Esc leaves; it is done all the same."
+REQUESTED = "… sent. Esc closes; the request continues."
 REASON = 2000  # characters that the daemon takes
 
 
@@ -79,7 +79,7 @@ class ReasonDialog(ModalScreen[Done | None]):
     ReasonDialog Button { margin-right: 2; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Leave"),
+        Binding("escape", "leave", "Cancel"),
         Binding("ctrl+y", "confirm", "Confirm"),
     ]
 
@@ -104,14 +104,14 @@ class ReasonDialog(ModalScreen[Done | None]):
         """The effect, the reason, further choices, and the two buttons."""
         with VerticalScroll(can_focus=False) as frame:
             frame.border_title = Text(self._title)
-            frame.border_subtitle = "Tab goes on · ^y confirms · Esc leaves"
+            frame.border_subtitle = "Tab: next · ^y: confirm · Esc: close"
             yield from self.details()
-            yield Static("Why (for the record):", classes="title")
-            yield Input(placeholder="what the next person should know", id="why", compact=True, max_length=REASON)
+            yield Static("Reason (stored with the decision):", classes="title")
+            yield Input(placeholder="what others should know about it", id="why", compact=True, max_length=REASON)
             yield from self.choices()
             yield Static("", id="told", markup=False)
             with Horizontal():
-                yield Button("Leave", id="leave", compact=True)
+                yield Button("Cancel", id="leave", compact=True)
                 label = Text(f" {self._title} ", no_wrap=True)
                 yield Button(label, id="confirm", variant=self._variant, compact=True)
 
@@ -214,11 +214,11 @@ class Export(ModalScreen[None]):
             self._say(f"Not written: {sanitize_line(getattr(error, 'strerror', None) or error, 200)}.")
             return
         if not message.value.strip() or is_folder:
-            self._say("Type a file's name.")
+            self._say("Enter a file name.")
         elif is_there and self._may_replace != path:
             self._may_replace = path
             self._say(
-                f"{sanitize_line(path.name, 100)} is there already. Enter again replaces it; or type another name."
+                f"{sanitize_line(path.name, 100)} already exists. Enter again to replace it, or enter another name."
             )
         else:
             self._write(path, replace=self._may_replace == path)
@@ -232,7 +232,7 @@ class Export(ModalScreen[None]):
         try:
             await write_lines(path, self._lines(), replace=replace)
         except FileExistsError:
-            self._say(f"{sanitize_line(path.name, 100)} has appeared meanwhile. Enter again replaces it.")
+            self._say(f"{sanitize_line(path.name, 100)} was created in the meantime. Enter again to replace it.")
             self._may_replace = path
         except OSError as error:
             self._say(f"Not written: {sanitize_line(error.strerror or error, 200)}.")

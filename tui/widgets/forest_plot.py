@@ -18,8 +18,8 @@ MARKS = {"pass": ("✓", "green"), "fail": ("✗", "bold red"), "inconclusive": 
 ZERO, BOUND = "┊", "┃"
 CROSSINGS = {ZERO: "┼", BOUND: "╂"}  # where an interval lies over it
 NAME, MIN_WIDTH, MAX_WIDTH = 13, 12, 72  # characters: of a row's name, of the plot
-HEAD, SHORT_HEAD = "adapter less base, points", "points"
-KEY = f"├──●──┤ interval   {ZERO} zero   {BOUND} bound that the low end has to clear"
+HEAD, SHORT_HEAD = "adapter − base, points", "points"
+KEY = f"├──●──┤ interval   {ZERO} zero   {BOUND} required minimum"
 RATES_FROM_WIDTH = 90  # below this width the rates themselves are left out
 
 

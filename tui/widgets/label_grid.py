@@ -24,7 +24,7 @@ STYLES = {"na": "dim", "present": "green", "lacking": "bold red", None: ""}
 GROUPS = {
     "failure": "✗ failures",
     "success": "✓ successes",
-    "infrastructure": "! machinery failed",
+    "infrastructure": "! infrastructure failed",
     "unknown": "? unknown",
 }
 # With more runs than this, cells have no space between them.
@@ -36,11 +36,11 @@ class LabelGrid(ScrollView, can_focus=True):
 
     DEFAULT_CSS = "LabelGrid { height: 1fr; overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "read", "Read it"),
+        Binding("enter", "read", "Read the trajectory"),
         Binding("up,k", "move(-1, 0)", "Trajectory above", show=False),
         Binding("down,j", "move(1, 0)", "Trajectory below", show=False),
-        Binding("left", "move(0, -1)", "Run before", show=False),
-        Binding("right", "move(0, 1)", "Run after", show=False),
+        Binding("left", "move(0, -1)", "Previous run", show=False),
+        Binding("right", "move(0, 1)", "Next run", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("home", "move(-1000000, 0)", "First", show=False),

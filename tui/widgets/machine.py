@@ -25,7 +25,7 @@ def _device(device: DeviceView) -> list[Text]:
         name = f"{device.kind}, {device.name.rpartition(', ')[2]}: others"
     memory = f"{device.memory_used / GIB:.0f}/{device.memory_total / GIB:.0f} GiB"
     if device.lease is not None:
-        waiter = f", wanted by {device.lease.wanted_by}" if device.lease.wanted_by else ""
+        waiter = f", requested by {device.lease.wanted_by}" if device.lease.wanted_by else ""
         holder = cell(f"▶ {device.lease.purpose}{waiter}", "bold cyan", 80)
     elif device.idle:
         holder = cell("✓ free", "green")
@@ -67,9 +67,7 @@ def _router(health: Health | None) -> list[tuple[str, str, str, str]]:
     if len(health.router.engines) > MAX_ITEMS:
         bad = sum(state != "ok" for state in list(health.router.engines.values())[MAX_ITEMS:])
         left = len(health.router.engines) - MAX_ITEMS
-        lines.append(
-            ("✗" if bad else "✓", "bold red" if bad else "green", "engines", f"{left} more, {bad} with trouble")
-        )
+        lines.append(("✗" if bad else "✓", "bold red" if bad else "green", "engines", f"{left} more, {bad} failing"))
     return [*lines, *_traffic(health.traffic)]
 
 
@@ -78,12 +76,12 @@ def _state(router: RouterHealth) -> tuple[str, str, str]:
     if router.state == "ready":
         return ("✓", "green", f"ready at {at}") if not router.trouble else ("✗", "bold red", f"{at}: {router.trouble}")
     if router.state == "not ready":
-        return "✗", "bold red", f"{at} answers, and no engine does{f'; {router.trouble}' if router.trouble else ''}"
+        return "✗", "bold red", f"{at} answers, but no engine does{f'; {router.trouble}' if router.trouble else ''}"
     if router.state == "unknown":
-        return "·", "dim", "not asked: its port is not fixed (serving.port)"
+        return "·", "dim", "unknown: serving.port is not a fixed port"
     if router.expected:
-        return "✗", "bold red", f"away from {at}: {router.trouble}"
-    return "·", "dim", f"none at {at} (traced serve)"
+        return "✗", "bold red", f"not running at {at}: {router.trouble}"
+    return "·", "dim", f"not running at {at} (traced serve starts it)"
 
 
 def _traffic(traffic: Traffic) -> list[tuple[str, str, str, str]]:
@@ -95,7 +93,7 @@ def _traffic(traffic: Traffic) -> list[tuple[str, str, str, str]]:
     total = sum(traffic.day.values())
     lines = [("✓", "green", "traffic", f"{total}{'+' * traffic.partial} conversations in 24 h: {models}{rest}")]
     troubles = [f"{count}× {status}" for status, count in list(traffic.failures.items())[:MAX_ITEMS]]
-    waiting = f"{traffic.unsettled} not settled yet" if traffic.unsettled else ""
+    waiting = f"{traffic.unsettled} exchanges of open conversations" if traffic.unsettled else ""
     default = f"{sum(traffic.by_default.values())} to base by default" if traffic.by_default else ""
     details = ", ".join(filter(None, [", ".join(troubles), waiting, default]))
     if details:
@@ -107,5 +105,5 @@ def _parts(readiness: Readiness | None) -> list[tuple[str, str, str, str]]:
     if readiness is None:
         return [("·", "dim", "parts", "…")]
     if not readiness.dead:
-        return [("✓", "green", "parts", "store, disk, Docker and the service can work")]
+        return [("✓", "green", "parts", "store, disk, Docker and the service are ready")]
     return [("✗", "bold red", name, reason) for name, reason in list(readiness.dead.items())[:MAX_ITEMS]]

@@ -61,7 +61,7 @@ class TopLine(Static):
             else:
                 text.append("  · idle")
             if status.waiting:
-                text.append(f"  ! {len(status.waiting)} to decide", "bold yellow")
+                text.append(f"  ! {len(status.waiting)} pending", "bold yellow")
         self.update(text)
 
 
@@ -113,7 +113,7 @@ class Help(ModalScreen[None]):
         for key, action in self._keys:
             table.add_row(Text(key, "bold"), Text(action))
         with VerticalScroll() as frame:
-            frame.border_title = "Keys that work here (Esc closes)"
+            frame.border_title = "Keys of this screen (Esc: close)"
             yield Static(table)
 
 

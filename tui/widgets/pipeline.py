@@ -142,7 +142,7 @@ def _part(cycle: CycleView, stage: StageView, name: str, progress: Mapping[str, 
 
 def _decision(adapter: AdapterView) -> Part:
     if adapter.decision == "none":
-        return Part(adapter.name, ASKS, "waits for you")
+        return Part(adapter.name, ASKS, "decision pending")
     if adapter.decision != "approved":
         return Part(adapter.name, FAILED, sanitize_line(adapter.decision, 20))
     share = f" {100 * adapter.share:.0f} %" if adapter.share is not None else ""
@@ -154,7 +154,11 @@ def _figure(stage: StageView) -> str:
     detail = stage.detail
     if stage.stage == "collect" and isinstance(detail.get("success"), int | float):
         share, episodes = f"{100 * detail['success']:.0f} %", sanitize_line(detail.get("episodes", "?"), 12)
-        failures = f", {sanitize_line(detail['infrastructure'], 12)} broke" if detail.get("infrastructure") else ""
+        failures = (
+            f", {sanitize_line(detail['infrastructure'], 12)} failed by infrastructure"
+            if detail.get("infrastructure")
+            else ""
+        )
         return f"{share} of {episodes} episodes succeed{failures}"
     if stage.stage == "admit" and detail.get("refused_by"):
         return sanitize_line(f"refused by {', '.join(map(str, detail['refused_by']))}", 60)

@@ -99,10 +99,10 @@ def plotted(rates: Rates, width: int, height: int) -> Text:
     points = [point for entry in entries for point in entry.points]
     if not points:
         return Text(
-            "Nothing measured yet. A cycle's evaluation gives the first point of the target, and judged\n"
-            "conversations that went through the router (traced serve) give production's."
+            "No measurements yet. The evaluation of a cycle adds a point for the target, judged\n"
+            "conversations of the router (traced serve) add points for production."
             if width >= 92
-            else "Nothing measured yet: the first cycle's evaluation,\nand judged conversations, will show here.",
+            else "No measurements yet: evaluations of cycles and\njudged conversations will appear here.",
             "dim",
         )
     is_sparse = len({at for at, _ in points}) < 2
@@ -110,7 +110,7 @@ def plotted(rates: Rates, width: int, height: int) -> Text:
         _bars(entries, width) if height < MIN_PLOT_LINES or width < 40 or is_sparse else _plot(entries, width, height)
     )
     if rates.partial and height >= MIN_PLOT_LINES:
-        text.append("\nof production only the newest conversations", "dim")
+        text.append("\nproduction: only the newest conversations", "dim")
     return text
 
 

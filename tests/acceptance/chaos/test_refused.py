@@ -81,7 +81,7 @@ def test_a_socket_of_somebody_else_is_left_alone(folder: Path, places: Places) -
 def test_a_file_in_the_place_of_the_socket_is_left_alone(folder: Path, places: Places) -> None:
     place = places(folder, settings="")
     (place.data_dir / "traced.sock").write_text("precious")
-    assert "is no socket" in up(place)
+    assert "exists and is not a socket" in up(place)
     assert (place.data_dir / "traced.sock").read_text() == "precious"
 
 
@@ -90,7 +90,7 @@ def test_a_port_that_is_taken_or_has_no_good_token(folder: Path, places: Places)
     token = folder / "token"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = ["--set", f"api.port={taken.getsockname()[1]}"]
-        assert "there is no token" in up(place, *port)
+        assert "but no token is configured" in up(place, *port)
         with_token = [*port, "--set", f"api.operator_token_file={token}"]
         assert "cannot be read" in up(place, *with_token)
         token.write_text("short")

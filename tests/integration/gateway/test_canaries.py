@@ -139,7 +139,7 @@ async def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
             log = promotions.list_promotions(session, V2)
         assert kinds == ["canary step", "canary promoted"]
         assert ("traced canary", "canary promoted") in audit
-        assert log[-2].reason.startswith("no harm seen: ")
+        assert log[-2].reason.startswith("not worse than its control so far: ")
         assert "within 0.3 of the control" in log[-1].reason
         await until_offered(gateway, V1, is_offered=False)
         assert trial.seq > 0
@@ -161,7 +161,7 @@ async def test_a_harmful_canary_is_rolled_back_with_a_notice(tmp_path: Path) -> 
             (notice,) = due_notices(session, ["tell"], at=chain.later(10**6), longest_wait=chain.later(1) - chain.T0)
             reason = promotions.list_promotions(session, V2)[-1].reason
         assert notice.body["kind"] == "canary-ended"
-        assert reason.startswith("it is worse: 0 of ")
+        assert reason.startswith("worse than its control: successes 0 of ")
 
     await run(tmp_path, check, live=V1, settings={**STEPS, **HOOK})
 

@@ -83,7 +83,7 @@ async def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         raise AssertionError("it serves everybody")
 
-    with pytest.raises(ServingError, match="no key exists yet") as exc_info:
+    with pytest.raises(ServingError, match="has no API key yet") as exc_info:
         await run(tmp_path, check, settings={"serving.host": "0.0.0.0"})
     assert exc_info.value.hint == "traced keys add NAME"
 

@@ -78,7 +78,7 @@ async def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapter
         assert not gateway.engine.asleep
         assert (await long).status_code == 200
         await eventually_async(lambda: gateway.engine.asleep)
-        assert await engines(gateway) == ["asleep: gpu-1 is held to train date-reasoning"]
+        assert await engines(gateway) == ["asleep: gpu-1 is leased for train date-reasoning"]
         gateway.engine.delay_s = 0.0
         gateway.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
         give_back(gateway, "gpu-1", "train date-reasoning")
@@ -139,7 +139,7 @@ async def test_a_new_router_wakes_an_engine_that_sleeps_when_no_training_runs_an
             assert (await second.ask("base")).status_code == 503
             assert "serving.sleep_for_training" in (await engines(second))[0]
             async with second_gateway(gateway, tmp_path / "new", **SLEEP) as new:
-                await wait_until_status(new, "asleep: gpu-1 is held to train")
+                await wait_until_status(new, "asleep: gpu-1 is leased for train")
                 assert gateway.engine.wakes == 0
                 give_back(gateway, "gpu-1", "train date-reasoning")
                 assert (await until_answered(new, 200)).json()

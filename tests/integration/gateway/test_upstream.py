@@ -180,7 +180,7 @@ async def test_silence_is_limited_and_counted_from_the_last_byte() -> None:
         body = b""
         while len(body) < 6:
             body += await answer.chunk()
-        with pytest.raises(ConnectionLost, match=r"said nothing for 0\.4 s"):
+        with pytest.raises(ConnectionLost, match=r"no data for for 0\.4 s"):
             await answer.chunk()
         assert body == b"xxxxxx"
         answer.close()
@@ -219,7 +219,7 @@ async def test_unreachable_engines_and_invalid_http_raise_different_errors() -> 
 
     engine = Engine(ssh)
     async with listening(engine) as (url, upstream):
-        with pytest.raises(ConnectionLost, match="no HTTP"):
+        with pytest.raises(ConnectionLost, match="is not HTTP"):
             await read(upstream, url)
     with pytest.raises(EngineUnreachable, match="cannot connect"):
         await read(upstream, url)
@@ -238,7 +238,7 @@ async def test_an_unanswered_request_on_a_reused_connection_is_sent_once() -> No
         await engine.read_request(reader)
         writer.write(b"HTTP/1.1 200 O")
 
-    for part, reason in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
+    for part, reason in ((once_then_silent, "no data for"), (once_then_half, "closed the connection")):
         engine = Engine(part)
         async with listening(engine, silence_s=0.3) as (url, upstream):
             await read(upstream, url)
@@ -258,7 +258,7 @@ async def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
     server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
     url, upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Upstream()
     await read(upstream, url)
-    with pytest.raises(ConnectionLost, match="and then: cannot connect"):
+    with pytest.raises(ConnectionLost, match="and a second attempt failed: cannot connect"):
         await read(upstream, url)
 
 

@@ -70,10 +70,10 @@ async def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -
     ("answer", "expected_text"),
     [
         (Status(400, message=NO_SCHEMA), "refused: .*is not supported"),
-        ("I would say no.", "not in form: there is no JSON object"),
-        ({"verdict": "perhaps", "reason": ""}, "not in form: verdict: Input should be 'yes' or 'no'"),
-        (Truncated('{"verdict": "no", '), "not in form: cut off after 3 tokens"),
-        (Refusal(), "not in form: there is no JSON object"),
+        ("I would say no.", "malformed: there is no JSON object"),
+        ({"verdict": "perhaps", "reason": ""}, "malformed: verdict: Input should be 'yes' or 'no'"),
+        (Truncated('{"verdict": "no", '), "malformed: cut off after 3 tokens"),
+        (Refusal(), "malformed: there is no JSON object"),
         (Dropped(), "refused: .*finish reason|refused: .*connection"),
         (NotJson(), "refused: .*response is not in OpenAI's protocol"),
     ],
@@ -96,7 +96,7 @@ async def test_a_model_that_gives_no_answer_in_form_cannot_be_worked_with(monkey
     with scripted_server("Ho hum.") as server:
         report = await run_check(server, monkeypatch)
     assert (report.ok, report.way) == (False, None)
-    assert "a more able one" in report.seen[-1].hint
+    assert "a more capable model" in report.seen[-1].hint
 
 
 async def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +113,11 @@ async def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch)
         (Status(401, message="Incorrect API key provided"), "key", "status 401", "llm.api_key_env"),
         (Status(404, message="no model scripted"), "answer", "status 404", "llm.model"),
         (Status(400, message="bad"), "answer", "status 400: bad", "llm.base_url"),
-        (Status(429, retry_after=9), "answer", "status 429", "it is there, and busy"),
-        (Status(503, message="asleep"), "answer", "status 503: asleep", "the server's own log"),
+        (Status(429, retry_after=9), "answer", "status 429", "the server is busy"),
+        (Status(503, message="asleep"), "answer", "status 503: asleep", "see its log"),
         (Status(307, message="over there"), "answer", "status 307: over there", "redirects to"),
-        (Dropped(midway=False), "answer", "connection failed", "is the server there"),
-        (NoChoices(), "answer", "without a finish reason", "is it a server of OpenAI's protocol"),
+        (Dropped(midway=False), "answer", "connection failed", "check that the server is running"),
+        (NoChoices(), "answer", "without a finish reason", "check that it is an OpenAI-compatible endpoint"),
         (Silence(60), "answer", "no data for 0.2 s", "llm.silence_s, if it needs longer"),
         (
             RecordedResponse(PAGE.encode(), 404, "text/html"),
@@ -129,7 +129,7 @@ async def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch)
             RecordedResponse(PAGE.encode(), 200, "text/html"),
             "answer",
             "OpenAI's protocol",
-            "is it a server of OpenAI's protocol",
+            "check that it is an OpenAI-compatible endpoint",
         ),
     ],
 )
@@ -153,7 +153,7 @@ async def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
             report = await run_check(server, monkeypatch, base_url=nobody)
         assert server.requests == []
     assert (report.ok, findings_of(report)) == (False, {"server": False})
-    assert "llm.base_url: is the server there?" in report.seen[0].hint
+    assert "llm.base_url: check that the server is running" in report.seen[0].hint
 
 
 @pytest.mark.parametrize("listing", ["a page", None, [], ["a"], {"data": None}, {"data": ["a"]}, {"models": []}])
@@ -173,7 +173,7 @@ async def test_an_unlisted_model_is_reported_with_the_listed_ones(monkeypatch: p
     ) as server:
         report = await run_check(server, monkeypatch)
     [model] = [item for item in report.seen if item.name == "model"]
-    assert model.told == "scripted is not among them; there are scripted-2, other"
+    assert model.told == "scripted is not among them; similar names: scripted-2, other"
     assert not report.ok
 
 

@@ -245,7 +245,7 @@ async def test_evaluations_are_feedback(tmp_path: Path) -> None:
         later[1]["attributes"] += [{"key": "gen_ai.response.id", "value": {"stringValue": "resp-1"}}]
         partial = (await gateway.http.post("/v1/logs", json=request(logs=later))).json()["partialSuccess"]
         assert partial["rejectedLogRecords"] == "2"
-        assert ("from 0 to 1" in partial["errorMessage"], "is needed" in partial["errorMessage"]) == (True, True)
+        assert ("from 0 to 1" in partial["errorMessage"], "is required" in partial["errorMessage"]) == (True, True)
         assert gateway.trajectories()[0].outcome is Outcome.FAILURE
         with write_session(gateway.store) as session:
             feedback = list_feedback(session, ["otlp:c-1"])

@@ -115,7 +115,7 @@ async def test_a_sender_without_content_gets_an_explanation(tmp_path: Path) -> N
         async with elsewhere() as model:
             await work(model, gateway.url, "openai-v2")
         waiting = await gateway.http.post("/v1/traces", json=recorded_requests("openai-v2-2.1b0-no-content")["traces"])
-        assert f"4 wait for log records with their messages; if none come: {'the span'}" in waiting.text
+        assert f"4 spans wait for log records with their messages; if none arrive: {'the span'}" in waiting.text
         assert f"{CAPTURE}=span_only" in waiting.text
         bad_spans_file = tmp_path / "spool" / "damaged-otlp.jsonl"
         await eventually_async(lambda: bad_spans_file.exists() and len(bad_spans_file.read_text().splitlines()) == 8)

@@ -266,7 +266,7 @@ async def test_three_attempts_lost_to_a_killed_service_quarantine_the_input(stor
         assert attempt.number == number
         assert recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900) == []
     assert states(store) == ["lost"] * 3
-    with pytest.raises(Quarantined, match="its holder died"):
+    with pytest.raises(Quarantined, match="the process that ran it died"):
         await run_settled(store, tmp_path, job("succeed"))
 
 

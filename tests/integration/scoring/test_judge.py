@@ -144,7 +144,7 @@ async def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_an_unknown_model_stops_judging_at_once() -> None:
-    with scripted_server(Status(404)) as server, pytest.raises(JudgeError, match="cannot be asked"):
+    with scripted_server(Status(404)) as server, pytest.raises(JudgeError, match="does not answer"):
         await judge_all(judge_at(server, concurrency=2), *[CANCELLED] * 20)
     assert len(server.requests) <= 2
 
@@ -167,7 +167,7 @@ async def test_a_conversation_that_is_too_long_is_not_sent() -> None:
 
 
 async def test_a_judge_without_a_model_a_key_or_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JudgeError, match="no judge is set"):
+    with pytest.raises(JudgeError, match="is empty"):
         judge_from_settings(JudgeSection())
     with pytest.raises(JudgeError, match="cannot be read"):
         judge_from_settings(JudgeSection(model="m", prompt=str(tmp_path / "none.md")))
@@ -213,7 +213,7 @@ async def test_verdicts_count_once_agreement_with_people_is_measured() -> None:
     production(store)
     with scripted_server(by_words) as server:
         judge = judge_at(server)
-        with pytest.raises(JudgeNotTrusted, match="never measured"):
+        with pytest.raises(JudgeNotTrusted, match="not been measured"):
             await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
         assert server.requests == []
         agreement: Agreement = await measure(store, judge, "shop", LABELS, OutcomeSource.PEOPLE, limit=100, seed=7)
@@ -291,7 +291,7 @@ async def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
             save_agreement(session, agreement, judge.settings, T0)
         request_count = len(server.requests)
         server.script = lambda body, nth: Status(404) if nth > request_count else verdict("success", "cancelled")
-        with pytest.raises(JudgeError, match="cannot be asked"):
+        with pytest.raises(JudgeError, match="does not answer"):
             await rescoring.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0)
     with write_session(store) as session:
         [event] = newest_events(session, limit=1)
@@ -301,5 +301,5 @@ async def test_verdicts_before_a_failure_of_the_judge_are_announced() -> None:
 async def test_agreement_without_labels_is_an_error() -> None:
     store = open_store("sqlite://")
     production(store)
-    with scripted_server(by_words) as server, pytest.raises(OutcomesError, match="nothing to compare with"):
+    with scripted_server(by_words) as server, pytest.raises(OutcomesError, match="which the comparison needs"):
         await measure(store, judge_at(server), "shop", LABELS, OutcomeSource.RULES, limit=40, seed=7)

@@ -50,8 +50,8 @@ async def test_every_act_is_audited_with_who_and_why(control: Control, path: Pat
         async with served(control, path) as client:
             assert (await client.roll_back(ADAPTER, reason="complaints")).live == []
             assert (await client.approve(ADAPTER, reason="looked at it")).live == [ADAPTER]
-            assert (await client.start_cycle("now")).said == "a cycle of desk begins once c1 has ended (now: running)"
-            assert (await client.status()).target.asked_for == f"asked for by {getpass.getuser()}"
+            assert (await client.start_cycle("now")).said == "a cycle of desk starts once c1 has ended (now: running)"
+            assert (await client.status()).target.asked_for == f"requested by {getpass.getuser()}"
             await client.pause("holidays")
             assert (await client.status()).target.paused_by == getpass.getuser()
             assert "paused" in (await refused(client.start_cycle())).message
@@ -87,7 +87,7 @@ async def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
         [entry] = await client.audit()
         assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
         unknown = await refused(client.release("p9"))
-    assert (unknown.status, "no parked input" in unknown.message) == (404, True)
+    assert (unknown.status, "no quarantined input" in unknown.message) == (404, True)
     assert loop.asked == ["wake"]
 
 
@@ -117,7 +117,7 @@ async def test_settings_are_read_again_and_audited(control: Control, path: Path,
         assert entry.detail["read_again"] == ["operator token"]
         said, error = done.said, error.message
     changed, later = "retention.logs_days, operator token", "executor.failures"
-    assert said == f"the settings were read again; changed: {changed}; after a restart: {later}"
+    assert said == f"the settings were reloaded; changed: {changed}; after a restart: {later}"
     assert "retention.logs_days = -1" in error
     assert (control.settings.retention.logs_days, control.settings.executor.failures) == (7, 3)
     assert control.loop.settings is control.settings
@@ -272,13 +272,13 @@ async def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_used_one_is_
     left.close()
     async with served(control, path) as client:
         await client.status()
-        with pytest.raises(DoorError, match="something listens"):
+        with pytest.raises(DoorError, match="another process already listens"):
             unix_socket(path)
 
 
 def test_doors_that_cannot_be_opened(path: Path, control: Control) -> None:
     path.write_text("mine")
-    with pytest.raises(DoorError, match="is no socket"):
+    with pytest.raises(DoorError, match="exists and is not a socket"):
         unix_socket(path)
     assert path.read_text() == "mine"
     with tcp_socket("127.0.0.1", 0) as taken, pytest.raises(DoorError, match=r"cannot listen on 127\.0\.0\.1"):

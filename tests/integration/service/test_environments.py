@@ -178,7 +178,7 @@ async def test_whose_fault_a_failure_is(control: Control, path: Path, containers
         episode = (await client.environments.play(shop, 1)).id
         for said, why in (
             (PlayedMessage(), "empty"),
-            (PlayedMessage(calls=[PlayedCall(name="get_order", arguments="{")]), "no JSON"),
+            (PlayedMessage(calls=[PlayedCall(name="get_order", arguments="{")]), "not valid JSON"),
             (PlayedMessage(calls=[PlayedCall(name="get_order", arguments="[]")]), "JSON list"),
             (
                 PlayedMessage(calls=[PlayedCall(name="get_order", arguments=f'{{"a": "{"x" * 190_000}"}}')] * 30),
@@ -223,7 +223,7 @@ async def test_an_idle_episode_ends_by_itself(control: Control, path: Path, cont
         episode = (await client.environments.play(name, 1)).id
         await eventually_async(lambda: not containers(name))
         assert (
-            "idle for too long" in (await refused(client.environments.say(episode, PlayedMessage(content="Hi")))).hint
+            "was idle too long" in (await refused(client.environments.say(episode, PlayedMessage(content="Hi")))).hint
         )
 
     await play(control, path, act)
@@ -268,7 +268,7 @@ async def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
             begun = time.monotonic()
             await play(control, path, act)  # its threads have ended too
         assert time.monotonic() - begun < ENGINE_TIMEOUT_SECONDS / 2
-        assert "wait for the next start" in caplog.text
+        assert "are removed at the next start" in caplog.text
         [left] = containers_of(name)
     remove(left)
 
@@ -300,12 +300,12 @@ async def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_l
         first, second, third, *_ = [(await client.environments.play(name, seed)).id for seed in range(AT_ONCE)]
         async with on_tcp(control, OPERATOR) as operator:
             told = await refused(operator.environments.play(name, 1))
-            assert (told.status, told.message.count(" without a word")) == (409, AT_ONCE)
+            assert (told.status, told.message.count(" s ago")) == (409, AT_ONCE)
         await client.environments.say(first, PlayedMessage(content="I think."))
         await client.environments.play(name, 7)
         assert containers(name) == AT_ONCE
         gone = await refused(client.environments.say(second, PlayedMessage(content="Hi")))
-        assert (gone.status, "gave its place to another of yours" in gone.hint) == (404, True)
+        assert (gone.status, "was replaced by your next one" in gone.hint) == (404, True)
         control.playing.away_s = 60.0  # played a moment ago, all of them
         assert (await refused(client.environments.play(name, 8))).status == 409
         await said_until_done(client, third)  # it has nothing to lose

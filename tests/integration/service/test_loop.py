@@ -69,7 +69,7 @@ async def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> Non
     place.control.start(ADA, Reason())
     first = await place.until(*WAITING)
     said = place.control.start(ADA, Reason(reason="again")).said
-    assert said == f"a cycle of desk begins once {first.id} has ended (now: waiting)"
+    assert said == f"a cycle of desk starts once {first.id} has ended (now: waiting)"
     await place.until(CycleState.WAITING)
     assert len(place.cycles()) == 1
     with read_session(place.store) as opened:
@@ -246,7 +246,7 @@ async def test_a_cycle_whose_settings_are_known_no_more_ends_with_the_reason(pla
     await place.until(CycleState.WAITING)
     with read_session(place.store) as opened:
         (ended,) = [one for one in list_events(opened) if one.kind == "cycle failed"]
-    assert "began with settings that this version does not take" in ended.detail["reason"]
+    assert "was started with settings that this version rejects" in ended.detail["reason"]
 
 
 async def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop(

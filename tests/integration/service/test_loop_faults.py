@@ -37,7 +37,7 @@ async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_m
         assert place.loop._next_cycle() is None
     view = place.control.status().target
     assert "nowhere" in view.cannot_begin
-    assert view.asked_for == "asked for by ada"
+    assert view.asked_for == "requested by ada"
     place.loop.settings = settings
     await place.until(*WAITING)
     assert place.control.status().target.cannot_begin == ""
@@ -52,12 +52,12 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
     settings = place.loop.settings
     thinking = settings.model_copy(update={"analysis": settings.analysis.model_copy(update={"analyst": "llm"})})
     place.loop.settings = place.control.settings = thinking
-    with pytest.raises(LlmError, match=r"analysis\.analyst=llm needs a language model: no language model is set"):
+    with pytest.raises(LlmError, match=r"analysis\.analyst=llm needs a language model: the setting llm.model is empty"):
         place.control.start(ADA, Reason())
     assert place.control.status().target.asked_for == ""
     place.loop.request_cycle("a trigger")
     assert place.loop._next_cycle() is None
-    assert "no language model is set" in place.control.status().target.cannot_begin
+    assert "the setting llm.model is empty" in place.control.status().target.cannot_begin
     assert place.cycles() == []
 
 
@@ -130,7 +130,7 @@ async def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: p
     work.set_exception(KeyError("a defect"))
     _on_loop_end(lifecycle, work)
     lifecycle.close()
-    assert (lifecycle.draining.is_set(), lifecycle.cause) == (True, "the loop failed")
+    assert (lifecycle.draining.is_set(), lifecycle.cause) == (True, "the cycle loop failed")
     assert "a defect" in caplog.text
 
 

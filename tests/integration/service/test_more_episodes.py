@@ -42,12 +42,12 @@ async def answered(place: Place) -> None:
 async def test_more_episodes_are_played_and_the_adapter_waits_again_with_the_new_answer(place: Place) -> None:
     place.control.start(ADA, Reason())
     await place.until(*WAITING)
-    assert "takes look 2" in more(place, "alpha@v1")
+    assert "runs round 2" in more(place, "alpha@v1")
     place.fresh()  # killed before the loop had looked
     await answered(place)
     assert place.scripted.ran.count("gate alpha") == 2
     assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
-    assert "takes look 3" in more(place, "alpha@v1")
+    assert "runs round 3" in more(place, "alpha@v1")
     place.scripted.looks["alpha@v1"] = GateAnswer.INCONCLUSIVE
     await answered(place)
     assert place.scripted.ran.count("gate alpha") == 3

@@ -179,7 +179,7 @@ async def test_the_router_that_is_not_there(control: Control, path: Path) -> Non
         assert (found.state, found.expected, found.engines) == ("away", False, {})
         assert "refused" in found.trouble
         assert (found.waiting_files, found.damaged) == (1, 2)
-        assert found.decided_by.startswith("label tokens: no router was fitted")
+        assert found.decided_by.startswith("label tokens; no classifier was fitted")
 
     await ask(control, path, check)
 

@@ -24,7 +24,7 @@ from traced.processes.executor import LocalExecutor
 from traced.processes.job import Job, Report, Result
 
 ADA, BOB = Caller("ada", "local"), Caller("bob", "local")
-DULL = "ada has stopped its training: it learns nothing"
+DULL = "ada stopped the training: it learns nothing"
 STAGE = "train alpha"
 
 
@@ -141,7 +141,7 @@ async def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_sto
 
     await at_training(place, act, draining)
     said, cycle = said[0], place.cycle().id
-    became = f"{cycle} is cancelled" if how == "cancel" else f"{cycle} goes on without it once it is carried on"
+    became = f"{cycle} is cancelled" if how == "cancel" else f"{cycle} continues without it once it is resumed"
     assert said == f"the training of alpha is stopped; {became}"
     assert (place.has(CHECKPOINT)(), place.has(CUT_SHORT)()) == (True, False)
     assert place.stops() == [("ada", place.run, "it learns nothing")]
@@ -193,7 +193,7 @@ async def test_who_comes_second_waits_for_the_same_safe_point_and_is_told_who_wa
 
     await at_training(place, act, draining)
     first, second, later = said
-    assert first == f"the training of alpha is stopped; {place.cycle().id} goes on without it"
+    assert first == f"the training of alpha is stopped; {place.cycle().id} continues without it"
     assert second.startswith(f"the training of alpha was stopped before: {DULL}; {place.cycle().id}")
     assert later.startswith(f"the training of alpha was stopped before: {DULL}; {place.cycle().id}")
     assert place.stops() == [("ada", place.run, "it learns nothing")]
@@ -214,8 +214,8 @@ async def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: 
 
     await at_training(place, act, draining)
     said = said[0]
-    ended = "it had come to its end by then, which nothing is made of"
-    assert said == f"the training of alpha is stopped; {ended}; {place.cycle().id} goes on without it"
+    ended = "it had already finished, but its result is not used"
+    assert said == f"the training of alpha is stopped; {ended}; {place.cycle().id} continues without it"
     assert place.dropped() == [("train", "alpha", DULL)]
     assert "gate beta" in place.scripted.ran
     assert "gate alpha" not in place.scripted.ran
@@ -229,7 +229,7 @@ async def test_one_that_was_over_is_not_stopped_and_no_entry_says_so(place: Stop
         await eventually_async(place.has(ASKED))
         place.put(GO)
         await pausing
-        with pytest.raises(Busy, match="is not at work"):
+        with pytest.raises(Busy, match="is not running"):
             await place.stop()
 
     await at_training(place, act, draining)

@@ -107,19 +107,19 @@ async def test_stopping_is_audited_and_needs_one_at_work(
     begun(store, tmp_path)
     async with served(control, path) as client:
         idle = await refused(client.trainings.stop("c1/date-reasoning/abc"))
-        assert (idle.status, "is not at work" in idle.message) == (409, True)
+        assert (idle.status, "is not running" in idle.message) == (409, True)
         assert (await refused(client.trainings.stop("nothing"))).status == 404
         assert await client.audit() == []
         loop.running, loop.running_stages = "c1", ["train date-reasoning"]
         done = await client.trainings.stop("c1/date-reasoning/abc", "it learns nothing")
-        assert done.said == "the training of date-reasoning is stopped; c1 goes on without it"
+        assert done.said == "the training of date-reasoning is stopped; c1 continues without it"
         [entry] = await client.audit()
         assert (entry.action, entry.subject, entry.reason, entry.detail) == (
             "stop training", "c1/date-reasoning/abc", "it learns nothing", {"capability": "date-reasoning"},
         )  # fmt: skip
         [asked] = loop.asked
         assert asked.startswith("stop c1 date-reasoning: ")
-        assert asked.endswith("has stopped its training: it learns nothing")
+        assert asked.endswith("stopped the training: it learns nothing")
 
 
 async def test_a_reader_stops_nothing(control: Control, store: Engine, tmp_path: Path, loop: WrittenDown) -> None:

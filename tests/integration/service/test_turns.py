@@ -77,8 +77,8 @@ async def test_slow_readings_hold_up_neither_the_work_nor_an_act_nor_a_listener(
                 assert refused[0].headers["Retry-After"] == "5"
                 assert refused[0].json() == {
                     "type": "Crowded",
-                    "message": f"too many look at once: no turn of {READINGS} came free within 0.3 s",
-                    "hint": "ask again in 5 s",
+                    "message": f"{READINGS} requests are read at the same time; no slot became free within 0.3 s",
+                    "hint": "repeat the request in 5 s",
                 }
                 await asyncio.to_thread(work)
                 assert not slow.begun.acquire(blocking=False)

@@ -193,7 +193,7 @@ def test_a_budget_in_money_needs_prices(tmp_path: Path) -> None:
     with scripted_server(NO_FILE) as server:
         cycle = prepared(tmp_path, server.url)
         bound = {"synthesis.max_cost": 0.01}
-        with pytest.raises(LlmError, match=r"0\.01 is set but no prices") as raised:
+        with pytest.raises(LlmError, match=r"0\.01 is set without prices") as raised:
             run_with_context(cycle, tmp_path, server.url, bound, lambda context: synthesize(context, NAME, 0))
         assert not server.requests
         free = {**bound, "llm.completion_price": 1.0}

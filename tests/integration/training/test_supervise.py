@@ -57,7 +57,7 @@ async def test_a_child_that_dies_without_a_word_shows_its_last_lines(model_path:
     training_job = job(model_path, tmp_path / "out", iterations=50)
     training_job.out.mkdir()
     (training_job.out / "train.log").write_text("the last line\n")
-    with pytest.raises(TrainerDied, match=r"code -9 and no result(.|\n)*the last line"):
+    with pytest.raises(TrainerDied, match=r"code -9 without a result(.|\n)*the last line"):
         await train(training_job, kill)
 
 

@@ -31,7 +31,7 @@ def publishable(folder: Path, control: Control) -> Control:
 async def there(on: Running) -> None:
     """Go to the screen and wait for its first case."""
     await on.pilot.press(KEY)
-    await until(on.pilot, lambda: "waits for a decision" in text_of(on.app))
+    await until(on.pilot, lambda: "decision pending" in text_of(on.app))
 
 
 def shown(on: Running) -> str:

@@ -123,10 +123,10 @@ async def test_more_episodes_are_asked_for_and_only_rejecting_is_left_meanwhile(
         await there(on)
         await on.pilot.press("m")
         await until(on.pilot, lambda: isinstance(on.app.screen, Decision))
-        assert "How it goes live" not in shown(on)
+        assert "Promotion policy" not in shown(on)
         await same_picture(on.app, "approvals-more")
         await on.pilot.press(*"too few", "ctrl+y")
-        await until(on.pilot, lambda: "… more episodes, look 3 of 3, asked for by" in shown(on))
+        await until(on.pilot, lambda: "… more episodes, round 3 of 3, requested by" in shown(on))
         footer = shown(on).splitlines()[-1]
         assert ("Reject" in footer, "Approve " in footer, "More" in footer) == (True, False, False)
         await on.pilot.press("a", "m")
@@ -139,7 +139,7 @@ async def test_more_episodes_are_asked_for_and_only_rejecting_is_left_meanwhile(
             newer = replace(gate.result, answer=GateAnswer.INCONCLUSIVE, rounds=3)
             save_gate(store, newer, cycle_id="c-0003", at=AT)
             save_event(store, Event(AT, "stage finished", "gate", "c-0003"))
-        await until(on.pilot, lambda: "gate: inconclusive after look 3 of 3, the last" in shown(on))
+        await until(on.pilot, lambda: "gate: inconclusive after round 3 of 3 (the last)" in shown(on))
         assert "before:" in shown(on)
 
 
@@ -148,9 +148,9 @@ async def test_a_paused_service_says_when_it_takes_the_look(opened: Opened) -> N
         await there(on)
         await on.client.pause("a test")
         await on.client.approvals.more_episodes(await on.client.approvals.case(on.seeded.waiting), "")
-        await until(on.pilot, lambda: "when the service goes on" in shown(on))
+        await until(on.pilot, lambda: "after the service is resumed" in shown(on))
         await on.client.resume()
-        await until(on.pilot, lambda: "when the service goes on" not in shown(on))
+        await until(on.pilot, lambda: "after the service is resumed" not in shown(on))
         assert "… more episodes" in shown(on)
 
 
@@ -162,7 +162,7 @@ async def test_the_last_look_offers_no_more(opened: Opened, control: Control) ->
             save_gate(store, replace(gate.result, rounds=3), cycle_id="c-0003", at=AT)
         await there(on)
         assert "More" not in shown(on).splitlines()[-1]
-        assert "after look 3 of 3, the last" in shown(on)
+        assert "after round 3 of 3 (the last)" in shown(on)
         await on.pilot.press("m")
         assert isinstance(on.app.screen, Approvals)
 
@@ -179,7 +179,7 @@ async def test_the_cursor_says_whose_case_is_shown_and_stays(opened: Opened) -> 
         await on.client.pause("a look")
         await on.client.resume()
         await on.client.reject(on.seeded.waiting)
-        await until(on.pilot, lambda: "! waits" not in shown(on))
+        await until(on.pilot, lambda: "! pending" not in shown(on))
         assert table(on, "adapters").selected == on.seeded.rejected
         await until(on.pilot, lambda: f"{on.seeded.rejected}  ✗ rejected by ada" in shown(on))
 
@@ -207,7 +207,7 @@ async def test_overview_leads_to_the_case(opened: Opened) -> None:
     async with opened() as on:
         await until(on.pilot, lambda: on.seeded.waiting in shown(on))
         await on.pilot.press("enter")
-        await until(on.pilot, lambda: f"{on.seeded.waiting}  ! waits for a decision" in shown(on))
+        await until(on.pilot, lambda: f"{on.seeded.waiting}  ! decision pending" in shown(on))
         assert on.app.current_mode == "approvals"
 
 
@@ -230,7 +230,7 @@ async def test_nothing_to_decide_says_so(tmp_path: Path, size: tuple[int, int]) 
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.linked)
             await pilot.press(KEY)
-            await until(pilot, lambda: "No adapter waits" in text_of(app))
+            await until(pilot, lambda: "There are no adapters to decide" in text_of(app))
             await same_picture(app, "approvals-empty")
             await pilot.press("a", "r", "m", "enter")
             assert isinstance(app.screen, Approvals)

@@ -64,7 +64,7 @@ async def test_an_empty_store_says_what_fills_it(
     control.store = open_store(sqlite_url(tmp_path / "empty.db"))
     async with opened(size) as on:
         await on.pilot.press("2")
-        await until(on.pilot, lambda: "No capability has been named yet" in text_of(on.app))
+        await until(on.pilot, lambda: "No capabilities yet" in text_of(on.app))
         await on.pilot.press("l", "left_square_bracket", "enter", "escape")
         await same_picture(on.app, "capabilities-empty")
     control.store.dispose()
@@ -284,9 +284,9 @@ async def test_what_was_not_asked_for_in_time_is_asked_for_again(
         screen = await shown(on)
         control.store = empty
         await on.pilot.press("down")
-        await until(on.pilot, lambda: "No capability has been named yet" in text_of(on.app))
+        await until(on.pilot, lambda: "No capabilities yet" in text_of(on.app))
         control.store = there
         screen.changed()
-        await until(on.pilot, lambda: "No capability" not in text_of(on.app) and chosen(screen))
+        await until(on.pilot, lambda: "No capabilities" not in text_of(on.app) and chosen(screen))
         await until(on.pilot, lambda: str(chosen(screen)) in told(screen, "#texts"))
     empty.dispose()

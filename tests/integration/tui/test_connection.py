@@ -32,13 +32,13 @@ async def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, con
         await first.enter_async_context(served(control, path))
         await until(pilot, lambda: "policy-checks@v1" in text_of(app))
         await first.aclose()
-        await until(pilot, lambda: "✗ no answer, asked again in" in text_of(app))
+        await until(pilot, lambda: "✗ no answer, next attempt in" in text_of(app))
         assert "policy-checks@v1" in text_of(app)  # the last that was known stays
         async with served(control, path) as client:
             await until(pilot, lambda: "● connected" in text_of(app))
             assert "The daemon answers again." in text_of(app)
             await client.reject("policy-checks@v1")
-            await until(pilot, lambda: "✓ nothing waits for you" in text_of(app))
+            await until(pilot, lambda: "✓ nothing is pending" in text_of(app))
 
 
 async def holds(what: Callable[[], bool]) -> None:
@@ -148,7 +148,7 @@ async def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, cont
     path = tmp_path / "traced.sock"
     app = TracedApp(Address(path))
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: "This fills as soon as it does" in text_of(app))
+        await until(pilot, lambda: "This screen is filled as soon as it answers" in text_of(app))
         async with served(control, path):
             await until(pilot, lambda: "policy-checks@v1" in text_of(app))
 
@@ -157,8 +157,8 @@ async def test_a_token_that_is_none_is_refused_in_words(control: Control) -> Non
     async with on_tcp(control, OPERATOR) as client:
         app = TracedApp(Address(None, client._daemon.address, "x" * 30))
         async with app.run_test(size=(160, 40)) as pilot:
-            await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
-            assert "the daemon does not know the token; --token-file FILE" in text_of(app)
+            await until(pilot, lambda: "✗ refused, next attempt in 5 s" in text_of(app))
+            assert "the daemon rejects the token; --token-file FILE" in text_of(app)
             assert "x" * 30 not in text_of(app)
         app = TracedApp(Address(None, client._daemon.address, OPERATOR))
         async with app.run_test(size=(160, 40)) as pilot:
@@ -184,8 +184,8 @@ async def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(contr
         async with app.run_test(size=(160, 40)) as pilot:
             await until(pilot, lambda: "● connected" in text_of(app))
             known.clear()
-            await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
-            assert "the daemon does not know the token; --token-file FILE" in text_of(app)
+            await until(pilot, lambda: "✗ refused, next attempt in 5 s" in text_of(app))
+            assert "the daemon rejects the token; --token-file FILE" in text_of(app)
 
 
 async def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Control) -> None:
@@ -230,7 +230,7 @@ async def test_resizing_while_running_keeps_the_cursor(opened: Opened) -> None:
         table.focus()
         await until(on.pilot, lambda: table.row_count)
         await on.pilot.press(*["up"] * 20)
-        await until(on.pilot, lambda: "‖ staying" in text_of(on.app))
+        await until(on.pilot, lambda: "‖ stopped" in text_of(on.app))
         chosen = table.selected
         for size in ((200, 60), (80, 24)):
             await on.pilot.resize_terminal(*size)

@@ -36,7 +36,7 @@ FAILURE, SUCCESS = "c-0003-002-1", "c-0003-002-3"  # of one task
 async def read(on: Running, key: str, capability: str | None = None) -> Conversation:
     found = Conversation(key, capability=capability)
     on.app.push_screen(found)
-    await until(on.pilot, lambda: "#0" in text_of(on.app) or "refuses this" in text_of(on.app))
+    await until(on.pilot, lambda: "#0" in text_of(on.app) or "refused the request" in text_of(on.app))
     return found
 
 
@@ -132,10 +132,10 @@ async def test_who_judged_is_said(opened: Opened) -> None:
         judged = [await on.client.trajectories.get(row.id) for row in rows[:40]]
         by = {one.by: one.id for one in judged}
         await read(on, by["source"])
-        assert "as its source says" in text_of(on.app)
+        assert "outcome set by its source" in text_of(on.app)
         await on.pilot.press("escape")
         await read(on, by["nobody"])
-        assert "said by nobody" in text_of(on.app)
+        assert "? unknown, not judged yet" in text_of(on.app)
 
 
 async def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, store: Engine, tmp_path: Path) -> None:
@@ -146,23 +146,23 @@ async def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, s
         every = [await on.client.trajectories.get(row.id) for row in (await on.client.trajectories.page(unknown)).rows]
         one = next(one for one in every if one.by == "nobody")
         await read(on, one.id)
-        assert "? unknown said by nobody" in text_of(on.app)
+        assert "? unknown, not judged yet" in text_of(on.app)
         await on.pilot.press("f")  # no call is folded
         unfolded = [piece.folded for piece in talk(on).pieces]
         assert not all(unfolded)
         rules = read_rules(tmp_path / "rules.toml")
         apply_rules(store, rules, "desk", labels, include_judged=False, limit=None, at=AT)
-        await until(on.pilot, lambda: "✗ failure said by rules (rules:" in text_of(on.app))
+        await until(on.pilot, lambda: "✗ failure, outcome set by rules (rules:" in text_of(on.app))
         router.emit(store, AT)  # from here on it tells of feedback
         good = {"conversation_id": one.task_id, "label": "good", "who": "customer"}
         taken = await FeedbackReceiver(store, labels, Redactor([], [])).receive(good, AT)
         assert taken["trajectories"] == 1
         router.next_at = 0.0
         router.emit(store, AT)
-        await until(on.pilot, lambda: "✓ success said by people (customer)" in text_of(on.app))
+        await until(on.pilot, lambda: "✓ success, outcome set by people (customer)" in text_of(on.app))
         with write_session(store) as writing:
             label_trajectory(writing, Feedback(one.id, AT, score=0.0, comment="[b]no[/b]", who="ada"), labels)
-        await until(on.pilot, lambda: "✗ failure said by people (ada)" in text_of(on.app))
+        await until(on.pilot, lambda: "✗ failure, outcome set by people (ada)" in text_of(on.app))
         assert "“[b]no[/b]”" in text_of(on.app)
         assert [piece.folded for piece in talk(on).pieces] == unfolded
 

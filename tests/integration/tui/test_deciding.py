@@ -29,7 +29,7 @@ async def test_who_looks_is_told_of_the_others_decision(opened: Opened) -> None:
         case = await on.client.approvals.case(on.seeded.waiting)
         await on.client.approvals.reject(case, "harms refunds")
         await until(on.pilot, lambda: "✗ rejected by" in shown(on))
-        await until(on.pilot, lambda: "Decided meanwhile" in shown(on))
+        await until(on.pilot, lambda: "Decided by somebody else" in shown(on))
         assert "harms refunds" in shown(on)
         assert "Approve " not in shown(on).splitlines()[-1]
 
@@ -64,7 +64,7 @@ async def test_a_decision_that_the_daemon_refuses_says_who_was_first(opened: Ope
         await on.pilot.press("a", *"fine")
         await on.client.reject(on.seeded.waiting, "harms refunds", actor="ada")
         await on.pilot.press("ctrl+y")
-        await until(on.pilot, lambda: "✗ somebody was first: ada rejected" in shown(on))
+        await until(on.pilot, lambda: "✗ already decided: ada rejected" in shown(on))
         assert typed(on) == "fine"
         await on.pilot.press("escape")
         await until(on.pilot, lambda: "✗ rejected by ada" in shown(on))

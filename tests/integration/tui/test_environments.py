@@ -124,7 +124,7 @@ async def test_none_yet_is_said(opened: Opened, control: Control) -> None:
             opened_store.connection().exec_driver_sql(f"DELETE FROM {table}")
     async with opened((80, 24)) as on:
         await to_table(on)
-        assert "No environment has been made yet" in text_of(on.app)
+        assert "No environments yet" in text_of(on.app)
         await on.pilot.press("enter")  # nothing to open
         await same_picture(on.app, "environments-none")
 
@@ -157,9 +157,9 @@ async def test_a_new_environment_comes_by_itself_and_the_cursor_stays(opened: Op
         await until(on.pilot, lambda: "· unchecked" in text_of(on.app))
         assert table.selected == chosen
         table.point_at(key)
-        await until(on.pilot, lambda: "no admission has judged it yet" in text_of(on.app))
+        await until(on.pilot, lambda: "no admission has checked it yet" in text_of(on.app))
         await on.pilot.press("enter")
-        await until(on.pilot, lambda: "No admission has judged it yet." in text_of(on.app))
+        await until(on.pilot, lambda: "No admission has checked it yet." in text_of(on.app))
         judge(control, key, Check("runs", False, {"fault": "EnvironmentFault", "traceback": TRACE}, 1.0))
         await until(on.pilot, lambda: "✗ runs" in text_of(on.app))
         assert 'File "environment.py", line 9' in text_of(on.app)
@@ -234,10 +234,10 @@ async def test_an_episode_that_is_played_is_not_left_without_a_question(
         page = on.app.screen
         monkeypatch.setattr("tui.screens.environment_play.Play.running", True)
         on.app.go("environments", second)
-        await until(on.pilot, lambda: "An episode is played there" in text_of(on.app))
+        await until(on.pilot, lambda: "An episode is running on this screen" in text_of(on.app))
         assert on.app.screen is page
         await on.pilot.press("q")
-        await until(on.pilot, lambda: "Leave while an episode is played?" in text_of(on.app))
+        await until(on.pilot, lambda: "Quit although an episode is running?" in text_of(on.app))
         await on.pilot.press("n")
         await until(on.pilot, lambda: on.app.screen is page)
         await on.pilot.press("q", "y")

@@ -35,12 +35,12 @@ async def test_what_is_done_elsewhere_is_seen_without_asking(opened: Opened) -> 
 async def test_help_names_the_keys_that_work_here(opened: Opened) -> None:
     async with opened() as on:
         await on.pilot.press("question_mark")
-        await until(on.pilot, lambda: "Keys that work here" in text_of(on.app))
+        await until(on.pilot, lambda: "Keys of this screen" in text_of(on.app))
         shown = text_of(on.app)
         for kind in SCREENS.values():
             assert kind.TITLE_TEXT in shown
         await on.pilot.press("escape")
-        assert "Keys that work here" not in text_of(on.app)
+        assert "Keys of this screen" not in text_of(on.app)
 
 
 async def test_a_letter_jumps(opened: Opened) -> None:

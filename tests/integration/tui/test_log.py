@@ -51,7 +51,7 @@ async def test_the_log_of_three_cycles(opened: Opened, size: tuple[int, int]) ->
 async def test_a_log_without_events(empty: Opened, size: tuple[int, int]) -> None:
     async with empty(size) as on:
         await on.pilot.press(KEY)
-        await until(on.pilot, lambda: "Nothing has happened yet" in text_of(on.app))
+        await until(on.pilot, lambda: "No events yet" in text_of(on.app))
         await same_picture(on.app, "log-empty")
 
 
@@ -62,7 +62,7 @@ async def test_it_follows_until_the_cursor_leaves_the_newest_and_again_when_aske
         await until(on.pilot, lambda: text_of(on.app).count("first batch") >= 3)
         assert table.cursor_row == table.row_count - 1
         await on.pilot.press("up")
-        await until(on.pilot, lambda: "‖ staying" in top(on))
+        await until(on.pilot, lambda: "‖ stopped" in top(on))
         chosen = table.selected
         happen(on.control.store, 5, "second batch")
         await until(on.pilot, lambda: "5 newer" in top(on))
@@ -73,7 +73,7 @@ async def test_it_follows_until_the_cursor_leaves_the_newest_and_again_when_aske
         await until(on.pilot, lambda: table.cursor_row == table.row_count - 1)
         for key in ("end", "ctrl+end", "G"):
             await on.pilot.press("f")
-            await until(on.pilot, lambda: "‖ staying" in top(on))
+            await until(on.pilot, lambda: "‖ stopped" in top(on))
             await on.pilot.press(key)
             await until(on.pilot, lambda: "● following" in top(on))
 
@@ -91,7 +91,7 @@ async def test_filters_by_kind_and_by_text_hold_for_what_comes(opened: Opened) -
         await on.pilot.press("slash", *"LATE")
         await until(on.pilot, lambda: table.row_count == 1)
         await on.pilot.press(*"x")
-        await until(on.pilot, lambda: "No event fits." in text_of(on.app))
+        await until(on.pilot, lambda: "No event matches the filter." in text_of(on.app))
         await on.pilot.press("escape", "escape")
         await until(on.pilot, lambda: table.row_count > 40)
 
@@ -118,7 +118,7 @@ async def test_a_storm_of_events_is_bounded_and_shown_to_its_end(opened: Opened)
             happen(on.control.store, 200)
             await asyncio.sleep(0)
         happen(on.control.store, 1, "the last")
-        await until(on.pilot, lambda: "the last" in text_of(on.app), 20)
+        await until(on.pilot, lambda: "(the last)" in text_of(on.app), 20)
         assert table.row_count == MAX_EVENTS
         assert table.cursor_row == MAX_EVENTS - 1
 

@@ -54,7 +54,7 @@ async def test_who_took_a_prompt_and_why_stands_with_it_and_others_decisions_com
         await on.pilot.press("p")
         await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
         assert ": it [bold]reads[/] well" in shown(on)
-        assert "For the record" not in shown(on)
+        assert "To record a decision" not in shown(on)
 
 
 async def test_what_was_found_last_counts_and_without_an_offer_there_is_no_line_and_no_key(opened: Opened) -> None:

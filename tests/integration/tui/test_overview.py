@@ -110,7 +110,9 @@ async def test_what_a_stage_waits_for_is_said_until_it_goes_on(opened: Opened) -
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_store_with_nothing_in_it(empty: Opened, size: tuple[int, int]) -> None:
     async with empty(size) as on:
-        await until(on.pilot, lambda: all(part in text_of(on.app) for part in ("NVIDIA L4", "✓ parts", "measured")))
+        await until(
+            on.pilot, lambda: all(part in text_of(on.app) for part in ("NVIDIA L4", "✓ parts", "No measurements"))
+        )
         await same_picture(on.app, "overview-empty")
 
 
@@ -165,7 +167,7 @@ async def test_a_cycle_that_is_not_kept_is_said_to_be_none(opened: Opened) -> No
     async with opened() as on:
         await filled(on)
         on.app.go("overview", "c-0009/[bold]")
-        await until(on.pilot, lambda: "No cycle c-0009/[bold] is kept." in text_of(on.app))
+        await until(on.pilot, lambda: "The cycle c-0009/[bold] is not stored." in text_of(on.app))
         assert "Cycle c-0003 of desk: waiting" in text_of(on.app)
         assert "Older" not in text_of(on.app)
 

@@ -43,9 +43,9 @@ async def press(opened: Opened, use: Callable[[Running], Awaitable[None]], size:
 async def begin(on: Running, key: str, seed: str = "7") -> Environment:
     screen = await to_one(on, key)
     await on.pilot.press("p")
-    await until(on.pilot, lambda: "Which seed?" in text_of(on.app))
+    await until(on.pilot, lambda: "container. Seed:" in text_of(on.app))
     await on.pilot.press(*seed, "enter")
-    await until(on.pilot, lambda: f"● playing seed {seed}: 0 sent" in text_of(on.app))
+    await until(on.pilot, lambda: f"● playing seed {seed}: 0 messages sent" in text_of(on.app))
     return screen
 
 
@@ -90,16 +90,16 @@ async def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable
         await until(on.pilot, lambda: "✗ Expecting value" in text_of(on.app))
         await type_over(on, "[]")
         await on.pilot.press("ctrl+s")
-        await until(on.pilot, lambda: "✗ an object in braces is wanted" in text_of(on.app))
+        await until(on.pilot, lambda: "✗ the arguments must be a JSON object in braces" in text_of(on.app))
         await type_over(on, '{"order_id": "W1", "item_id": "I1", "reason": "damaged"}')
         await on.pilot.press("ctrl+n")  # and another
         await until(on.pilot, lambda: isinstance(on.app.screen, ChooseTool))
         await on.pilot.press("enter")
         await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
         await on.pilot.press("ctrl+s")
-        await until(on.pilot, lambda: "● playing seed 7: 1 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "● playing seed 7: 1 messages sent" in text_of(on.app))
         await on.pilot.press(*"No.", "enter")
-        await until(on.pilot, lambda: "● playing seed 7: 2 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "● playing seed 7: 2 messages sent" in text_of(on.app))
         await on.pilot.press(*"Done.", "enter")
         await until(on.pilot, lambda: "The episode is done." in text_of(on.app) and not len(on.control.playing))
         await same_picture(on.app, "environment-played")
@@ -119,14 +119,14 @@ async def test_an_oracles_way_succeeds(opened: Opened, control: Control, image: 
         talk = on.app.screen.query_one("#talk")
 
         async def call(place: int, **arguments: str) -> None:
-            said = text_of(on.app).partition(" sent")[0].rpartition(" ")[2]
+            said = text_of(on.app).partition(" messages sent")[0].rpartition(" ")[2]
             await on.pilot.press("ctrl+t")
             await until(on.pilot, lambda: isinstance(on.app.screen, ChooseTool))
             await on.pilot.press(*["down"] * place, "enter")
             await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
             await type_over(on, json.dumps(arguments))
             await on.pilot.press("ctrl+s")
-            await until(on.pilot, lambda: f": {int(said) + 1} sent" in text_of(on.app))
+            await until(on.pilot, lambda: f": {int(said) + 1} messages sent" in text_of(on.app))
 
         await on.pilot.press(*"Number?", "enter")
         await until(on.pilot, lambda: "The order is W" in text_of(on.app))
@@ -155,14 +155,14 @@ async def test_escape_ends_it_after_a_question(opened: Opened, containers: Calla
             await until(on.pilot, lambda: on.app.screen is screen)
         assert containers(key) == 1
         await on.pilot.press("escape")
-        await until(on.pilot, lambda: "Its container is removed." in text_of(on.app))
+        await until(on.pilot, lambda: "The container is removed." in text_of(on.app))
         await same_picture(on.app, "environment-end")
         await on.pilot.press("y")
         await until(on.pilot, lambda: "You ended the episode." in text_of(on.app))
         assert "✗ no success   reward 0" in text_of(on.app)
         assert containers(key) == 0
         await on.pilot.press("p", "enter")  # another, of the same seed
-        await until(on.pilot, lambda: "● playing seed 7: 0 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "● playing seed 7: 0 messages sent" in text_of(on.app))
 
     await press(opened, play)
 
@@ -180,9 +180,9 @@ async def test_tabs_and_screens_change_while_it_is_played(opened: Opened, image:
         await on.pilot.press("4")
         await until(on.pilot, lambda: on.app.screen is screen)
         await on.pilot.press("p")  # back to it, nothing is asked
-        await until(on.pilot, lambda: "● playing seed 7: 0 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "● playing seed 7: 0 messages sent" in text_of(on.app))
         await on.pilot.press(*"Hm.", "enter")
-        await until(on.pilot, lambda: "● playing seed 7: 1 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "● playing seed 7: 1 messages sent" in text_of(on.app))
 
     await press(opened, play)
 
@@ -200,7 +200,7 @@ async def test_choosing_and_filling_in_can_be_left(opened: Opened, image: object
         await on.pilot.press("escape")
         await until(on.pilot, lambda: on.app.screen is screen)
         await on.pilot.press("enter")  # nothing to say
-        assert "● playing seed 7: 0 sent" in text_of(on.app)
+        assert "● playing seed 7: 0 messages sent" in text_of(on.app)
 
     await press(opened, play)
 
@@ -221,9 +221,9 @@ async def test_hostile_text_is_harmless(opened: Opened, control: Control, image:
         await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
         shown.append(text_of(on.app))
         await on.pilot.press("ctrl+s")
-        await until(on.pilot, lambda: "seed 7: 1 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "seed 7: 1 messages sent" in text_of(on.app))
         await on.pilot.press(*"No.", "enter")
-        await until(on.pilot, lambda: "seed 7: 2 sent" in text_of(on.app))
+        await until(on.pilot, lambda: "seed 7: 2 messages sent" in text_of(on.app))
         shown.append(text_of(on.app))
         for text in shown:
             assert "␛[31m[red]boo[/red] ‹U+202E›eno" in text
@@ -240,7 +240,7 @@ async def test_a_failure_of_the_environment_is_part_of_the_conversation(
         key = put(control, source=BREAKS)
         await begin(on, key)
         await on.pilot.press(*"Hi", "enter")
-        await until(on.pilot, lambda: "✗ the episode is over; p begins another" in text_of(on.app))
+        await until(on.pilot, lambda: "✗ the episode is over; p: new episode" in text_of(on.app))
         shown = text_of(on.app)
         assert "the environment failed" in shown
         assert "KeyError: 'no such lamp'" in shown
@@ -258,11 +258,11 @@ async def test_without_docker_it_says_what_to_do(
     async def play(on: Running) -> None:
         await to_one(on, on.seeded.environments["policy-checks"])
         await on.pilot.press("p")
-        await until(on.pilot, lambda: "Which seed?" in text_of(on.app))
+        await until(on.pilot, lambda: "container. Seed:" in text_of(on.app))
         await on.pilot.press("escape")
         await until(on.pilot, lambda: "Press p to play" in text_of(on.app))
         await on.pilot.press("p", "enter")
-        await until(on.pilot, lambda: "✗ nothing is played; p tries again" in text_of(on.app))
+        await until(on.pilot, lambda: "✗ no episode is running; p: try again" in text_of(on.app))
         assert "scripts/docker-engine.sh" in text_of(on.app)
         assert "Try: traced doctor" in text_of(on.app)
 
@@ -275,7 +275,7 @@ async def test_read_only_offers_no_play(opened: Opened) -> None:
         await on.pilot.press("p")
         assert on.app.screen is screen
         screen.query_one("#tabs").active = "play-tab"  # type: ignore[attr-defined]
-        await until(on.pilot, lambda: "⊘ Playing an episode is an act" in text_of(on.app))
+        await until(on.pilot, lambda: "⊘ This connection is read-only" in text_of(on.app))
         await same_picture(on.app, "environment-read-only")
 
 

@@ -30,7 +30,7 @@ async def on_serving(on: Running) -> None:
     on.control.settings = settings.model_copy(update={"serving": settings.serving.model_copy(update={"port": 9})})
     await on.pilot.press(str(1 + list(SCREENS).index("serving")))
     await until(
-        on.pilot, lambda: "Decided by" in text_of(on.app) and on.app.screen.query_one("#models", KeyedTable).row_count
+        on.pilot, lambda: "Routing by" in text_of(on.app) and on.app.screen.query_one("#models", KeyedTable).row_count
     )
 
 
@@ -102,7 +102,7 @@ async def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
         await on.pilot.press("escape")
         await choose(on, on.seeded.live)
         await on.pilot.press("r")
-        await until(on.pilot, lambda: "Why" in text_of(on.app))
+        await until(on.pilot, lambda: "Reason" in text_of(on.app))
         await settled(on)
         await same_picture(on.app, "serving-roll-back")
 
@@ -123,7 +123,7 @@ async def test_a_canary_stands_where_its_evidence_says(opened: Opened) -> None:
         await on_serving(on)
         await choose(on, on.seeded.canary)
         shown = text_of(on.app)
-        assert f"{STEPS[1][0]} of 30 judged here" in shown
+        assert f"{STEPS[1][0]} of 30 judged in this step" in shown
         assert "✓ 5 % ── ▶ 25 % ── · 50 % ── · live" in shown
         assert "of 20 → rolled back" in shown
         assert "of 20 → live, after 50 %" in shown
@@ -135,7 +135,7 @@ async def test_a_rollback_asks_why_and_is_done_by_the_button_that_names_the_adap
         await choose(on, on.seeded.live)
         await on.pilot.press("r")
         await until(on.pilot, lambda: isinstance(on.app.screen, ActQuestion))
-        assert f"{on.seeded.live} is live: its conversations go on with the base model" in asked(on)
+        assert f"{on.seeded.live} is live: the base model continues its conversations" in asked(on)
         on.app.screen.query_one(Input).value = "it lies"
         await on.pilot.press("enter")
         assert on.app.focused is not None
@@ -257,7 +257,7 @@ async def test_a_conversation_that_is_forgotten_meanwhile_is_told(opened: Opened
     async with opened() as on:
         await on_serving(on)
         on.app.push_screen(ServedConversation("nobody/knows ?"))
-        await until(on.pilot, lambda: "It cannot be shown" in text_of(on.app))
+        await until(on.pilot, lambda: "The conversation cannot be loaded" in text_of(on.app))
         assert "'nobody/knows ?'" in text_of(on.app)
 
 

@@ -51,7 +51,7 @@ async def test_while_the_daemon_has_yet_to_answer() -> None:
 async def test_where_no_daemon_is() -> None:
     app = TracedApp(Address(SOCKET))
     async with app.run_test(size=SIZE) as pilot:
-        await each_screen(app, pilot, "nobody", "This fills as soon as it does")
+        await each_screen(app, pilot, "nobody", "This screen is filled as soon as it answers")
 
 
 async def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: Control) -> None:
@@ -63,7 +63,7 @@ async def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: 
             await pilot.press(str(number))
             await until(pilot, lambda name=name: app.current_mode == name and not app.screen.query_one("#note").display)
         await first.aclose()
-        await until(pilot, lambda: "✗ no answer, asked again in 1 s: no daemon answers" in text_of(app))
+        await until(pilot, lambda: "✗ no answer, next attempt in 1 s: no daemon answers" in text_of(app))
         await each_screen(app, pilot, "lost", "✗ no answer")
 
 

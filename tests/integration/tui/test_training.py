@@ -110,8 +110,8 @@ async def test_the_chosen_run_stays_while_others_come(opened: Opened) -> None:
         chosen = runs(on).selected
         assert chosen != RUN
         await until(on.pilot, lambda: points(on) == list(range(16)))
-        assert "gave policy-checks@v1" in text_of(on.app)
-        assert "not kept on this machine" in text_of(on.app)
+        assert "produced policy-checks@v1" in text_of(on.app)
+        assert "not stored on this machine" in text_of(on.app)
         at_work.iterations(7, 8)
         await until(on.pilot, lambda: "8 of 40" in text_of(on.app))
         assert runs(on).selected == chosen
@@ -201,7 +201,7 @@ async def test_who_leaves_the_question_while_a_stop_is_on_its_way_has_it_done_al
 
         monkeypatch.setattr(on.control.loop, "stop_training", slowly)
         await asks(on, "x", *"dull", "ctrl+y")
-        await until(on.pilot, lambda: "… asked for. Esc leaves" in text_of(on.app))
+        await until(on.pilot, lambda: "… sent. Esc closes" in text_of(on.app))
         await on.pilot.press("ctrl+y", "escape")
         await until(on.pilot, lambda: not isinstance(on.app.screen, ActQuestion))
         safe_point.set()
@@ -214,7 +214,7 @@ async def test_who_leaves_the_question_while_a_stop_is_on_its_way_has_it_done_al
 async def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
     async def pause(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("p")
-        await until(on.pilot, lambda: f"train {CAPABILITY}" in text_of(on.app) and "Why" in text_of(on.app))
+        await until(on.pilot, lambda: f"train {CAPABILITY}" in text_of(on.app) and "Reason" in text_of(on.app))
         await on.pilot.press("tab", "tab", "enter")  # by its button
         await until(on.pilot, lambda: "p Resume" in text_of(on.app))
         assert (await on.client.status()).target.paused_at is not None
@@ -229,7 +229,7 @@ async def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
 async def test_a_cycle_is_cancelled_from_its_training(opened: Opened) -> None:
     async def cancel(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("c")
-        await until(on.pilot, lambda: f"Ends {CYCLE} for good" in text_of(on.app))
+        await until(on.pilot, lambda: f"{CYCLE} and its unfinished work" in text_of(on.app))
         await on.pilot.press("tab", "enter")  # the button that leaves it
         assert (await on.client.cycles())[0].state == "running"
         await asks(on, "c", "enter", "enter")
@@ -287,7 +287,7 @@ async def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> Non
         app = TracedApp(Address(tmp_path / "traced.sock"))
         async with app.run_test(size=size) as pilot:
             await pilot.press("5")
-            await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))
+            await until(pilot, lambda: "No trainings yet" in text_of(app))
             await same_picture(app, "training-empty")
     store.dispose()
 
@@ -305,7 +305,7 @@ async def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
         await until(on.pilot, lambda: "of its group" in text_of(on.app))
         await same_picture(on.app, "training-rollout")
         await on.pilot.press("escape", "x")
-        await until(on.pilot, lambda: "Why" in text_of(on.app))
+        await until(on.pilot, lambda: "Reason" in text_of(on.app))
         await same_picture(on.app, "training-stop")
         await on.pilot.press("escape", "down")
         await until(on.pilot, lambda: len(points(on)) == 16)

@@ -65,7 +65,7 @@ async def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
         await choose(on, "label", "lacking")
         await until(on.pilot, loaded(on, 19))
         await on.pilot.press("escape", "down", "space", "space")
-        await until(on.pilot, lambda: "2 chosen" in text_of(on.app))
+        await until(on.pilot, lambda: "2 selected" in text_of(on.app))
         await same_picture(on.app, "trajectories-lacking")
         await on.pilot.press("e")
         await until(on.pilot, lambda: isinstance(on.app.screen, Export))
@@ -130,10 +130,10 @@ async def test_what_fits_nothing_says_so_and_how_to_go_back(opened: Opened) -> N
     async with opened() as on:
         await look(on)
         await on.pilot.press("slash", *"zebra")
-        await until(on.pilot, lambda: "Nothing fits: r shows everything again." in text_of(on.app))
+        await until(on.pilot, lambda: "No trajectory matches the filters; r removes them." in text_of(on.app))
         await on.pilot.press("escape", "r")
         await until(on.pilot, loaded(on, 100))
-        assert "Nothing fits" not in text_of(on.app)
+        assert "No trajectory matches" not in text_of(on.app)
 
 
 async def test_where_the_daemon_gave_up_a_person_looks_further(
@@ -145,7 +145,7 @@ async def test_where_the_daemon_gave_up_a_person_looks_further(
     async with opened() as on:
         await look(on)
         await on.pilot.press("slash", *"router-000039", "enter")
-        await until(on.pilot, lambda: "looked through 250" in text_of(on.app))
+        await until(on.pilot, lambda: "250 searched" in text_of(on.app))
         assert "Further" in text_of(on.app)
         await on.pilot.press("m")
         await until(on.pilot, lambda: "1 loaded" in text_of(on.app))
@@ -178,7 +178,7 @@ async def test_what_is_chosen_is_written_in_full_and_nothing_is_overwritten_unas
     async with opened() as on:
         await look(on)
         await on.pilot.press("space", "down", "space")
-        await until(on.pilot, lambda: "2 chosen" in text_of(on.app))
+        await until(on.pilot, lambda: "2 selected" in text_of(on.app))
         await on.pilot.press("e", "enter")
         await until(on.pilot, lambda: not isinstance(on.app.screen, Export))
         path = tmp_path / "trajectories.jsonl"
@@ -190,14 +190,14 @@ async def test_what_is_chosen_is_written_in_full_and_nothing_is_overwritten_unas
         ]
         await on.pilot.press("a", "x")
         await on.pilot.press("enter")
-        await until(on.pilot, lambda: "is there already" in text_of(on.app))
+        await until(on.pilot, lambda: "already exists" in text_of(on.app))
         assert len(path.read_text("utf-8").splitlines()) == 2
         on.app.screen.query_one("#path", Input).value = "other.jsonl"
         await on.pilot.press("enter")
         await until(on.pilot, lambda: not isinstance(on.app.screen, Export))
         assert len((tmp_path / "other.jsonl").read_text("utf-8").splitlines()) == 100
         await on.pilot.press("a", "x", "enter")
-        await until(on.pilot, lambda: "is there already" in text_of(on.app))
+        await until(on.pilot, lambda: "already exists" in text_of(on.app))
         await on.pilot.press("enter")
         await until(on.pilot, lambda: not isinstance(on.app.screen, Export))
         assert len(path.read_text("utf-8").splitlines()) == 1
@@ -210,10 +210,10 @@ async def test_a_path_that_cannot_be_written_says_why(opened: Opened, tmp_path: 
         await on.pilot.press("e")
         for path, why in (
             (tmp_path / "none" / "x", "No such file"),
-            (tmp_path, "Type a file's name"),
+            (tmp_path, "Enter a file name"),
             ("~nobody-of-this-name/x", "Not written"),
             ("x" * 300, "File name too long"),
-            ("", "Type"),
+            ("", "Enter a file name"),
         ):
             on.app.screen.query_one("#path", Input).value = str(path)
             await on.pilot.press("enter")
@@ -292,7 +292,7 @@ async def test_an_empty_store_says_where_trajectories_come_from(tmp_path: Path, 
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.linked and app.status is not None)
             app.action_show("trajectories")
-            await until(pilot, lambda: "No trajectories are stored yet" in text_of(app))
+            await until(pilot, lambda: "No trajectories yet" in text_of(app))
             await pilot.press("enter", "space", "a", "e", "m")
             assert isinstance(app.screen, Trajectories)
             await same_picture(app, "trajectories-empty")

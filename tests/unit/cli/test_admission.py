@@ -25,7 +25,7 @@ def test_a_path_is_a_file_and_a_name_is_a_capability() -> None:
 
 def test_one_file_is_judged_by_itself() -> None:
     assert only_file(["shop.py"]) == Path("shop.py")
-    with pytest.raises(TracedError, match="'payments' is none"):
+    with pytest.raises(TracedError, match="'payments' is a capability"):
         only_file(["payments", "shop.py"])
     with pytest.raises(TracedError, match="2 files were given") as refused:
         only_file(["shop.py", "shop"])
@@ -41,11 +41,11 @@ def test_a_text_is_read_as_it_is_but_for_its_byte_order_mark() -> None:
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("gone.py", "there is no file gone.py", "check the path"),
+        ("gone.py", "the file gone.py does not exist", "check the path"),
         ("latin.py", "latin.py is not UTF-8: invalid continuation byte at byte 5", "iconv"),
-        ("pipe.py", "pipe.py is no regular file", "copy it"),
+        ("pipe.py", "pipe.py is not a regular file", "copy it"),
         ("large.py", "large.py has 1,048,577 bytes", "generate records"),
-        ("shop.py/x.py", "there is no file shop.py/x.py", "check the path"),
+        ("shop.py/x.py", "the file shop.py/x.py does not exist", "check the path"),
         ("x" * 300 + ".py", "cannot be read: File name too long", "check its name"),
     ],
 )
@@ -64,9 +64,9 @@ def test_the_page_has_a_place_and_never_that_of_the_environment() -> None:
     check_page(Path("report.html"), file)
     check_page(Path("payments/report.html"), file)
     for html, message in [
-        ("payments", "payments is a directory"),
-        ("nowhere/report.html", "nothing can be written into"),
-        ("./shop.py", "shop.py is the environment itself"),
+        ("payments", "payments, which is a directory"),
+        ("nowhere/report.html", "nowhere is not writable"),
+        ("./shop.py", "shop.py, which is the environment itself"),
     ]:
         with pytest.raises(TracedError, match=message) as refused:
             check_page(Path(html), file)

@@ -19,14 +19,14 @@ def test_it_says_what_went_wrong_and_steers_no_terminal(capsys: pytest.CaptureFi
     show_analysis("c1", "llm", [], AnalysisRecord({}, [], [], WRONG))
     assert capsys.readouterr().out.splitlines() == [
         "Capabilities of cycle c1, by the llm analyst: none",
-        "Lacking: nothing that the contrast keeps",
-        "  2 of these only because nobody said whose fault it was",
-        "Nothing to contrast: no failure is the agent's.",
-        "Of 4 parts of the sample 1 had no usable answer.",
-        "Of 12 capabilities that the model named 3 were dropped: "
-        "they cite no message that exists, lack a name or a text, or were too many.",
-        r"Left out: 2 that could not be labelled (t\x1b[2J00000000000, t2). "
-        r"About the first, it refused: \x1b]0;owned\x07[red]",
+        "Lacking: no capability is retained",
+        "  2 of these had no fault attribution and count as the agent's",
+        "No contrast is possible: no failure is the agent's.",
+        "The model gave no usable answer for 1 of 4 parts of the sample.",
+        "3 of 12 capabilities named by the model were dropped: "
+        "no existing message cited, name or text missing, or above the maximum number.",
+        r"Not analysed: 2 trajectories could not be labelled (t\x1b[2J00000000000, t2). "
+        r"Reason for the first: it refused: \x1b]0;owned\x07[red]",
     ]
 
 

@@ -65,7 +65,7 @@ def run(*words: str) -> tuple[int, str, str]:
         ("group", 1, "Error: from a task"),
         ("disk", 1, "the disk is full: [Errno 28] No space left on device: '/data/x' Try: free some space"),
         ("defect", 70, "Defect in traced: KeyError: 'missing' Try: traced --debug fail defect"),
-        ("stop", 130, "To carry on: traced fail stop"),
+        ("stop", 130, "To resume: traced fail stop"),
         ("usage", 2, "not a number"),
     ],
 )
@@ -189,7 +189,7 @@ def _hears_hangups() -> None:
 def test_a_signal_that_asks_it_to_end_ends_a_verb_as_ctrl_c_does(how: str, by: str, code: int) -> None:
     done = terminated(how, by)
     assert (done.returncode, done.stdout) == (code, "cleared away\n")
-    assert f"To carry on: traced {how} {by}" in done.stderr
+    assert f"To resume: traced {how} {by}" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -35,18 +35,18 @@ def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return str(router_report(STANDS, tmp_path, given)["decided_by"])
 
     assert said() == (
-        "label tokens: no router was fitted for dates@v1, tools@v1 together; a cycle that promotes something does it"
+        "label tokens; no classifier was fitted for dates@v1, tools@v1 together yet, the next promoting cycle fits one"
     )
     fitted = classifier_file(tmp_path, "c2")
     fitted.parent.mkdir(parents=True)
     fitted.write_text(json.dumps({"examples": {"base": 1, "dates@v2": 1, "tools@v1": 1}}))
-    assert said() == "the router that c2 has fitted"
-    assert said("labels") == "label tokens, as routing.router says"
+    assert said() == "the classifier fitted by c2"
+    assert said("labels") == "label tokens, by the setting routing.router"
     (tmp_path / "traced.toml").write_text('[routing]\nrouter = "labels"\n')
-    assert said().startswith("label tokens, as")
-    assert said("hidden-state") == "the router that c2 has fitted"
+    assert said().startswith("label tokens, by")
+    assert said("hidden-state") == "the classifier fitted by c2"
     monkeypatch.setenv("TRACED_ROUTING__ROUTER", "hidden-state")
-    assert said() == "the router that c2 has fitted"
+    assert said() == "the classifier fitted by c2"
 
 
 def test_what_a_person_reads(tmp_path: Path) -> None:
@@ -69,15 +69,15 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
     assert (told["spool"]["files"], told["spool"]["damaged"]) == (1, 2)
     lines = list(router_lines(told))
     assert lines[:-2] == [
-        "Conversations of the last day (hour): 9 base (2), 4 dates@v1 (0); and more before",
-        "Requests that failed in the last day: 3 with status 429, 1 with status 502",
-        'Left to the base model in the last day: 5, because "routing failed: \\u001b[31m"',
+        "Conversations of the last day (last hour): 9 base (2), 4 dates@v1 (0); older ones not counted",
+        "Failed requests of the last day: 3 with status 429, 1 with status 502",
+        'Served by the base model by default in the last day: 5, reason "routing failed: \\u001b[31m"',
         "Feedback of the last day: 1 label bad",
-        "Trajectories of production: 3 success",
-        "Conversations that go on, or were silent for too short a time: 7 exchanges",
+        "Production trajectories: 3 success",
+        "Exchanges of open conversations: 7",
     ]
-    assert lines[-2].startswith("Wait to be stored: 1 files of conversations, the oldest for ")
-    assert lines[-1] == "Could not be read: 2 recorded exchanges, kept in spool/damaged.jsonl"
+    assert lines[-2].startswith("Conversations not stored yet: 1 files, the oldest is ")
+    assert lines[-1] == "Unreadable recorded exchanges: 2, moved to spool/damaged.jsonl"
 
 
 def test_a_conversation_in_full() -> None:

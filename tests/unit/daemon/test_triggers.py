@@ -235,14 +235,14 @@ def test_a_store_that_is_gone_for_a_while_delays_and_loses_nothing(
     gone("targets", "elsewhere")
     place.live(NIGHTLY, until)
     assert place.asked == ["cron 0 3 * * *"]
-    assert sum("triggers wait" in line for line in caplog.messages) == 1
+    assert sum("triggers cannot be evaluated now" in line for line in caplog.messages) == 1
 
 
 def test_a_damaged_file_is_made_anew(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     (place.folder / FILE).write_bytes(b"no database at all, but long enough to be read as one" * 50)
     place.live(NIGHTLY)
     assert place.jobs().keys() == {"cron"}
-    assert "is damaged and made anew" in caplog.text
+    assert "is damaged; it is created again" in caplog.text
 
 
 async def test_other_settings_are_followed_without_a_restart(place: Place) -> None:

@@ -123,7 +123,7 @@ async def test_a_requested_round_judges_all_comparisons_on_all_pairs() -> None:
     # the fixtures repeat their task names, so that seeds stay; the rates show that both rounds count
     assert repeated.comparisons[0].difference == pytest.approx(55 / (165 + 42))
     assert {c.level for c in repeated.comparisons} == {POLICY.level_per_round}
-    with pytest.raises(GateError, match=r"look 4 is outside 1\.\.3"):
+    with pytest.raises(GateError, match=r"round 4 is outside 1\.\.3"):
         await run_gate("c@v1", gather, POLICY, 4)
 
 

@@ -127,7 +127,7 @@ def test_pairs_match_by_task_and_trial_and_infrastructure_drops_the_pair() -> No
 
 def test_unpaired_repeated_and_broken_evidence_is_refused() -> None:
     base = [trajectory(str(i), Outcome.SUCCESS) for i in range(10)]
-    with pytest.raises(GateError, match="task 9 trial 0 was run by one model only"):
+    with pytest.raises(GateError, match="task 9 trial 0 has an episode of only one"):
         pair(base, base[:9])
     with pytest.raises(GateError, match="task 3 trial 0 appears twice"):
         pair([*base, base[3]], base)

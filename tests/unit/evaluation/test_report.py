@@ -134,8 +134,8 @@ def test_table_shows_every_policy_with_its_interval_and_the_gain() -> None:
     assert "60.0 % │ 55.0 % to 65.0 %" in text
     assert "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks." in text
     assert "as good as the best choice on 90.0 % of 300 tasks (80 of the 100 where the choice matters)" in text
-    assert "errors ended at admit: rewards <b>never</b> differ" in text
-    assert "2 episodes lost to infrastructure failures are left out" in text
+    assert "errors failed at the stage admit: rewards <b>never</b> differ" in text
+    assert "2 episodes that failed by infrastructure are excluded" in text
 
 
 def test_page_is_whole_escaped_and_self_contained(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"findings": [], "adapters": []}, "No capability was found lacking, so nothing was trained."),
-        ({"adapters": []}, "No adapter was trained: every retained capability ended before training."),
-        ({}, "No adapter was promoted, so there is nothing to route to."),
+        ({"findings": [], "adapters": []}, "No capability was found lacking, so no adapter was trained."),
+        ({"adapters": []}, "No adapter was trained: every retained capability failed at an earlier stage."),
+        ({}, "No adapter was promoted, so no routing was evaluated."),
     ],
 )
 def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, list[object]], sentence: str) -> None:
@@ -184,7 +184,7 @@ def test_a_cycle_without_a_gain_states_the_reason(change: dict[str, list[object]
 
 def test_an_interval_around_zero_is_called_no_gain() -> None:
     flat = dataclasses.replace(figures(), gain=Interval(300, 300, 0.4, 0.41, 0.01, -0.03, 0.05, 0.95, 1.0))
-    assert verdict(flat).endswith("The interval holds zero: no gain is shown.")
+    assert verdict(flat).endswith("The interval contains zero: no gain is shown.")
 
 
 def with_prompts(answer: str, is_enough: bool) -> CycleFigures:
@@ -200,9 +200,9 @@ def test_a_sufficient_prompt_is_reported_once_with_its_command() -> None:
     text = " ".join(rendered_text(cycle).split())
     assert (
         "<b>dates</b>: a prompt is enough (25.0 % to 100.0 % in its environment); "
-        "traced show patch 3f2a4b5c6d7e --into FILE takes it" in text
+        "traced show patch 3f2a4b5c6d7e --into FILE writes it" in text
     )
-    assert "ended at" not in text
+    assert "failed at the stage" not in text
     assert verdict(cycle) == "No adapter was trained; a prompt is enough for <b>dates</b>."
     page = render(cycle, {})
     assert "&lt;b&gt;dates&lt;/b&gt;: a prompt is enough." in page
@@ -213,7 +213,7 @@ def test_a_sufficient_prompt_is_reported_once_with_its_command() -> None:
     command = dataclasses.replace(
         cycle, prompts=[dataclasses.replace(cycle.prompts[0], decision="approved by <i>ann</i>")]
     )
-    assert "FILE takes it; approved by <i>ann</i>" in " ".join(rendered_text(command).split())
+    assert "FILE writes it; approved by <i>ann</i>" in " ".join(rendered_text(command).split())
     assert "3f2a4b5c6d7e</code>; approved by &lt;i&gt;ann&lt;/i&gt;" in render(command, {})
 
 
@@ -221,6 +221,6 @@ def test_an_insufficient_prompt_is_reported_beside_the_ending() -> None:
     cycle = with_prompts("neither", False)
     text = " ".join(rendered_text(cycle).split())
     assert "<b>dates</b>: neither" in text
-    assert "takes it" not in text
-    assert "<b>dates</b> ended at optimize-prompt" in text
+    assert "writes it" not in text
+    assert "<b>dates</b> failed at the stage optimize-prompt" in text
     assert verdict(cycle).startswith("No adapter was trained: every retained capability")

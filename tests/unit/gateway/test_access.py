@@ -30,7 +30,7 @@ async def test_excess_requests_are_refused_with_retry_after() -> None:
     async with gate:
         waiting = asyncio.create_task(gate.__aenter__())
         await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="1 requests run and 1 wait") as full:
+        with pytest.raises(Refusal, match="1 requests run, 1 wait") as full:
             await gate.__aenter__()
         assert (full.value.status, full.value.retry_after, full.value.code) == (429, 1, "queue_full")
         with pytest.raises(Refusal, match="no slot became free within"):

@@ -102,7 +102,7 @@ def test_lines_lost_to_an_unwritable_folder_are_counted_and_logged(tmp_path: Pat
     spool = Spool(tmp_path / "file")
     spool.try_write(line("e-1"))
     assert (spool.lost_count, spool.written_count) == (1, 0)
-    assert "1 conversations were not recorded" in spool.problem
+    assert "1 conversations could not be recorded" in spool.problem
 
 
 def test_the_recorder_stores_the_rest_and_ends_with_its_gateway(tmp_path: Path, store: Engine) -> None:

@@ -162,7 +162,7 @@ def test_a_verifiers_taskset_reports_declarations_and_skipped_checks(tmp_path: P
     assert evidence["noted"] == []  # its imports are its project's own affair
     assert set(checks) == {"source", "runs", *CHECK_NAMES, "spread"}
     assert not any(check.passed for check in checks.values())
-    assert "read, not run" in checks["source"].evidence["left_out"]
+    assert "not checked: admission cannot run" in checks["source"].evidence["left_out"]
     assert "standard library" in checks["runs"].evidence["left_out"]
     assert "it has no solution" in checks["oracle"].evidence["left_out"]
     assert "seed" in checks["determinism"].evidence["left_out"]

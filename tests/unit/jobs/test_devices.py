@@ -238,7 +238,7 @@ def test_the_foreign_share_is_a_share_and_leaves_our_part_out(
 def test_the_script_is_read_by_its_clock() -> None:
     now = -1.0
     probe = ScriptedProbe(SCRIPT, lambda: now)
-    assert probe.read() == Readings(problems=("the script has not begun",))
+    assert probe.read() == Readings(problems=("the scripted survey has not started",))
     for later, expected in [(0.0, SCRIPT[0][1]), (4.9, SCRIPT[0][1]), (5.0, SCRIPT[1][1]), (1e9, SCRIPT[1][1])]:
         now = later
         assert probe.read() == expected

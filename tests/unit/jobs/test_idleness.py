@@ -36,7 +36,7 @@ FOREIGN = tuple(ForeignProcess(pid, 1) for pid in (7, 8))
         (GPU, ()),
         (replace(GPU, utilisation=0.1, memory_used=100, foreign=FOREIGN[:1]), ()),  # at a threshold is not over it
         (replace(GPU, utilisation=0.11), ("utilisation 11% is over 10%",)),
-        (replace(GPU, utilisation=None), ("its utilisation is not known",)),
+        (replace(GPU, utilisation=None), ("its utilisation is unknown",)),
         (replace(GPU, memory_used=101), ("memory in use 10% is over 10%",)),
         (replace(GPU, foreign=FOREIGN), ("foreign processes 7, 8 (2, allowed 1)",)),
         (replace(GPU, mig="disabled"), ()),
@@ -55,7 +55,7 @@ def test_each_value_over_its_threshold_is_described(device: DeviceReading, reaso
 
 
 def test_a_device_that_was_not_polled_is_not_idle() -> None:
-    assert busy_reason(IdleWatch(), replace(LIMITS, idle_s=0), 0) == "it was not polled yet"
+    assert busy_reason(IdleWatch(), replace(LIMITS, idle_s=0), 0) == "it was not measured yet"
 
 
 def test_a_device_is_idle_after_idle_s() -> None:

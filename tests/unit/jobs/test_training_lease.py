@@ -131,7 +131,7 @@ def test_waits_are_reported_with_their_reason(training: Training) -> None:
         acquire(session, "cpu", "else", "serve", None, at=training.clock.now(), ttl=timedelta(seconds=200))
 
     async def scene() -> None:
-        await training.wait_until(lambda: any("else has it" in text for text in training.waited_for))
+        await training.wait_until(lambda: any("leased to else" in text for text in training.waited_for))
         with write_session(training.store) as session:
             release(session, "cpu", "else")
 
@@ -152,7 +152,7 @@ def test_preemption_stops_at_a_checkpoint_and_resumes_later(training: Training) 
 
     assert training.play(scene) == "cpu"
     assert (training.stopped, training.runs) == (0, 2)
-    assert "cpu was given back: serving asks for it back" in training.waited_for
+    assert "the lease on cpu was returned: serving requested it back" in training.waited_for
 
 
 def test_a_trainer_that_reaches_no_checkpoint_is_stopped(training: Training) -> None:

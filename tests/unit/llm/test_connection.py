@@ -21,7 +21,7 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_model_the_error_names_the_setting() -> None:
-    with pytest.raises(LlmError, match="no language model is set") as raised:
+    with pytest.raises(LlmError, match=r"the setting llm\.model is empty") as raised:
         endpoint(LlmSection())
     assert "llm.model" in raised.value.hint
 
@@ -51,7 +51,7 @@ def test_a_server_of_ones_own_needs_no_key() -> None:
     [
         (None, "No such file"),
         (b"", "is empty"),
-        (b"\xff\xfe", "it is not text"),
+        (b"\xff\xfe", "it is not UTF-8 text"),
         ("k\u00e9y".encode(), "invalid characters"),
     ],
 )

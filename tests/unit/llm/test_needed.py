@@ -26,7 +26,7 @@ def test_without_llm_settings_no_model_is_needed(tmp_path: Path) -> None:
     settings = load_settings(tmp_path)
     check_model(settings)
     assert settings_needing_model(settings) == []
-    assert check_language_model(settings).seen == "none is needed"
+    assert check_language_model(settings).seen == "not needed by these settings"
 
 
 @pytest.mark.parametrize("required", WANTING)
@@ -35,7 +35,7 @@ def test_the_error_names_each_setting_and_its_missing_value(tmp_path: Path, requ
     names = f"{required}={str(WANTING[required]).lower()}"
     with pytest.raises(LlmError) as raised:
         check_model(settings)
-    assert raised.value.message == f"{names} needs a language model: no language model is set"
+    assert raised.value.message == f"{names} needs a language model: the setting llm.model is empty"
     assert raised.value.hint.endswith("traced llm check")
     finding = check_language_model(settings)
     assert (finding.ok, finding.seen, finding.fix) == (False, raised.value.message, raised.value.hint)

@@ -111,7 +111,7 @@ async def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(contex
         first = stop(session, run, actor="ada", at=T0, reason="it learns nothing")
         assert stop(session, run, actor="bob", at=T0) == first
         events = list_stage_events(session, "c1")
-    with pytest.raises(CapabilityError, match="ada has stopped its training: it learns nothing"):
+    with pytest.raises(CapabilityError, match="ada stopped the training: it learns nothing"):
         await train(context, "date-reasoning", HASH)
     with write_session(context.store) as session:
         assert list_stage_events(session, "c1") == events

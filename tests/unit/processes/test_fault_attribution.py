@@ -53,7 +53,7 @@ ERRORS: list[tuple[Exception, FaultAttribution]] = [
     (EngineStartError("silent"), INFRASTRUCTURE),
     (ModelUnavailable("503 for 300 s"), INFRASTRUCTURE),
     (ModelRefused("the key is not accepted"), INFRASTRUCTURE),
-    (LlmError("no language model is set"), INFRASTRUCTURE),
+    (LlmError("the setting llm.model is empty"), INFRASTRUCTURE),
     (StoreUnavailable("locked"), INFRASTRUCTURE),
     (StoreVersionError("newer"), INFRASTRUCTURE),
     (ConfigError("unknown key"), INFRASTRUCTURE),

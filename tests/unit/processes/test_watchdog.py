@@ -45,7 +45,10 @@ def test_only_a_changed_phase_or_counter_is_progress() -> None:
 
 def test_memory_over_the_ceiling() -> None:
     assert dog().verdict(101, 1000) is None
-    assert dog().verdict(101, 1001) == (JobOutcome.OUT_OF_MEMORY, "0 MiB in all its processes, over the limit of 0 MiB")
+    assert dog().verdict(101, 1001) == (
+        JobOutcome.OUT_OF_MEMORY,
+        "0 MiB in all its processes, above the limit of 0 MiB",
+    )
     assert dog(Limits()).verdict(101, 2**60) is None
 
 

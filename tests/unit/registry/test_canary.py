@@ -52,7 +52,7 @@ def test_a_share_that_the_settings_no_longer_name_goes_on_to_the_next_larger() -
 
 def test_why_names_the_figures() -> None:
     why = judge([stratum(0.05, (10, 0), (200, 150))], SETTINGS).why
-    assert why.startswith("it is worse: 0 of 10 succeeded with it, 150 of 200 without, evidence ")
+    assert why.startswith("worse than its control: successes 0 of 10 with it, 150 of 200 without it, evidence ")
 
 
 @pytest.mark.parametrize("steps", [[], [0.5, 0.25], [0.0, 0.5], [0.5, 1.0], [0.5, 0.5]])

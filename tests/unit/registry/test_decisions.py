@@ -168,9 +168,9 @@ def test_who_comes_second_is_told_who_was_first(opened: Session) -> None:
         with pytest.raises(PromotionError) as refused:
             decide(opened, bob, ADAPTER, gate_id=seen)
         assert refused.value.message == (
-            f"somebody was first: ann approved {ADAPTER} on 2026-01-02 at 06:00 UTC: looked at it"
+            f"already decided: ann approved {ADAPTER} on 2026-01-02 at 06:00 UTC: looked at it"
         )
-    with pytest.raises(PromotionError, match="somebody was first: ann approved"):
+    with pytest.raises(PromotionError, match="already decided: ann approved"):
         more_episodes(opened, bob, ADAPTER, 3, gate_id=seen)
     assert audited(opened) == before
     assert approve(opened, ANN, ADAPTER, gate_id=seen).live == [ADAPTER]  # who did not get the answer asks again
@@ -181,7 +181,7 @@ def test_a_decision_on_figures_that_are_not_the_newest_is_refused(opened: Sessio
     newer = GateResult(ADAPTER, GateAnswer.PASS, [], 2)
     save_gate(opened, newer, cycle_id="c1", at=hour(29))
     for decide in (approve, reject):
-        with pytest.raises(PromotionError, match="has answered again since you looked, on 2026-01-02 at 05:00 UTC"):
+        with pytest.raises(PromotionError, match="has a newer answer, of 2026-01-02 at 05:00 UTC"):
             decide(opened, ANN, ADAPTER, gate_id=seen)
     assert audited(opened) == []
     assert reject(opened, ANN, ADAPTER, gate_id=gate_of(opened)).said == f"{ADAPTER} is rejected"
@@ -191,11 +191,11 @@ def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(opened:
     done = more_episodes(opened, ANN, ADAPTER, 3)
     assert (done.detail["asked"]["look"], done.said) == (
         2,
-        f"the gate of {ADAPTER} takes look 2 on more episodes; {ADAPTER} waits for it",
+        f"the gate of {ADAPTER} runs round 2 on more episodes; decide on {ADAPTER} afterwards",
     )
     bob = Action("bob", "operator", hour(31))
-    assert more_episodes(opened, bob, ADAPTER, 3).said.startswith(f"ann asked for more episodes for {ADAPTER} before")
-    with pytest.raises(PromotionError, match="cannot be approved yet: ann asked for more episodes"):
+    assert more_episodes(opened, bob, ADAPTER, 3).said.startswith(f"ann requested more episodes for {ADAPTER} before")
+    with pytest.raises(PromotionError, match="cannot be approved yet: ann requested more episodes"):
         approve(opened, bob, ADAPTER)
     assert approve(opened, bob, SECOND).live == [SECOND]
     assert audited(opened) == [
@@ -219,10 +219,10 @@ def test_the_gates_next_end_answers_what_was_asked_for(opened: Session, end: Sta
 
 
 def test_a_gate_without_a_look_left_and_what_does_not_wait_are_refused(opened: Session) -> None:
-    with pytest.raises(PromotionError, match="has taken all of its 1 looks; its intervals hold for no more"):
+    with pytest.raises(PromotionError, match="has used all of its 1 rounds; its intervals are not valid for more"):
         more_episodes(opened, ANN, ADAPTER, 1)
     save_gate(opened, GateResult(ADAPTER, GateAnswer.FAIL, [], 2), cycle_id="c1", at=hour(29))
-    with pytest.raises(PromotionError, match="waits for nobody: its gate answered fail"):
+    with pytest.raises(PromotionError, match="has no pending decision: its gate answered fail"):
         more_episodes(opened, ANN, ADAPTER, 3)
     set_cycle_state(opened, "c1", CycleState.CANCELLED, at=hour(29))
     with pytest.raises(PromotionError, match="cycle c1 is cancelled"):
@@ -244,7 +244,7 @@ def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(ope
     set_cycle_state(opened, "c1", CycleState.FINISHED, at=hour(22))
     name = parked(opened, "train", "error-recovery")
     done = release(opened, ANN, name)
-    gone_on = "its cycle went on without it, a later one tries the capability anew"
+    gone_on = "its cycle continued without it, a later cycle retries the capability"
     assert done.said == f"p1 (train of error-recovery) is released; {gone_on}"
     again = release(opened, Action("bob", "local", hour(40)), name)
     assert again.said == "p1 (train of error-recovery) was released before, by ann"
@@ -269,7 +269,7 @@ def test_a_cycle_that_failed_of_a_parked_stage_is_carried_on(
 
 
 def test_only_what_was_parked_can_be_released(opened: Session) -> None:
-    with pytest.raises(NotFound, match="no parked input 'p9'"):
+    with pytest.raises(NotFound, match="no quarantined input 'p9'"):
         release(opened, ANN, "p9")
     assert list_audit(opened) == []
 
@@ -283,4 +283,4 @@ def test_who_approves_another_is_told_which_trial_it_ends(opened: Session) -> No
     said = approve(opened, ANN, ADAPTER, policy="canary", steps=[0.05]).said
     assert said == f"{ADAPTER} is approved and has 5 % of its conversations as a canary"
     said = approve(opened, ANN, SECOND, policy="shadow").said
-    assert said == f"{SECOND} is approved and answers in the shadow; {ADAPTER} is on trial no more"
+    assert said == f"{SECOND} is approved and answers as a shadow; {ADAPTER} is no longer on trial"

@@ -89,10 +89,10 @@ def test_files_that_changed_since_publication_never_go_live(opened: Session, tmp
     weights = tmp_path / "adapters" / name / "adapter_model.safetensors"
     weights.chmod(0o644)
     weights.write_bytes(b"other")
-    with pytest.raises(PromotionError, match="is not what was published"):
+    with pytest.raises(PromotionError, match="have changed since its publication"):
         approve(opened, by("ann", 3), name)
     save_approval(opened, Approval(name, Decision.APPROVED, "ann", hour(4)))
-    with pytest.raises(PromotionError, match="is not what was published"):
+    with pytest.raises(PromotionError, match="have changed since its publication"):
         start_approved(opened, by("cycle", 5), [name], "immediate", (0.1,))
     assert live(opened) == []
 

@@ -102,7 +102,7 @@ def test_verify_names_what_was_changed(adapter: Path, adapters: Path) -> None:
     target.chmod(0o644)
     target.write_bytes(b"tampered")
     with pytest.raises(
-        PromotionError, match=r"error-recovery@v1 is not what was published: adapter_model\.safetensors"
+        PromotionError, match=r"error-recovery@v1 have changed since its publication: adapter_model\.safetensors"
     ):
         verify(path)
 

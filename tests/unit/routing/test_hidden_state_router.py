@@ -115,7 +115,7 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
 def test_a_file_that_is_no_classifier_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "router.json"
     path.write_text(text)
-    with pytest.raises(RouterFileError, match="holds no router"):
+    with pytest.raises(RouterFileError, match="router file"):
         read_classifier(path)
     with pytest.raises(RouterFileError):
         read_classifier(tmp_path / "gone.json")

@@ -108,7 +108,7 @@ def test_unclear_and_failed_judgements_are_counted_separately() -> None:
     [
         (of(20, 0, S) + of(20, 0, F), ""),
         (of(15, 0, S) + of(14, 0, F), "measured on 29 labels"),
-        (of(40, 0, S), "all the same"),
+        (of(40, 0, S), "all labels were equal"),
         (of(12, 8, S) + of(12, 8, F), "agreement is 0.20"),
         ([(S, Decision(U, reason="?"))] * 40, "measured on 0 labels"),
     ],
@@ -130,14 +130,14 @@ def test_only_the_newest_agreement_of_the_same_judge_counts() -> None:
     )
     rules = summarize(judge.name, "shop", OutcomeSource.RULES, judgements(*of(20, 0, S), *of(20, 0, F)), 0)
     with write_session(open_store("sqlite://")) as session:
-        with pytest.raises(JudgeNotTrusted, match="never measured"):
+        with pytest.raises(JudgeNotTrusted, match="not been measured"):
             require_trusted(session, judge)
         save_agreement(session, rules, SETTINGS, T0)
-        with pytest.raises(JudgeNotTrusted, match="never measured"):
+        with pytest.raises(JudgeNotTrusted, match="not been measured"):
             require_trusted(session, judge)
         save_agreement(session, good, SETTINGS, later(1))
         assert require_trusted(session, judge)["kappa"] == 1
-        with pytest.raises(JudgeNotTrusted, match=f"{other.name}.*never measured"):
+        with pytest.raises(JudgeNotTrusted, match=f"{other.name}.*not been measured"):
             require_trusted(session, other)
         save_agreement(session, bad, SETTINGS, later(2))
         with pytest.raises(JudgeNotTrusted, match=r"agreement is 0\.00"):

@@ -21,7 +21,7 @@ def write_rules(tmp_path: Path, text: str) -> Path:
     ("text", "line", "words"),
     [
         ('[[rule]]\nname = "a"\noutcome = "succes"\nwhen = {call = "x"}\n', 3, ["rule 1 'a'", "outcome", "'success'"]),
-        ('[[rule]]\nname = "a"\noutcome = "success"\n', 1, ["needs when or check"]),
+        ('[[rule]]\nname = "a"\noutcome = "success"\n', 1, ["needs `when` or `check`"]),
         (GOOD + '[[rule]]\noutcome = "failure"\nwhen = {call = "x"}\n', 5, ["rule 2", "name"]),
         (
             GOOD.replace('{call = "x"}', "{any = [\n{call = 'x'},\n{cal = 'y'}]}"),
@@ -34,8 +34,8 @@ def write_rules(tmp_path: Path, text: str) -> Path:
         (GOOD.replace('{call = "x"}', "{turns = {}}"), 4, ["matches, eq, ne"]),
         (GOOD.replace('{call = "x"}', '{call = {tool = "x", result = {path = "a", eq = 1}}}'), 4, ["begins with"]),
         (GOOD.replace('{call = "x"}', '{call = {tool = "x", which = "one"}}'), 4, ["'first'", "'every'"]),
-        (GOOD.replace("when", "score = 0.2\nwhen"), 1, ["success has a score of at least 0.5"]),
-        (GOOD + GOOD, 6, ["rule 2 'a'", "rule 1 has this name"]),
+        (GOOD.replace("when", "score = 0.2\nwhen"), 1, ["the score must be at least 0.5 for success"]),
+        (GOOD + GOOD, 6, ["rule 2 'a'", "rule 1 has the same name"]),
         ("rules = 1\n", 1, ["rules", "rule, databases"]),
         ('rule = "x"\n', 1, ["rule", "list"]),
         (GOOD + '[databases.d]\nurl = "mysql://h/x"\n', 6, ["allowed are sqlite, postgresql"]),
@@ -54,7 +54,7 @@ def write_rules(tmp_path: Path, text: str) -> Path:
         (
             GOOD + '[rule.check]\ndatabase = "d"\nquery = "select :x"\nexpect = {eq = 1}\n',
             5,
-            ["the query's parameters are x, those under with are none"],
+            ["the query uses the parameters x, but `with` defines none"],
         ),
     ],
 )

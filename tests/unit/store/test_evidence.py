@@ -84,9 +84,9 @@ def test_citations_and_fault_attributions_are_shown(engine: Engine) -> None:
     assert (len(chain.citations), chain.faults) == (7, {"agent": 1, "simulator": 1})
     bounds = {"agreement": 0.75, "delta_low": 0.8, "delta_high": 1.0, "coverage_low": 0.25, "coverage_high": 0.75}
     lines = list(chain_lines(replace(chain, finding=replace(FINDING, **bounds)), {}))
-    assert "faults       1 agent, 1 simulator; only the agent's are mined" in lines
-    (citation_line,) = [line for line in lines if line.startswith("rests on")]
-    assert citation_line.startswith("rests on     message 2 of t1, message 2 of t1, message 1 of t1")
+    assert "faults       1 agent, 1 simulator; only faults of the agent are analysed" in lines
+    (citation_line,) = [line for line in lines if line.startswith("citations ")]
+    assert citation_line.startswith("citations    message 2 of t1, message 2 of t1, message 1 of t1")
     assert citation_line.endswith("and 2 more")
     line = "gap +0.90 [+0.80, +1.00], coverage 0.50 [0.25, 0.75], 2 of 2 runs agree, alpha 0.75: retained"
     assert f"contrast     {line}" in lines

@@ -140,7 +140,7 @@ def test_blocked_paused_and_requested_are_shown(file: Path) -> None:
     with write_session(store) as db:
         cycles.save_cycle(db, CYCLE)
         pause_target(db, "desk", actor="ann", at=T0)
-        record_cycle_request(db, "desk", "asked for by bob")
+        record_cycle_request(db, "desk", "requested by bob")
         record_start_blocker(db, "desk", "no model")
         for detail in ("no Docker engine answers", "no space left"):
             attempt = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
@@ -148,12 +148,12 @@ def test_blocked_paused_and_requested_are_shown(file: Path) -> None:
     status = store_status(sqlite_url(file))
     assert status.held_up == [BlockedStage("c1", "collect", "", "no space left")]
     assert status.paused == {"desk": "ann"}
-    assert status.asked_for == {"desk": "asked for by bob"}
+    assert status.asked_for == {"desk": "requested by bob"}
     assert status.cannot_begin == {"desk": "no model"}
     with write_session(store) as db:
         assert [item.evidence["detail"] for item in attempts.blocked_attempts(db)] == ["no space left"]
         resume_target(db, "desk")
-        record_start(db, "desk", cause="asked for by bob", at=T0)
+        record_start(db, "desk", cause="requested by bob", at=T0)
         attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
         assert attempts.blocked_attempts(db) == []
     store.dispose()

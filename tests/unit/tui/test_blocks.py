@@ -47,7 +47,7 @@ def test_a_call_has_its_results_and_its_citations() -> None:
 
 def test_a_call_without_a_result_and_more_than_the_chat_form() -> None:
     found = blocks([calls("a"), {"role": "assistant", "content": "no", "reasoning_content": "why"}])
-    assert found[0].brief == "(n=1) → nothing came back"
+    assert found[0].brief == "(n=1) → no result"
     assert found[1].body == "no\nreasoning_content: why"
 
 

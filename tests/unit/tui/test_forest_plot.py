@@ -32,14 +32,14 @@ def test_signs_tell_where_the_interval_lies() -> None:
         compared(-0.1, 0.1, 0.3, 0.05),
     ]
     head, *shown, axis, key = plot(rows, 78).plain.splitlines()
-    assert head.split() == ["adapter", "less", "base,", "points", "change", "interval", "needs", "seeds"]
+    assert head.split() == ["adapter", "−", "base,", "points", "change", "interval", "needs", "seeds"]
     assert [row[0] for row in shown] == ["✓", "✗", "?"]
     passed, failed, open_ = (row[13:45] for row in shown)
     assert passed.index("┃") < passed.index("├") < passed.index("●") < passed.index("┤")
     assert failed.index("┤") < failed.index("┃")
     assert open_.index("├") < open_.index("╂") < open_.index("┤")
     assert "0" in axis
-    assert key.startswith("├──●──┤ interval")
+    assert key.strip().startswith("├──●──┤ interval")
     assert shown[0].endswith("+20.0  [+10.0, +30.0]    > 0    200")
 
 

@@ -76,7 +76,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
     version = get_adapter(session, adapter)
     gated = list_gated_adapters(session, limit=1, name=adapter)
     if not gated:
-        raise NoSuchThing(f"the gate of {adapter} has not answered", hint=f"traced explain {adapter}")
+        raise NoSuchThing(f"the gate of {adapter} has no result yet", hint=f"traced explain {adapter}")
     cycle = get_cycle(session, version.cycle_id)
     request = pending_requests(session, cycle.id).get(adapter)
     pairs = _pairs(session, version, cycle)
@@ -237,19 +237,19 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/approvals")
     def approvals(limit: Limit = 100) -> list[ApprovalView]:
-        """Adapter versions that wait for a decision, then the others whose gate has answered, newest first."""
+        """Adapter versions with a pending decision, then all others that have a gate result, newest first."""
         with read_session(control.store) as session:
             return [approval_status(gated) for gated in list_gated_adapters(session, limit=limit)]
 
     @router.get("/adapters/{adapter}/case")
     def case(adapter: str) -> Case:
-        """The whole case of one adapter version."""
+        """The evidence for a decision on an adapter version."""
         with read_session(control.store) as session:
             return adapter_case(session, adapter, control.settings)
 
     @router.get("/adapters/{adapter}/episodes/{trajectory_id:path}")
     def episode(adapter: str, trajectory_id: str) -> Episode:
-        """One of the episodes that its gate has compared, with its messages."""
+        """An episode that the gate of the adapter compared, with its messages."""
         with read_session(control.store) as session:
             return gate_episode(session, adapter, trajectory_id)
 

@@ -122,13 +122,13 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/capabilities")
     def capabilities(limit: Limit = 200) -> list[CapabilityView]:
-        """All capabilities, those that the newest cycles named first."""
+        """All capabilities; those of the newest cycles come first."""
         with read_session(control.store) as session:
             return _capability_views(session, limit, agreements)
 
     @router.get("/capability")
     def one(name: str, limit: Limit = 100) -> CapabilityHistory:
-        """A capability over its cycles, newest first."""
+        """The findings of a capability in all its cycles, newest first."""
         with read_session(control.store) as session:
             entries = list_capability_entries(session, name, limit=limit)
             marks = _marks(session).get(name, [])
@@ -138,7 +138,7 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/capability/labels")
     def in_cycle(name: str, cycle: str) -> CapabilityInCycle:
-        """Its texts and labels in one cycle."""
+        """The texts and labels of a capability in one cycle."""
         with read_session(control.store) as session:
             entry = get_capability_entry(session, name, cycle)
             table = label_table(session, cycle, name, limit=TRAJECTORIES)
@@ -160,7 +160,7 @@ def router(control: Control) -> APIRouter:
         offset: Annotated[int, Query(ge=0)] = 0,
         trajectory: str | None = None,
     ) -> CitedMessages:
-        """The messages that its labels of a cycle cite, those first that most runs hold to lack it."""
+        """The messages cited by the labels of a capability in a cycle; most frequently lacking first."""
         with read_session(control.store) as session:
             table = label_table(session, cycle, name, limit=TRAJECTORIES)
             labels = [label for label in table.labels if trajectory in (None, label.trajectory_id)]

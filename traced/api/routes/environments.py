@@ -33,17 +33,17 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/environments")
     def page(limit: Limit = 100, after: str | None = None) -> list[EnvironmentView]:
-        """Environments, newest first, those behind the one with the hash ``after``."""
+        """A page of environments, newest first; ``after`` is the hash of the last one on the previous page."""
         with read_session(control.store) as session:
             return [_view(summary) for summary in newest_environments(session, limit=limit, after_hash=after)]
 
     @router.get("/environments/{environment}")
     def case(environment: str) -> EnvironmentCase:
-        """One in full: source, origins, every admission with its checks."""
+        """An environment in full: source, origins, and all admissions with their checks."""
         with read_session(control.store) as session:
             origins = list_origins(session, environment)
             if not origins:
-                raise NoSuchThing(f"there is no environment {environment!r}", hint="GET /environments")
+                raise NoSuchThing(f"the environment {environment!r} does not exist", hint="GET /environments")
             return EnvironmentCase(
                 hash=environment,
                 source_code=origins[0].source_code,

@@ -42,9 +42,9 @@ def stream(control: Control, door: Door) -> APIRouter:
         present: bool = False,
         last_event_id: Annotated[int | None, Header(ge=0, le=MAX_SEQ)] = None,
     ) -> StreamingResponse:
-        """Events as server-sent events: those since ``Last-Event-ID``, after "missed" when some are kept no more.
+        """Stream server-sent events from ``Last-Event-ID`` on; "missed" comes first if older ones were deleted.
 
-        With ``present`` also what holds at this moment and is kept nowhere, without an id.
+        With ``present`` the stream includes the live state, which is not stored and has no event id.
         """
 
         async def listens() -> bool:

@@ -28,12 +28,12 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/health")
     def health() -> Health:
-        """The router, its engines and its traffic now."""
+        """The current state of the router, its engines and its traffic."""
         return control.health()
 
     @router.get("/rates")
     def rates() -> Rates:
-        """Success over time: of the target's cycles that were evaluated, and of production by the day."""
+        """Success rates over time: of evaluated cycles on the target, and of production per day."""
         return rates_of(control)
 
     return router
@@ -71,7 +71,7 @@ def status_router(control: Control, door: Door) -> APIRouter:
 
     @status_router.get("/status")
     def status(caller: Annotated[Caller, Depends(door)]) -> Status:
-        """The service at a glance, and what the one who asks may do."""
+        """A summary of the service, and the role of the caller."""
         return control.status(caller.role)
 
     @status_router.get("/cycles")
@@ -81,7 +81,7 @@ def status_router(control: Control, door: Door) -> APIRouter:
 
     @status_router.get("/cycles/{cycle_id:path}")
     def cycle(cycle_id: str) -> CycleView:
-        """One cycle with its stages, however old."""
+        """One cycle with its stages."""
         return control.cycle(cycle_id)
 
     @status_router.get("/adapters")
@@ -91,17 +91,17 @@ def status_router(control: Control, door: Door) -> APIRouter:
 
     @status_router.get("/devices")
     def devices() -> Devices:
-        """What each device does now, whether training could begin on it, who holds it."""
+        """All devices: current load, whether a training could start, and the holder of the lease."""
         return control.devices()
 
     @status_router.get("/parked")
     def parked() -> list[QuarantinedInputView]:
-        """Inputs that failed too often, newest first, with the evidence."""
+        """Quarantined inputs with the evidence, newest first."""
         return control.parked()
 
     @status_router.get("/audit")
     def audit(limit: Limit = 100) -> list[AuditView]:
-        """What was decided, newest first."""
+        """The audit log of decisions, newest first."""
         return control.audit(limit)
 
     return status_router

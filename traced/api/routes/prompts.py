@@ -20,7 +20,7 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/prompts")
     def prompts(limit: Limit = 100) -> list[PatchView]:
-        """The newest patch of each cycle's capability, newest first."""
+        """The newest prompt patch per cycle and capability, newest first."""
         with read_session(control.store) as session:
             patches, decisions = newest_patches(list_patches(session)), prompt_decisions(session)
         return [

@@ -198,7 +198,7 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/models")
     def models() -> Models:
-        """Base and every version that is or was promoted, with the last day's traffic."""
+        """The base model and all promoted versions, present and former, with the traffic of the last day."""
         settings = control.settings
         labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
         with read_session(control.store) as session:
@@ -206,7 +206,7 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/router")
     def health() -> RouterView:
-        """What the router says of itself, what waits in the spool, and who decides."""
+        """The state of the router, the backlog of its spool, and the routing method."""
         settings = control.settings
         with read_session(control.store) as session:
             live = [promotion.adapter for promotion in live_adapters(session)]
@@ -222,14 +222,14 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/decisions")
     def decisions(limit: Limit = 50, before: Name | None = None, model: Name = "") -> DecisionPage:
-        """The newest decisions behind the cursor ``before`` of the page before."""
+        """A page of routing decisions, newest first; ``before`` is the cursor of the previous page."""
         with read_session(control.store) as session:
             page = newest_decisions(session, limit=limit, cursor=before, model=model)
         return DecisionPage(decisions=[decision_view(route) for route in page.decisions], next=page.next)
 
     @router.get("/conversation")
     def conversation(id: Name) -> ConversationView:
-        """The conversation of this id, or in which an answer of this id was given."""
+        """A conversation, by its own id or by the id of one of its responses."""
         with read_session(control.store) as session:
             return conversation_view(get_conversation(session, id))
 

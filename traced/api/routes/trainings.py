@@ -37,14 +37,14 @@ def router(control: Control) -> APIRouter:
 
     @router.get("")
     def newest(limit: Limit = 100) -> list[TrainingView]:
-        """The runs of all cycles, the one begun last first."""
+        """The training runs of all cycles, newest first."""
         with read_session(control.store) as session:
             runs = newest_training_runs(session, limit=limit)
             return _views(control, session, runs)
 
     @router.get("/{run:path}/iterations")
     def iterations(run: str, after: AfterIteration = -1, limit: Limit = 1000) -> list[IterationView]:
-        """Those with a number above ``after``."""
+        """The iterations of a run with a number above ``after``."""
         with read_session(control.store) as session:
             training_run = get_training_run(session, run)
             metrics = _read_own_metrics(control, training_run)
@@ -57,7 +57,7 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/{run:path}/samples")
     def samples(run: str) -> list[SampleView]:
-        """The best, the median and the worst rollout of a group of the newest iteration."""
+        """The best, median and worst rollout of one group of the newest iteration."""
         with read_session(control.store) as session:
             training_run = get_training_run(session, run)
         return [SampleView(**asdict(sample)) for sample in read_samples(_folder(control, training_run) / SAMPLES)]

@@ -38,7 +38,7 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/trajectories")
     def page(query: Annotated[TrajectoryQuery, Query()], after: str | None = None) -> TrajectoryPage:
-        """Those that fit, in a stable order, behind the cursor ``after`` of the page before."""
+        """A page of trajectories that match the query; ``after`` is the cursor of the previous page."""
         with read_session(control.store) as session:
             by_label = bool(query.cycle or query.capability or query.label)
             cycle = (query.cycle or _newest_labelled_cycle(session)) if by_label else ""
@@ -61,14 +61,14 @@ def router(control: Control) -> APIRouter:
 
     @router.get("/trajectories/choices")
     def choices() -> TrajectoryChoices:
-        """What there is to filter by."""
+        """The values that trajectories can be filtered by."""
         with read_session(control.store) as session:
             cycles = [LabelledCycle(**vars(cycle)) for cycle in pages.labelled_cycles(session, limit=CYCLES)]
             return TrajectoryChoices(sources=pages.sources(session, limit=SOURCES), cycles=cycles)
 
     @router.get("/trajectory")
     def one(id: str) -> FullTrajectory:
-        """One with its messages, its labels, and who said how it ended."""
+        """A trajectory with its messages, its labels, and the source of its outcome."""
         serving = control.settings.serving
         with read_session(control.store) as session:
             trajectory = get_trajectory(session, id, tokens=False)
