@@ -80,8 +80,8 @@ def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
     if next_share is not None:
         return Judgement(Verdict.STEP, f"not worse than its control so far: {_success_counts(strata)}", next_share)
     reason = (
-        f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that its loss is below {settings.margin:g} "
-        "of the control"
+        f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that its success rate is at most "
+        f"{settings.margin:g} below that of the control"
     )
     return Judgement(Verdict.FINISH if e_values.fine >= e_values.enough else Verdict.WAIT, reason)
 

@@ -140,7 +140,7 @@ async def test_a_canary_that_does_well_goes_on_and_live(tmp_path: Path) -> None:
         assert kinds == ["canary step", "canary promoted"]
         assert ("traced canary", "canary promoted") in audit
         assert log[-2].reason.startswith("not worse than its control so far: ")
-        assert "within 0.3 of the control" in log[-1].reason
+        assert "at most 0.3 below that of the control" in log[-1].reason
         await until_offered(gateway, V1, is_offered=False)
         assert trial.seq > 0
 

@@ -127,7 +127,7 @@ async def test_feedback_judges_before_and_after(
         ({"response_id": "x"}, 400, "score, label or comment"),
         ({"response_id": "x", "score": 2}, 400, "from 0 to 1"),
         ({"response_id": "x", "score": True}, 400, "from 0 to 1"),
-        ({"response_id": 7, "score": 1}, 400, "response_id is text"),
+        ({"response_id": 7, "score": 1}, 400, "response_id must be text"),
         ({"response_id": "nobody", "score": 1}, 404, "nobody"),
         ({"conversation_id": "nobody", "score": 1}, 404, "nobody"),
     ],

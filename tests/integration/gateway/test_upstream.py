@@ -180,7 +180,7 @@ async def test_silence_is_limited_and_counted_from_the_last_byte() -> None:
         body = b""
         while len(body) < 6:
             body += await answer.chunk()
-        with pytest.raises(ConnectionLost, match=r"no data for for 0\.4 s"):
+        with pytest.raises(ConnectionLost, match=r"no data for 0\.4 s"):
             await answer.chunk()
         assert body == b"xxxxxx"
         answer.close()

@@ -180,7 +180,7 @@ async def test_an_unlisted_model_is_reported_with_the_listed_ones(monkeypatch: p
 async def test_a_model_list_is_shown_without_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(able, models=[{"id": f"scripted-{KEY}"}]) as server:
         report = await run_check(server, monkeypatch)  # which looks for it
-    assert "there are scripted-***" in report.seen[1].told
+    assert "similar names: scripted-***" in report.seen[1].told
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ async def test_a_dead_part_is_named(control: Control, path: Path) -> None:
         with locked(control.store):
             well, dead = [well, await client.ready()]
     assert well == Readiness(ready=True)
-    assert dead == Readiness(ready=False, dead={"service": "it is draining", "store": "no answer within 3 s"})
+    assert dead == Readiness(ready=False, dead={"service": "the service is draining", "store": "no answer within 3 s"})
 
 
 @contextmanager

@@ -43,7 +43,7 @@ async def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Pa
 
 
 async def test_the_childs_own_error_is_raised_here(model_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="leave desk's split 'gate'"):
+    with pytest.raises(JobError, match="are outside the split 'gate' of desk"):
         await train(job(model_path, tmp_path / "a", environment_source={"target": "desk", "split": "gate"}), print)
     with pytest.raises(TrainingError, match="no model directory"):
         await train(job(tmp_path / "nowhere", tmp_path / "b"), print)

@@ -51,7 +51,7 @@ async def test_while_the_daemon_has_yet_to_answer() -> None:
 async def test_where_no_daemon_is() -> None:
     app = TracedApp(Address(SOCKET))
     async with app.run_test(size=SIZE) as pilot:
-        await each_screen(app, pilot, "nobody", "This screen is filled as soon as it answers")
+        await each_screen(app, pilot, "nobody", "No daemon is running yet")
 
 
 async def test_after_the_daemon_was_lost_the_last_that_was_known_stays(control: Control) -> None:
