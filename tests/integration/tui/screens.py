@@ -19,13 +19,13 @@ PATIENCE_S, REST_S, LOOK_S = 15.0, 0.6, 0.02
 SIZES = ((80, 24), (120, 40), (200, 60))
 
 
-def text_of(app: App[object]) -> str:
+def text_of(app: App[None]) -> str:
     """The screen as it stands, line by line."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
-async def same_picture(app: App[object], name: str) -> None:
+async def same_picture(app: App[None], name: str) -> None:
     """The screen comes to look as it did; raises ``AssertionError`` with what differs where it does not."""
     width, height = app.size
     kept = PICTURES / f"{name}-{width}x{height}.txt"
@@ -42,7 +42,7 @@ async def same_picture(app: App[object], name: str) -> None:
     assert found == wanted, f"{kept.name} looks otherwise:\n{differs}"
 
 
-async def at_rest(app: App[object]) -> str:
+async def at_rest(app: App[None]) -> str:
     """The screen once it has not changed for a while."""
     found, since = text_of(app), time.monotonic()
     while time.monotonic() - since < REST_S:
@@ -52,7 +52,7 @@ async def at_rest(app: App[object]) -> str:
     return found
 
 
-async def until(pilot: Pilot[object], holds: Callable[[], object], seconds: float = 30.0) -> None:
+async def until(pilot: Pilot[None], holds: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that the daemon's answer brings."""
     deadline = time.monotonic() + seconds
     while not holds():
