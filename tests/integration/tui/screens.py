@@ -52,7 +52,8 @@ async def at_rest(app: App[None]) -> str:
     return found
 
 
-async def until(pilot: Pilot[None], holds: Callable[[], object], seconds: float = 30.0) -> None:
+# Any arguments: a lambda in a loop binds the loop's variable as the default of one.
+async def until(pilot: Pilot[None], holds: Callable[..., object], seconds: float = 30.0) -> None:
     """Wait for something that the daemon's answer brings."""
     deadline = time.monotonic() + seconds
     while not holds():
