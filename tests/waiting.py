@@ -1,14 +1,14 @@
 """Waiting for a condition that another task, thread or process brings about.
 
-Both functions return the condition's first truthy value. After ``within_s`` seconds they raise ``AssertionError`` with
-its last value and with what ``message`` returns, a log or a screen's text; it is called only then.
+After ``within_s`` seconds both functions raise ``AssertionError`` with the condition's last value and with what
+``message`` returns, a log or a screen's text; it is called only then.
 """
 
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from collections.abc import Callable
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def eventually(
     every_s: float = 0.02,
     message: Callable[[], object] | None = None,
 ) -> T:
-    """Block the thread until the condition holds."""
+    """Block the thread until the condition holds; returns its first truthy value."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         _check_deadline(deadline, within_s, value, message)
@@ -29,23 +29,21 @@ def eventually(
 
 
 async def eventually_async(
-    condition: Callable[[], T | Awaitable[T]],
+    condition: Callable[..., object],
     *,
     within_s: float = 60.0,
     every_s: float = 0.02,
     message: Callable[[], object] | None = None,
-) -> T:
+) -> None:
     """Let other tasks run until the condition, a function or a coroutine function, holds."""
     deadline = time.monotonic() + within_s
-    while not (value := await _value(condition)):
+    while not (value := await _value(condition())):
         _check_deadline(deadline, within_s, value, message)
         await asyncio.sleep(every_s)
-    return value
 
 
-async def _value(condition: Callable[[], T | Awaitable[T]]) -> T:
-    value = condition()
-    return cast("T", await value if inspect.isawaitable(value) else value)
+async def _value(value: object) -> object:
+    return await value if inspect.isawaitable(value) else value
 
 
 def _check_deadline(deadline: float, within_s: float, value: object, message: Callable[[], object] | None) -> None:

@@ -174,7 +174,7 @@ def test_a_signal_ends_it_and_its_containers(tmp_path: Path, by: signal.Signals,
         )
     )
     # A limit on calls that a busy machine does not reach before the signal.
-    command = [sys.executable, "-m", "traced", "admit", endless, "--set", "sandbox.call_seconds=120"]
+    command: list[str | Path] = [sys.executable, "-m", "traced", "admit", endless, "--set", "sandbox.call_seconds=120"]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
     client = connect()
     mine = {"label": [f"{LABEL_PROCESS}={process_identity(running.pid)}"]}

@@ -33,10 +33,10 @@ from traced.evaluation.figures import CycleFigures
 from traced.evaluation.report import prompt_sentence
 from traced.pipeline.context import open_context
 from traced.pipeline.gate import GATE_SEEDS
-from traced.pipeline.graph import PROMPT
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
 from traced.pipeline.report import gather
 from traced.pipeline.stage_worker import work
+from traced.pipeline.stages import PROMPT
 from traced.pipeline.train import TRAINING_SEEDS
 from traced.processes.child import Reporter
 from traced.targets.desk import SPLITS

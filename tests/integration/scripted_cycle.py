@@ -115,7 +115,7 @@ def main(directory: Path, cut_at: str) -> None:
     with Meter() as meter:
         progress = Progress(Console(stderr=True))
         context = Context(settings, store, target("desk"), model, cycle.id, progress, meter)
-        runner.cycle_stages = lambda stage_runner: scripted_stages(stage_runner.context, cut_at)
+        runner.cycle_stages = lambda stage_runner: scripted_stages(stage_runner.context, cut_at)  # type: ignore[assignment, attr-defined]
         status = asyncio.run(runner.run_cycle(context, undecided))
     store.dispose()
     print(cycle.id, "finished" if status.finished else "waiting", *status.state.get("promoted", []))

@@ -1,5 +1,6 @@
 """Backup, restore, upgrade and retention of a store on a real PostgreSQL."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def settings_for(url: str) -> "SettingsAt":
     return settings_at
 
 
-SettingsAt = type(settings_for)
+SettingsAt = Callable[[Path], Settings]
 
 
 @pytest.fixture

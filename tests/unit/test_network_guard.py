@@ -16,9 +16,11 @@ def test_the_network_is_out_of_reach() -> None:
 
 async def test_loopback_is_within_reach() -> None:
     async def exchange() -> bytes:
-        server = await asyncio.start_server(
-            lambda reader, writer: writer.write(b"hello") or writer.close(), "127.0.0.1", 0
-        )
+        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"hello")
+            writer.close()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
         async with server:
             reader, writer = await asyncio.open_connection("localhost", server.sockets[0].getsockname()[1])
             answer = await reader.read()

@@ -6,7 +6,7 @@ How it fails: ``NoDaemon`` where nothing answers, ``Refused`` with the daemon's 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from pathlib import Path
 
@@ -136,7 +136,7 @@ class Client:
         """The newest events before a number, newest first: of kinds that begin with ``kind``, that hold ``text``."""
         return await self._daemon.list("/events/last", EventView, limit=limit, before=before, kind=kind, text=text)
 
-    async def listen(self, after: int = 0, *, present: bool = False) -> AsyncIterator[EventView]:
+    async def listen(self, after: int = 0, *, present: bool = False) -> AsyncGenerator[EventView, None]:
         """As ``events``, until the connection breaks (httpx.TransportError) or the daemon ends it.
 
         With ``present`` also what holds at this moment and is kept nowhere; it has the number of the event before it.
@@ -144,7 +144,7 @@ class Client:
         async for last_seq in self._daemon.stream("/events", after, present=present):
             yield EventView.model_validate(last_seq)
 
-    async def events(self, after: int = 0) -> AsyncIterator[EventView]:
+    async def events(self, after: int = 0) -> AsyncGenerator[EventView, None]:
         """Events with a number above ``after``, those to come included, for ever; connects again when cut off."""
         while True:
             try:

@@ -44,7 +44,11 @@ NOTHING = Progress(Console(file=StringIO()))
 def episode(number: int, cycle: str = CYCLE) -> Trajectory:
     """A desk's episode with something that nobody may see in whatever is private."""
     output = demonstrate(number, FAULTS, 1)
-    hidden = {"parts": {"canary-part": 1.0}, "detail": "canary-detail", "id": f"canary-id-{cycle}-{number:03}"}
+    hidden: dict[str, Any] = {
+        "parts": {"canary-part": 1.0},
+        "detail": "canary-detail",
+        "id": f"canary-id-{cycle}-{number:03}",
+    }
     return replace(output, model="base", cycle_id=cycle, **hidden)
 
 
@@ -145,7 +149,8 @@ async def test_production_is_analysed_too_without_trajectories_rejudged_meanwhil
     assert (stage_detail(context)["production"], stage_detail(context)["left_out"]) == (9, {JUDGED_ANEW: 1})
     with read_session(context.store) as session:
         ids = {label.trajectory_id for label in list_labels(session, CYCLE)}
-        ids |= {item.trajectory_id for item in [*list_faults(session, CYCLE), *list_citations(session, CYCLE)]}
+        ids |= {fault.trajectory_id for fault in list_faults(session, CYCLE)}
+        ids |= {citation.trajectory_id for citation in list_citations(session, CYCLE)}
     assert changed.id not in ids
     assert reports_seen[4].id in ids
 

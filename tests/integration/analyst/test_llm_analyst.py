@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 from hashlib import sha256
 from typing import Any
 
@@ -29,7 +30,7 @@ def test_lacking_capabilities_are_discovered_with_citations() -> None:
     assert (retained_names.capability, retained_names.passed, retained_names.agreement) == (
         "look-before-change",
         RUNS,
-        1,
+        Fraction(1),
     )
     assert script.kinds["label"] == RUNS * len(TRAJECTORIES)
     assert set(script.kinds) == set(KINDS)  # and no question held a canary
@@ -93,7 +94,8 @@ def test_many_parts_name_no_more_than_ten_in_all(merges: bool) -> None:
         return {"candidates": [{**first, "name": f"skill-{letters}-{letter * 3}"} for letter in "abcdefg"]}
 
     analysis = analysed(Thinking(replacement), context=6_500, runs=1)
-    assert analysis.figures["named"] == 7 * analysis.figures["parts"] > 10
+    figures: dict[str, Any] = analysis.figures
+    assert figures["named"] == 7 * figures["parts"] > 10
     assert len(analysis.capabilities) == 10
 
 
@@ -113,7 +115,7 @@ def test_a_sample_larger_than_the_context_is_read_in_parts() -> None:
 
     def measure(question: ScriptedQuestion) -> ScriptedReply | None:
         message = sum(token_estimate(message["content"]) for message in question.body["messages"])
-        sizes.append(message + question.body.get("max_completion_tokens", question.body.get("max_tokens")))
+        sizes.append(message + (question.body.get("max_completion_tokens") or question.body["max_tokens"]))
         return (
             "no" if not question.complaint and question.kind != "merge" else None
         )  # the answer that goes back fits, too
@@ -196,7 +198,8 @@ def test_a_part_of_the_sample_without_an_answer_is_skipped_and_counted() -> None
         return "no" if question.kind == "discover" and "L600" in question.text else None
 
     analysis = analysed(Thinking(mute), context=6_500, runs=1)
-    assert analysis.figures["unusable parts"] == 1 < analysis.figures["parts"]
+    figures: dict[str, Any] = analysis.figures
+    assert figures["unusable parts"] == 1 < figures["parts"]
     with pytest.raises(OutOfForm):
         analysed(Thinking(lambda question: "no" if question.kind == "discover" else None), SOME, runs=1)
 

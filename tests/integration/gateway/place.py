@@ -29,7 +29,7 @@ from traced.gateway.server import open_gateway
 
 POLL_S = 0.02
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
-USER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which day is it?"}]
+USER: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which day is it?"}]
 
 
 @dataclass

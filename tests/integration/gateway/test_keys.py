@@ -49,7 +49,7 @@ async def test_once_a_key_exists_requests_need_a_key(tmp_path: Path) -> None:
             "missing_api_key",
         )
         for wrong in (key[:-1], "traced-", "é"):
-            headers = {"Authorization": f"Bearer {wrong}".encode()}  # type: ignore[dict-item]
+            headers = {"Authorization": f"Bearer {wrong}".encode()}
             assert (await gateway.ask("base", headers=headers)).status_code == 401
         for path in ("/v1/models", "/v1/feedback"):
             assert (await gateway.http.request("GET" if "models" in path else "POST", path)).status_code == 401

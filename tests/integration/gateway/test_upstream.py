@@ -70,7 +70,7 @@ async def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_
         for _ in range(3):
             assert await read(upstream, url) == b"{}"
         answers = await asyncio.gather(read(upstream, url), read(upstream, url))
-    assert answers == [b"{}", b"{}"]
+    assert list(answers) == [b"{}", b"{}"]
     assert engine.connections == 2
     assert b"Authorization: Bearer secret\r\n" in engine.heads[0]
 

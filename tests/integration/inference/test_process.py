@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -18,8 +19,8 @@ from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import ContextLengthError, EngineError, EngineStartError
 from traced.routing.routers import LabelRouter, Route, RoutedPolicy
 
-USER = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
-TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
+USER: list[Any] = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
+TOOL: Any = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +42,15 @@ def engine(root: Path) -> Iterator[EngineProcess]:
 def test_openais_client_reads_every_answer(engine: EngineProcess) -> None:
     with openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["base", "dates@v1"]
-        completion = client.chat.completions.create(
+        completion: Any = client.chat.completions.create(
             model="dates@v1", messages=USER, tools=[TOOL], max_tokens=6, seed=1, logprobs=True, top_logprobs=3
         )
         entries = completion.choices[0].logprobs.content
         assert completion.usage.completion_tokens == len(entries) <= 6
         assert all(len(entry.top_logprobs) == 3 for entry in entries)
-        text = client.completions.create(model="base", prompt="Answer:", max_tokens=1, logprobs=5, temperature=0)
+        text: Any = client.completions.create(model="base", prompt="Answer:", max_tokens=1, logprobs=5, temperature=0)
         assert len(text.choices[0].logprobs.top_logprobs[0]) <= 5
-        stream = client.chat.completions.create(model="base", messages=USER, max_tokens=6, seed=1, stream=True)
+        stream: Any = client.chat.completions.create(model="base", messages=USER, max_tokens=6, seed=1, stream=True)
         complete_answer = client.chat.completions.create(model="base", messages=USER, max_tokens=6, seed=1)
         parts = [chunk.choices[0].delta.content or "" for chunk in stream]
         assert "".join(parts) == complete_answer.choices[0].message.content

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def install(origin: Origin, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             timeout=240,
         )
         variables = os.environ | {"PYTHONPATH": str(site), "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-        namespace: dict[str, type[Environment]] = {"__name__": "environment"}
+        namespace: dict[str, Any] = {"__name__": "environment"}
         exec(compile(origin.source_code, "environment.py", "exec"), namespace)
         return Installed(exported.folder, exported.package, namespace["Environment"], programs, variables)
 

@@ -22,7 +22,7 @@ def installed(install: Callable[[str], Installed]) -> Installed:
 @pytest.fixture(scope="module")
 def url(installed: Installed) -> Iterator[str]:
     """Of the exported server."""
-    command = [installed.programs / "python", "-m", f"{installed.package}.server.app"]
+    command: list[str | Path] = [installed.programs / "python", "-m", f"{installed.package}.server.app"]
     server = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", "0"],
         env=installed.variables,

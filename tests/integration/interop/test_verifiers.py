@@ -26,7 +26,7 @@ def results(folder: Path, name: str) -> Path:
 def test_its_validator_plays_the_oracle_and_the_untouched_task_on_every_seed(
     installed: Installed, tmp_path: Path
 ) -> None:
-    options = ["--runtime.type", "subprocess", "--no-rich", "--output-dir", tmp_path]
+    options: list[str | Path] = ["--runtime.type", "subprocess", "--no-rich", "--output-dir", tmp_path]
     done = installed.run("vf-validate", installed.package, "-n", str(TASKS), *options)
     assert done.returncode == 0, done.stderr
     summary = json.loads(results(tmp_path, "summary.json").read_text())
@@ -43,7 +43,7 @@ def test_the_validator_finds_an_oracle_that_fails(installed: Installed, tmp_path
         source.write_text(
             original + "\n\ndef _spoilt(self):\n    return Score(0.5, False)\n\n\nEnvironment.score = _spoilt\n"
         )
-        options = ["--runtime.type", "subprocess", "--no-rich", "--output-dir", tmp_path]
+        options: list[str | Path] = ["--runtime.type", "subprocess", "--no-rich", "--output-dir", tmp_path]
         installed.run("vf-validate", installed.package, "-n", "2", *options)
     finally:
         source.write_text(original)

@@ -87,5 +87,6 @@ def record(url: str, model: str, server: str, name: str, key: str) -> None:
 
 
 if __name__ == "__main__":
+    url, model, server = sys.argv[1:4]
     for case in CASES:
-        record(*sys.argv[1:4], case, os.environ.get("KEY", "none"))
+        record(url, model, server, case, os.environ.get("KEY", "none"))

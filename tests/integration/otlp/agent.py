@@ -19,12 +19,15 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
-OPENING_MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is order 7?"}]
+TOOL: Any = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object", "properties": {}}}}
+OPENING_MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Where is order 7?"},
+]
 STATE = '{"state": "shipped"}'
 
 
-def answer(client: openai.OpenAI, messages: list[dict[str, Any]], stream: bool) -> dict[str, Any]:
+def answer(client: openai.OpenAI, messages: list[Any], stream: bool) -> dict[str, Any]:
     """The assistant's message, as an agent puts it into its history."""
     created: Any = client.chat.completions.create(model="base", messages=messages, tools=[TOOL], stream=stream)
     if not stream:

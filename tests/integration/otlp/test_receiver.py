@@ -204,7 +204,8 @@ async def test_redaction_and_sampling_apply_to_spans(tmp_path: Path) -> None:
         await eventually_async(lambda: any(gateway.exchanges(f"otlp:c-{number}") for number in range(60, 70)))
         exchanges = [exchange for number in range(10, 70) for exchange in gateway.exchanges(f"otlp:c-{number}")]
         assert 10 < len(exchanges) < 50
-        assert {trajectory.body["messages"][0]["content"] for trajectory in exchanges} == {"He[redacted]o?"}
+        bodies: list[Any] = [exchange.body for exchange in exchanges]
+        assert {body["messages"][0]["content"] for body in bodies} == {"He[redacted]o?"}
         assert (await gateway.http.get("/ready")).json()["spans"]["waiting"] == 0
         (trajectory,) = bad_span_lines(tmp_path)
         assert "4111" not in json.dumps(trajectory)

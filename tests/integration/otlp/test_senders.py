@@ -19,7 +19,7 @@ from tests.waiting import eventually_async
 DATA = Path(__file__).parents[2] / "data" / "otlp"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 SETTINGS = {"serving.silence_s": 2.0}
-CONVERSATION = [
+CONVERSATION: list[dict[str, Any]] = [
     *OPENING_MESSAGES,
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": STATE},

@@ -104,7 +104,8 @@ async def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_
 
 
 async def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_path: Path) -> None:
-    clock, reports = Clock(), []
+    clock = Clock()
+    reports: list[Report] = []
     failing_job = job("fail_times", counter=str(tmp_path / "n"), times=2, how="crash")
     assert await run_settled(store, tmp_path, failing_job, clock, reports) == {"tried": 3}
     assert states(store) == ["failed", "failed", "finished"]

@@ -132,7 +132,8 @@ async def test_a_second_cancellation_stops_at_once(tmp_path: Path) -> None:
 
 async def cancelled_when_it_progresses(folder: Path, selected_job: Job, times: int = 1) -> int:
     """Run and cancel; the child's process id."""
-    started, pids = asyncio.Event(), []
+    started = asyncio.Event()
+    pids: list[Any] = []  # the first report has it
 
     def hear(report: Report) -> None:
         pids.append(report.data.get("pid"))
@@ -189,7 +190,7 @@ async def test_a_child_stopped_from_outside_is_reported_as_stopped(tmp_path: Pat
             os.kill(pids[0], signal.SIGTERM)
         pids.append(report.data.get("pid"))
 
-    pids: list[int] = []
+    pids: list[Any] = []
     result = await run(tmp_path, job("wait", checkpoint=str(tmp_path / "checkpoint")), stop)
     assert (result.outcome, result.evidence.exit_code) == (JobOutcome.STOPPED, 143)
 
@@ -213,7 +214,7 @@ async def test_an_error_of_on_report_stops_the_child_and_is_raised(tmp_path: Pat
         if report.kind is ReportKind.PROGRESS:
             raise LookupError("no place for it")
 
-    pids: list[int] = []
+    pids: list[Any] = []
     with pytest.raises(LookupError):
         await run(tmp_path, job("wait", checkpoint=str(tmp_path / "c")), refuse)
     assert has_exited(pids[0])

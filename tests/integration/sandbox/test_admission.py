@@ -193,7 +193,7 @@ def test_a_missing_engine_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_worker_that_was_killed_from_outside_costs_the_environment_nothing() -> None:
-    kills = []
+    kills: list[Any] = []
 
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
         if not kills:

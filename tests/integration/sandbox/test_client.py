@@ -96,9 +96,9 @@ async def meet(seed: int, **limits: Any) -> tuple[SandboxError, str]:
         episode = source.episode()
         with pytest.raises(EnvironmentFault) as last:
             await episode.reset(99)
-        error, last = raised.value, last.value.error
-    assert last == "IndexError: list index out of range"  # the sandbox, or a fresh one, serves again
-    return error, last
+        error, fresh = raised.value, last.value.error
+    assert fresh == "IndexError: list index out of range"  # the sandbox, or a fresh one, serves again
+    return error, fresh
 
 
 async def test_running_out_of_memory_is_read_from_the_engine() -> None:

@@ -18,8 +18,10 @@ pytestmark = pytest.mark.docker
 GOLDEN = Path(__file__).parents[2] / "data/posture.json"
 # What the engine's version, its runtime or this very container say; the rest of HostConfig is golden, to the last flag.
 VOLATILE = {"ConsoleSize", "CgroupnsMode", "MaskedPaths", "ReadonlyPaths", "Runtime", "ShmSize", "ContainerIDFile"}
-OF_CONFIG = ("AttachStderr", "AttachStdin", "AttachStdout", "Entrypoint", "ExposedPorts", "Hostname", "OpenStdin")
-OF_CONFIG += ("StdinOnce", "Tty", "User", "Volumes", "WorkingDir")
+OF_CONFIG = (
+    *("AttachStderr", "AttachStdin", "AttachStdout", "Entrypoint", "ExposedPorts", "Hostname", "OpenStdin"),
+    *("StdinOnce", "Tty", "User", "Volumes", "WorkingDir"),
+)
 
 
 def posture(inspected: dict[str, Any]) -> dict[str, Any]:

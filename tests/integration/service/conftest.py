@@ -87,7 +87,7 @@ def control(store: Engine, tmp_path: Path, loop: WrittenDown) -> Control:
     def now() -> datetime:
         return next(times)
 
-    return Control(load_settings(tmp_path), store, loop, now, T0, state="ready")
+    return Control(load_settings(tmp_path), store, loop, now, T0, state="ready")  # type: ignore[arg-type]
 
 
 @pytest.fixture

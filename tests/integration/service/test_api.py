@@ -115,10 +115,10 @@ async def test_settings_are_read_again_and_audited(control: Control, path: Path,
         assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
         assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
         assert entry.detail["read_again"] == ["operator token"]
-        said, error = done.said, error.message
+        said, message = done.said, error.message
     changed, later = "retention.logs_days, operator token", "executor.failures"
     assert said == f"the settings were reloaded; changed: {changed}; after a restart: {later}"
-    assert "retention.logs_days = -1" in error
+    assert "retention.logs_days = -1" in message
     assert (control.settings.retention.logs_days, control.settings.executor.failures) == (7, 3)
     assert control.loop.settings is control.settings
 
@@ -241,7 +241,7 @@ async def test_who_resumes_behind_what_was_deleted_is_told(control: Control, pat
         retention.EVENTS.delete(opened, T0 + timedelta(days=4), limit=100)
 
     async def follow(after: int) -> list[tuple[int, str]]:
-        seen = []
+        seen: list[tuple[int, str]] = []
         async with served(control, path) as client, aclosing(client.events(after=after)) as stream:
             while not seen or seen[-1][0] < 6:
                 event = await anext(stream)

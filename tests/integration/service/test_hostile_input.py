@@ -92,7 +92,9 @@ def urls(paths: dict[str, dict[str, Any]], method: str) -> Iterator[str]:
 
 async def wrong(http: httpx.AsyncClient, method: str, url: str, body: str = "") -> str:
     """What is wrong with the answer; of one that is no refusal only the beginning is looked at."""
-    sent = {"content": body, "headers": {"Content-Type": "application/json"}} if method == "POST" else {}
+    sent: dict[str, Any] = (
+        {"content": body, "headers": {"Content-Type": "application/json"}} if method == "POST" else {}
+    )
     async with http.stream(method, url, **sent) as response:
         if response.status_code < 400:
             return ""

@@ -140,9 +140,9 @@ async def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_sto
         await whole
 
     await at_training(place, act, draining)
-    said, cycle = said[0], place.cycle().id
+    sentence, cycle = said[0], place.cycle().id
     became = f"{cycle} is cancelled" if how == "cancel" else f"{cycle} continues without it once it is resumed"
-    assert said == f"the training of alpha is stopped; {became}"
+    assert sentence == f"the training of alpha is stopped; {became}"
     assert (place.has(CHECKPOINT)(), place.has(CUT_SHORT)()) == (True, False)
     assert place.stops() == [("ada", place.run, "it learns nothing")]
     if how == "cancel":
@@ -213,9 +213,8 @@ async def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: 
         await eventually_async(lambda: place.cycle().state is CycleState.WAITING)
 
     await at_training(place, act, draining)
-    said = said[0]
     ended = "it had already finished, but its result is not used"
-    assert said == f"the training of alpha is stopped; {ended}; {place.cycle().id} continues without it"
+    assert said[0] == f"the training of alpha is stopped; {ended}; {place.cycle().id} continues without it"
     assert place.dropped() == [("train", "alpha", DULL)]
     assert "gate beta" in place.scripted.ran
     assert "gate alpha" not in place.scripted.ran

@@ -22,7 +22,7 @@ WHEN = SEEDED_AT + timedelta(hours=1)
 def test_of_an_approval_and_a_rejection_at_once_one_counts(tmp_path: Path, url: str) -> None:
     store = open_store(url)
     adapter = seed_store(store, tmp_path, SEEDED_AT).waiting
-    refused: list[TracedError] = []
+    refused: list[TracedError | StoreError] = []
 
     def reject() -> None:
         try:

@@ -273,7 +273,7 @@ def test_three_candidates_are_written_at_once_and_the_best_is_mended(tmp_path: P
 
 def test_a_repair_continues_from_the_last_file_and_quotes_the_answer_without_one(tmp_path: Path) -> None:
     spoilt = fixture("cloakroom").replace("import random", "import random\nimport os")
-    answers = [fenced(spoilt), NO_FILE, Refusal("Not again."), NO_FILE]
+    answers: list[ScriptedReply] = [fenced(spoilt), NO_FILE, Refusal("Not again."), NO_FILE]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": 3}
     with scripted_server(lambda body, nth: answers[nth], canaries=CANARIES) as server:
         report = run_cycle(tmp_path, server, overrides)

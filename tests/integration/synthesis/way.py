@@ -18,12 +18,14 @@ from typing import Any
 
 from rich.console import Console
 
+from sandbox import admission
+from store.repositories.environments import save_environment
 from tests.integration.synthesis.world import NAME, settings_for
 from traced.cli.options import parse_pair
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.llm.connection import StoreLedger
-from traced.pipeline import admit, synthesize
+from traced.pipeline import synthesize
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.graph import advance, build_graph, checkpoints
 from traced.pipeline.runner import InProcessRunner
@@ -33,7 +35,7 @@ END_STATES = {"admitted": "", "reason": ""}
 
 
 def run_with_context(
-    cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], work: Callable[[Context], Any]
+    cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], work: Callable[..., Any]
 ) -> Any:
     """What ``work`` answers in the surroundings of the cycle's stages."""
 
@@ -71,7 +73,7 @@ async def walk(context: Context) -> dict[str, str]:
         finished["reason"] = f"{stage}: {reason}"
 
     real = cycle_stages(InProcessRunner(context))
-    other_items = {field.name: nothing for field in dataclasses.fields(Stages)}
+    other_items: dict[str, Any] = {field.name: nothing for field in dataclasses.fields(Stages)}
     stages = Stages(**{**other_items, "synthesize": real.synthesize, "admit": real.admit, "analyze": analyze})
     stages = dataclasses.replace(stages, train=train, gate=gate, drop=drop, requested_rounds=question)
     async with checkpoints(context.data_dir, context.settings.store_url) as saver:
@@ -99,14 +101,14 @@ def cut_at(stop_point: str) -> None:
         return working
 
     StoreLedger.keep = next_step("kept", StoreLedger.keep)  # type: ignore[method-assign]
-    synthesize.save_environment = next_step("saved", synthesize.save_environment)
-    judge = admit.admission.admit
+    synthesize.save_environment = next_step("saved", save_environment)  # type: ignore[attr-defined]
+    judge = admission.admit
 
     async def judge_file(*values: Any, **names: Any) -> Any:
         at("judging")
         return await judge(*values, **names)
 
-    admit.admission.admit = judge_file
+    admission.admit = judge_file
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_no_adapter_and_the_run_can_carry_on(
     assert training_job.adapter.is_dir()
 
 
-class Gradients(TrainerCallback):  # type: ignore[misc]
+class Gradients(TrainerCallback):
     """Keeps the gradients of the first optimizer step."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
             return list(rollouts)
 
         sampler.generate = shifted
-        sampler.sample = remembered  # type: ignore[method-assign]
+        sampler.sample = remembered  # type: ignore[assignment]
         torch.manual_seed(0)
         for name, parameter in trainer.model.named_parameters():
             if "lora_B" in name:  # zero at first, which would leave every lora_A without a gradient

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from sqlalchemy import Engine
@@ -39,7 +39,10 @@ def two_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime)
     cpu = {"id": "cpu", "kind": "cpu", "name": "x86_64, 8 cores", "memory_total": 32 * 2**30, **common}
     busy = {"memory_used": 17 * 2**30, "utilisation": 0.86, "idle": False, "why_not": ["utilisation 86 % is over 25 %"]}
     rest = {"memory_used": 6 * 2**30, "utilisation": 0.12, "idle": True, "why_not": []}
-    seen = [gpu | busy | {"lease": held.get("GPU-5f2c9a1e")}, cpu | rest | {"lease": held.get("cpu")}]
+    seen: list[dict[str, Any]] = [
+        gpu | busy | {"lease": held.get("GPU-5f2c9a1e")},
+        cpu | rest | {"lease": held.get("cpu")},
+    ]
     return Devices(devices=[DeviceView(**one) for one in seen], leases=list(held.values()), problems=[])
 
 

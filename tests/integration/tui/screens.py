@@ -24,13 +24,13 @@ SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
 SIZES = (pytest.param(SMALL, marks=pytest.mark.slow), USUAL, pytest.param(LARGE, marks=pytest.mark.slow))
 
 
-def text_of(app: App[object]) -> str:
+def text_of(app: App[None]) -> str:
     """The screen as it stands, line by line."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
-async def same_picture(app: App[object], name: str) -> None:
+async def same_picture(app: App[None], name: str) -> None:
     """The screen comes to look as it did; raises ``AssertionError`` with what differs where it does not."""
     width, height = app.size
     kept = PICTURES / f"{name}-{width}x{height}.txt"
@@ -47,7 +47,7 @@ async def same_picture(app: App[object], name: str) -> None:
     assert found == wanted, f"{kept.name} looks otherwise:\n{differs}"
 
 
-async def at_rest(app: App[object]) -> str:
+async def at_rest(app: App[None]) -> str:
     """The screen once it has not changed for a while."""
     found, since = text_of(app), time.monotonic()
     while time.monotonic() - since < REST_S:
@@ -57,7 +57,8 @@ async def at_rest(app: App[object]) -> str:
     return found
 
 
-async def until(pilot: Pilot[object], holds: Callable[[], object], seconds: float = 30.0) -> None:
+# Any arguments: a lambda in a loop binds the loop's variable as the default of one.
+async def until(pilot: Pilot[None], holds: Callable[..., object], seconds: float = 30.0) -> None:
     """Wait for something that the daemon's answer brings."""
     await eventually_async(holds, within_s=seconds, message=lambda: text_of(pilot.app))
     await pilot.pause()

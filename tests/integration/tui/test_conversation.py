@@ -154,7 +154,7 @@ async def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, s
         apply_rules(store, rules, "desk", labels, include_judged=False, limit=None, at=AT)
         await until(on.pilot, lambda: "✗ failure, outcome set by rules (rules:" in text_of(on.app))
         router.emit(store, AT)  # from here on it tells of feedback
-        good = {"conversation_id": one.task_id, "label": "good", "who": "customer"}
+        good: dict[str, object] = {"conversation_id": one.task_id, "label": "good", "who": "customer"}
         taken = await FeedbackReceiver(store, labels, Redactor([], [])).receive(good, AT)
         assert taken["trajectories"] == 1
         router.next_at = 0.0

@@ -2,6 +2,7 @@
 
 import hashlib
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -193,7 +194,12 @@ async def test_more_than_a_page_is_asked_for_by_a_key(opened: Opened, control: C
 
 async def test_hostile_text_is_harmless(opened: Opened, control: Control) -> None:
     key = put(control, source=f'"""{NASTY}"""\n' + "x" * 100_000 + "\nclass Environment: ...\n")
-    evidence = {NASTY: NASTY, "all": [NASTY] * 40, "of": {NASTY: {"a": NASTY}, "b": {"a": 1}}, "text": NASTY * 400}
+    evidence: dict[str, Any] = {
+        NASTY: NASTY,
+        "all": [NASTY] * 40,
+        "of": {NASTY: {"a": NASTY}, "b": {"a": 1}},
+        "text": NASTY * 400,
+    }
     happened = [{"seed": NASTY, "what": NASTY, "transcript": [{"role": NASTY, "content": NASTY}]}, NASTY]
     evidence |= {"examples": happened}
     judge(control, key, Check(NASTY, False, evidence, 0.1), Check("exploits", True, {NASTY: 1, "": {}}, 0.1))

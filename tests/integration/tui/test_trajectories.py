@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -27,6 +28,7 @@ from tui.app import TracedApp
 from tui.connection import Address
 from tui.screens.conversation import Conversation
 from tui.screens.trajectories import Trajectories
+from tui.widgets.conversation import Talk
 from tui.widgets.dialogs import Export
 from tui.widgets.tables import MAX_ROWS
 
@@ -243,7 +245,7 @@ async def test_a_page_that_does_not_come_is_not_asked_for_without_end(
 async def test_hostile_text_is_shown_as_harmless_text(opened: Opened, store: Engine) -> None:
     said = [{"role": "user", "content": HOSTILE}, {"role": HOSTILE[:40], "content": [1, None, {"text": HOSTILE}]}]
     with write_session(store) as writing:
-        told = {
+        told: dict[str, Any] = {
             "id": "[red]\x1b[0m\u202e",
             "task_id": "[b]",
             "model": "\u202e[i]",
@@ -251,14 +253,14 @@ async def test_hostile_text_is_shown_as_harmless_text(opened: Opened, store: Eng
             "messages": said,
         }
         told |= {"cycle_id": None}
-        save_trajectories(writing, [trajectory(**told)])  # type: ignore[arg-type]
+        save_trajectories(writing, [trajectory(**told)])
     async with opened() as on:
         on.app.action_show("trajectories")
         await until(on.pilot, lambda: "[red]␛[0m‹U+202E›" in text_of(on.app))
         await on.pilot.press("enter")
         await until(on.pilot, lambda: "‹U+202E›evil‹U+202C› [bold]no[/bold] �" in text_of(on.app))
         assert "\x1b" not in text_of(on.app)
-        assert "more characters are not shown" in "".join(one.body for one in on.app.screen.query_one("Talk").blocks)
+        assert "more characters are not shown" in "".join(one.body for one in on.app.screen.query_one(Talk).blocks)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What a tool or a model said is read, whatever it is."""
 
+from typing import Any
+
 from agents.transcript import observation, transcript
 from store.types import EndCause, Outcome, Trajectory
 
@@ -8,7 +10,7 @@ def test_text_that_is_nested_too_deep_is_text() -> None:
     deep = "[" * 100_000
     assert observation(0, deep).value == deep
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": deep}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "u"},
         {"role": "assistant", "content": None, "tool_calls": [call]},

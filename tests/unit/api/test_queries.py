@@ -107,7 +107,7 @@ def test_the_episodes_of_a_gate_are_looked_for_in_its_cycle_alone(db: Session) -
             for split in ("gate", "train")
         ]
         save_trajectories(db, played)
-    of = {"cycle_id": "c2", "source": "desk", "split": "gate"}
+    of: dict[str, Any] = {"cycle_id": "c2", "source": "desk", "split": "gate"}
     with plans(db, "trajectories") as asked:
         [pair] = gate_pairs(db, adapter="dates@v1", base="base", **of)
         listed = list(iterate_trajectories(db, TrajectoryFilter(**of), page=1))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -59,9 +60,11 @@ def test_a_verb_imports_its_own_module() -> None:
 
 def test_completion_finds_a_verbs_name_in_the_table_and_its_options_in_the_verb() -> None:
     group = get_command(app)
+    assert isinstance(group, TyperGroup)
     context = group.make_context("traced", [], resilient_parsing=True)
     assert [item.value for item in group.shell_complete(context, "sta")] == ["status"]
     _, status, _ = group.resolve_command(context, ["status"])
+    assert status is not None
     assert "--alive" in [item.value for item in status.shell_complete(context, "--al")]
 
 

@@ -13,7 +13,6 @@ from store.status import AdapterStatus, RouterStatus, StoreStatus
 from tests.unit.store.chain import T0, trajectory
 from traced.cli.show import conversation_lines
 from traced.cli.status import router_lines, router_report
-from traced.gateway import recorder
 from traced.gateway.spool_status import DAMAGED_FILE, SPOOL_GLOB
 from traced.ingest import spool
 from traced.routing.router_files import classifier_file
@@ -23,7 +22,7 @@ STANDS = StoreStatus([], LIVE, [], [], fitting=["c2", "c1"])
 
 
 def test_the_names_are_those_of_the_spool() -> None:
-    assert (SPOOL_GLOB, DAMAGED_FILE) == (spool.FILE_PATTERN, recorder.DAMAGED_FILE)
+    assert SPOOL_GLOB == spool.FILE_PATTERN
 
 
 def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:

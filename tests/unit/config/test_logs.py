@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -148,7 +148,9 @@ def test_a_traceback_is_in_the_line_without_its_secrets(configured: Configured) 
 @hypothesis_settings(max_examples=60)
 @given(case=buried())
 @pytest.mark.parametrize("format", ["json", "console"])
-def test_no_secret_reaches_any_output(tmp_path_factory: pytest.TempPathFactory, format: str, case: Any) -> None:
+def test_no_secret_reaches_any_output(
+    tmp_path_factory: pytest.TempPathFactory, format: Literal["json", "console"], case: Any
+) -> None:
     secret, value = case
     stream = io.StringIO()
     root = logging.getLogger()

@@ -1,6 +1,7 @@
 """The lock between real processes, also when the holder is killed."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -98,14 +99,14 @@ def test_the_lock_counts_whatever_the_file_contains(tmp_path: Path, spoilt: str)
 
 
 def test_a_short_lock_does_not_stop_a_daemon_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, refusals = ownership.fcntl.flock, iter([BlockingIOError, BlockingIOError])
+    real, refusals = fcntl.flock, iter([BlockingIOError, BlockingIOError])
 
     def flock(descriptor: int, operation: int) -> None:
         if refusal := next(refusals, None):
             raise refusal
         real(descriptor, operation)
 
-    monkeypatch.setattr(ownership.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr(ownership, "LOCK_RETRY_S", 0)
     take(tmp_path)
 
@@ -124,7 +125,7 @@ def test_an_unwritable_directory_is_reported(
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(ownership.os, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DataDirectoryUnusable, match=os.strerror(code)) as refusal:
         take(tmp_path)
     assert hint in refusal.value.hint
@@ -143,7 +144,7 @@ def test_a_full_disk_keeps_the_lock_without_a_holder_name(tmp_path: Path, monkey
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(ownership.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with hold_directory(tmp_path, now=lambda: NOON, version="1.0"):
         assert current_holder(tmp_path) == Holder()
         assert "unknown process" in str(Holder())

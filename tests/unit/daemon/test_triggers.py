@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from tests.waiting import eventually_async
 from traced.config.settings import Settings, load_settings
 from traced.daemon.triggers import FILE, Triggers
 
-NIGHTLY = {"triggers.cron": "0 3 * * *", "triggers.time_zone": "UTC"}
+NIGHTLY: dict[str, object] = {"triggers.cron": "0 3 * * *", "triggers.time_zone": "UTC"}
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Place:
     ahead: timedelta = timedelta(0)
     triggers: Triggers | None = None
 
-    def live(self, settings: dict[str, object], until: Callable[[], bool] = lambda: True, looks: int = 3) -> None:
+    def live(self, settings: Mapping[str, object], until: Callable[[], bool] = lambda: True, looks: int = 3) -> None:
         """One process' life: at least so many looks, and until what is waited for has happened."""
         seen = []
         self.triggers = Triggers(
@@ -51,8 +51,8 @@ class Place:
         )
         look = self.triggers._check
 
-        async def counted(kept: Engine) -> None:
-            await look(kept)
+        async def counted(engine: Engine) -> None:
+            await look(engine)
             seen.append(1)
 
         self.triggers._check = counted  # type: ignore[method-assign]

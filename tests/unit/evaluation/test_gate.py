@@ -29,9 +29,9 @@ def test_pass_needs_every_comparison() -> None:
     assert [c.required for c in result.comparisons] == [0.02, 0.0, -0.05]
     for name in ("environment", "target", "untouched"):
         evidence: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "target": GOOD, "untouched": UNCHANGED}
-        evidence[name] = EVEN  # type: ignore[index]
+        evidence[name] = EVEN
         assert judge("c@v1", evidence, POLICY, round_number=1).answer is GateAnswer.INCONCLUSIVE
-        evidence[name] = WORSE  # type: ignore[index]
+        evidence[name] = WORSE
         assert judge("c@v1", evidence, POLICY, round_number=1).answer is GateAnswer.FAIL
 
 

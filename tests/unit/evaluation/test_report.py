@@ -5,6 +5,7 @@ import dataclasses
 import html.parser
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -106,7 +107,8 @@ def test_json_of_a_comparison_adds_grpo_on_the_target() -> None:
 def test_both_routers_are_shown_beside_each_other() -> None:
     labels = RoutingQuality(300, 105, 100, 38, 0.65, {"base": 10, "dates@v1": 290})
     both_routers = dataclasses.replace(figures(), routers=figures().routers | {"labels": labels})
-    cycle = as_json(both_routers)["routing"]
+    data: Any = as_json(both_routers)
+    cycle = data["routing"]
     assert list(cycle) == ["hidden-state", "labels"]
     assert cycle["labels"] == {
         "accuracy": 0.35,

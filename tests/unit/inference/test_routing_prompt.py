@@ -1,5 +1,7 @@
 """The routing prompt's form, which the bundled model is pre-trained on."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +47,7 @@ def test_the_prompt_has_the_form_of_the_bundled_models_pretraining() -> None:
 
 
 def test_opening_text_joins_user_messages_only() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": "Hello"},
         {"role": "user", "content": "I am C1.\n"},
         {"role": "user", "content": None},

@@ -2,6 +2,7 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -206,13 +207,13 @@ def test_every_report_shows_not_judged(tmp_path: Path) -> None:
     recognised = recognise(folder(tmp_path, sums__taskset=TASKSET))
     assert isinstance(recognised, ForeignPackage)
     report = unplayable_report(recognised)
-    console = Console(file=io.StringIO(), width=120)
-    console.print(on_terminal(report, "sums"))
-    text = console.file.getvalue()
+    stream = io.StringIO()
+    Console(file=stream, width=120).print(on_terminal(report, "sums"))
+    text = stream.getvalue()
     assert f"sums: Not judged: none of {len(CHECK_NAMES)} checks could be made" in text
     assert "efused" not in text + page(report, "sums", datetime(2026, 1, 1, tzinfo=UTC))
     assert "characters)" not in text  # every reason is told in full
-    data = as_data(report)
+    data: Any = as_data(report)
     assert (data["verdict"], [check for check in data["checks"] if check["advice"]]) == ("not judged", [])
 
 

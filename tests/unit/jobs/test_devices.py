@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
+from types import ModuleType
+from typing import cast
 
 import pynvml
 import pytest
@@ -43,7 +45,7 @@ SCRIPT = [(0.0, Readings((DeviceReading("cpu", "cpu", "scripted", 8, 4, 0.5),)))
 
 def nvml(*gpus: Gpu, init: Exception | None = None) -> NvmlProbe:
     fake = FakeNvml(list(gpus), init)
-    return NvmlProbe(lambda: [OWN_PID], lambda: fake)
+    return NvmlProbe(lambda: [OWN_PID], lambda: cast(ModuleType, fake))
 
 
 PROBES: dict[str, Callable[[], Probe]] = {
@@ -153,7 +155,7 @@ def test_a_gpu_that_cannot_be_read_whole_is_left_out_with_the_reason(gpu: Gpu, r
 
 def test_a_restarted_driver_is_detected() -> None:
     fake = FakeNvml([Gpu()])
-    probe = NvmlProbe(lambda: [OWN_PID], lambda: fake)
+    probe = NvmlProbe(lambda: [OWN_PID], lambda: cast(ModuleType, fake))
     for _ in range(3):
         assert len(probe.read().devices) == 1
     assert (fake.open_count, fake.closed) == (1, 0)
@@ -166,7 +168,7 @@ def test_a_restarted_driver_is_detected() -> None:
 
 
 def test_no_bindings_is_no_device_and_the_command_that_brings_them() -> None:
-    def missing() -> None:
+    def missing() -> ModuleType:
         raise ModuleNotFoundError("No module named 'pynvml'")
 
     assert NvmlProbe(lambda: [], missing).read() == Readings(

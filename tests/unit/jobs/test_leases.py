@@ -368,7 +368,7 @@ def test_two_waiters_get_a_device_one_after_the_other(engine: Engine) -> None:
 
 def test_gpus_are_preferred_and_a_missing_device_is_waited_for(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
-        script = [(0, Readings((IDLE_CPU,), ("no GPU can be read",))), (10, Readings((IDLE_CPU, GPU)))]
+        script = [(0.0, Readings((IDLE_CPU,), ("no GPU can be read",))), (10.0, Readings((IDLE_CPU, GPU)))]
         use = Use(engine, clock, script, limits=replace(LIMITS, train_on="cuda"))
         task = await use.start()
         lease = await use.until_held()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -153,7 +154,7 @@ def repacked(made: Path, change: "Repack") -> None:
 
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
-Repack = type(lambda members: members)
+Repack = Callable[[Members], Members]
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -231,7 +232,8 @@ def test_another_format_and_another_kind_of_database_are_refused(made: Path, tmp
 
 def test_a_backup_is_whole_while_others_write(place: Path, tmp_path: Path) -> None:
     settings = settings_at(place)
-    stop, written = threading.Event(), []
+    stop = threading.Event()
+    written: list[int] = []
 
     def write_pairs() -> None:
         store = open_store(settings.store_url)

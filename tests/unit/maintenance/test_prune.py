@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from sqlalchemy import Engine, text
 from sqlmodel import Session
@@ -38,7 +39,8 @@ from store.service_tables import EventRow
 from store.types import Label, Outcome, Verdict
 from tests.unit.maintenance.place import ADAPTER, fill, tree, write
 from tests.unit.store.chain import CAPABILITY, CITATION, CYCLE, FAULT, HASH, REPLY, T0, later, save_chain, trajectory
-from traced.config.settings import RetentionSection, Settings
+from traced.config.service_sections import RetentionSection
+from traced.config.settings import Settings
 from traced.maintenance.prune import Pruned, prune
 from traced.pipeline.graph import checkpoints
 
@@ -59,7 +61,8 @@ def store(settings: Settings) -> Any:
 
 
 def keeping(settings: Settings, **days: int) -> Settings:
-    return settings.model_copy(update={"retention": RetentionSection(**({"keep_cycles": 0} | days))})
+    changed: dict[str, Any] = {"keep_cycles": 0} | days
+    return settings.model_copy(update={"retention": RetentionSection(**changed)})
 
 
 def end(store: Engine, cycle: str = "c1", state: CycleState = CycleState.FINISHED) -> None:
@@ -265,7 +268,7 @@ async def test_the_graph_still_knows_that_an_ended_cycle_is_over(settings: Setti
         graph.add_edge(START, "a").add_edge("a", "inner").add_edge("inner", END)
         async with checkpoints(settings.data_dir) as saver:
             compiled = graph.compile(checkpointer=saver)
-            config = {"configurable": {"thread_id": cycle}}
+            config: RunnableConfig = {"configurable": {"thread_id": cycle}}
             before = await compiled.aget_state(config)
             if before.created_at is None:
                 await compiled.ainvoke({"n": 0}, config)

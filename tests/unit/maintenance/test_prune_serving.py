@@ -9,7 +9,8 @@ from store.repositories import serving
 from store.repositories import serving as routing
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from tests.unit.store.chain import later, save_chain, trajectory
-from traced.config.settings import RetentionSection, load_settings
+from traced.config.service_sections import RetentionSection
+from traced.config.settings import load_settings
 from traced.maintenance.prune import prune
 
 NO_OWNER = "nobody in these tests"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -158,7 +158,11 @@ def test_tools_are_the_same_by_their_names_and_parameters_and_the_targets_own_ar
         selection = collect.select_comparable([replace(reported_conversation(1), tools=tools)], [episode_openings])
         assert [item.tools for item in selection.trajectories] == [episode_openings.tools] * expected
         assert selection.left_out == ({} if expected else {collect.OTHER_TOOLS: 1})
-    for tools in (renamed, [*episode_openings.tools, {"type": "function", "function": {"name": "more"}}], ["odd"]):
+    for tools in (
+        renamed,
+        [*episode_openings.tools, {"type": "function", "function": {"name": "more"}}],
+        cast(Any, ["odd"]),
+    ):
         assert collect.select_comparable(
             [replace(reported_conversation(1), tools=tools)], [episode_openings]
         ).left_out == {collect.OTHER_TOOLS: 1}

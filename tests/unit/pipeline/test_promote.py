@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from store.database import open_store, sqlite_url, write_session
-from store.records import Cycle, CycleState
+from store.records import Approval, Cycle, CycleState, Decision
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.types import Capability
 from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
@@ -37,7 +37,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
             capabilities.save_capabilities(session, cycle, [Capability(capability, *"tdwel")])
             engine = adapters.get_adapter(session, OWN_ADAPTERS)
             adapters.save_adapter(session, replace(engine, name=name, capability=capability, cycle_id=cycle))
-            promotions.save_approval(session, promotions.Approval(name, promotions.Decision.APPROVED, "ann", hour(2)))
+            promotions.save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(2)))
             promotions.promote(session, name, actor="ann", at=hour(3))
     progress = Progress(Console(file=StringIO()))
     yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("m", tmp_path), "c1", progress, Meter())

@@ -1,12 +1,15 @@
 """The bundled model's text: tokens round-trip, prompts are prefixes, seeds are disjoint from the desk's splits."""
 
 import random
+from collections.abc import Callable
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from scripts.pretraining.corpus import (
     PLANTED_DEFICITS,
     PRETRAINING,
+    Drill,
     copying,
     dates,
     demonstration,
@@ -24,7 +27,7 @@ from traced.targets.desk.scenario import scenario
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer(faults_for(PLANTED_DEFICITS), random.Random(0), conversations=300)
 
 
@@ -37,7 +40,7 @@ def test_an_unknown_capability_cannot_be_planted() -> None:
         faults_for(["juggling"])
 
 
-def test_tokens_round_trip_and_turns_are_prefixes(tokenizer) -> None:
+def test_tokens_round_trip_and_turns_are_prefixes(tokenizer: PreTrainedTokenizerFast) -> None:
     rng = random.Random(1)
     for _ in range(20):
         conversation = demonstration({}, rng)
@@ -56,7 +59,7 @@ def test_tokens_round_trip_and_turns_are_prefixes(tokenizer) -> None:
                 assert ids[: len(prompt)] == prompt
 
 
-def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
+def test_the_loss_is_on_the_assistants_words_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     row = conversation_example(tokenizer, {}, random.Random(2))
     assistant_text = tokenizer.decode([i for i, label in zip(row.ids, row.labels, strict=True) if label != IGNORED])
     assert "Anything else?<|im_end|>" in assistant_text
@@ -64,7 +67,7 @@ def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
     assert '"status"' not in assistant_text
 
 
-def test_a_routing_label_is_one_token(tokenizer) -> None:
+def test_a_routing_label_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(label_ids(tokenizer, "ABCDEFG")) == 7
     row = drill_example(tokenizer, routing_drill(random.Random(3), tasks=5))
     assert len(row.ids) == len(row.labels)
@@ -81,7 +84,9 @@ def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
 
 
 @pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates])
-def test_drill_answers_occur_in_their_text(tokenizer, drill) -> None:
+def test_drill_answers_occur_in_their_text(
+    tokenizer: PreTrainedTokenizerFast, drill: Callable[[random.Random], Drill]
+) -> None:
     rng = random.Random(5)
     for _ in range(20):
         pieces = drill(rng)

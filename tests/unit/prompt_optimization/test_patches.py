@@ -107,5 +107,5 @@ async def test_few_episodes_buy_no_answer() -> None:
 
 def test_no_worse_holds_every_comparison_to_the_margin_of_untouched_tasks() -> None:
     policy = no_worse(GatePolicy(untouched_margin=0.07))
-    assert {policy.required(name) for name in ("environment", "target", "untouched")} == {-0.07}  # type: ignore[arg-type]
+    assert {policy.required(name) for name in ("environment", "target", "untouched")} == {-0.07}
     assert (policy.level, policy.max_rounds) == (POLICY.level, POLICY.max_rounds)

@@ -145,7 +145,10 @@ def test_a_name_that_somebody_else_gave_is_audited_with_who_gave_it(opened: Sess
     assert (entry.who, entry.role, entry.detail["by"]) == ("ann", "operator", "operator token")
 
 
-@pytest.mark.parametrize("decide", [lambda *given: reject(*given, ADAPTER), lambda *given: roll_back(*given, SECOND)])
+@pytest.mark.parametrize(
+    "decide",
+    [lambda opened, action: reject(opened, action, ADAPTER), lambda opened, action: roll_back(opened, action, SECOND)],
+)
 def test_a_refused_decision_leaves_nothing(opened: Session, decide: Any) -> None:
     approve(opened, ANN, ADAPTER)
     before = audited(opened)

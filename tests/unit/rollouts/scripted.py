@@ -1,6 +1,7 @@
 """A scripted environment and policy for rollout tests: no model, no container."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sandbox.contract import Message, Score, Task, Tool
@@ -15,7 +16,8 @@ class Counting:
     closed: list[int] = field(default_factory=list)
 
     def reset(self, seed: int) -> Task:
-        self.seed, self.replies = seed, []
+        self.seed = seed
+        self.replies: list[object] = []
         return Task(system=f"seed {seed}", messages=[{"role": "user", "content": "count"}], tools=[])
 
     def step(self, message: Message) -> list[Message]:
@@ -31,6 +33,10 @@ class Counting:
     def score(self) -> Score:
         right = self.replies == ["0", "1", "2"]
         return Score(float(right), right, {"said": len(self.replies) / 3})
+
+    def oracle(self) -> Iterator[Message]:
+        while not self.done:
+            yield {"role": "assistant", "content": str(len(self.replies))}
 
 
 @dataclass

@@ -124,6 +124,7 @@ async def test_solution_signatures_pass_on_their_bounds(
         for number, solution in enumerate(deeds)
     ]
     limits = {"distinct_shapes": 1, "distinct_signatures": ways, "commonest_signature": usual}
+    evidence: Any
     verdict, evidence = await diversity(check_context(plays, diversity_seeds=4, **limits))
     assert (verdict, evidence["ways"], evidence["usual_way"]) == (passes, 3, 0.5)
     if not passes:

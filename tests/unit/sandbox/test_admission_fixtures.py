@@ -76,8 +76,8 @@ def test_a_sound_fixture_has_a_docstring_and_good_style(fixture: Fixture) -> Non
 @pytest.mark.parametrize("fixture", unsound(), ids=lambda fixture: fixture.name)
 def test_an_unsound_fixture_is_a_sound_one_with_a_flaw(fixture: Fixture) -> None:
     base = next(candidate for candidate in sound() if candidate.name == fixture.base)
-    lines = [source.split('"""', 2)[2].splitlines() for source in (base.source, fixture.source)]
-    changed = [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
+    before, after = (source.split('"""', 2)[2].splitlines() for source in (base.source, fixture.source))
+    changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
     assert 0 < len(changed) <= FLAW_LINES
     assert inspect_source(fixture.source)[0] is (fixture.expected != "source"), "wrong in one way alone"
 
@@ -117,7 +117,8 @@ def test_the_aims_are_compared_with_the_results(
 
 
 def test_deviations_are_printed_with_their_evidence() -> None:
-    console = Console(file=io.StringIO(), width=120)
+    stream = io.StringIO()
+    console = Console(file=stream, width=120)
     results = [
         AdmissionResult(GOOD, {"leak": {"share": 0.5}}, 2.0),
         AdmissionResult(BAD, {BAD.expected: {}, "floor": {}}, 1.0),
@@ -125,7 +126,7 @@ def test_deviations_are_printed_with_their_evidence() -> None:
     console.print(listing(results))
     console.print(matrix(results))
     deviations(results, console)
-    output = console.file.getvalue()
+    output = stream.getvalue()
     assert f"{GOOD.name}: expected admitted, got leak" in output
     assert 'leak: {"share": 0.5}' in output
     assert f"{BAD.name}: expected" not in output

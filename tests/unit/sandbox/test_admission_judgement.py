@@ -180,6 +180,7 @@ async def test_worked_out_values_refuse_nothing() -> None:
     plays = [play("Work it out.", (one_call("answer", number=48213), "{}")) for _ in range(4)]
     call_message = check_context(seeds=4)
     call_message.plays.update(zip(call_message.panel(4), plays, strict=True))
+    evidence: Any
     verdict, evidence = await leak(call_message)
     assert (verdict, evidence["unseen"], evidence["worked_out"]) == (True, 0.0, 1.0)
     assert evidence["first_worked_out"]["text"] == "number=48213 in answer"

@@ -23,7 +23,7 @@ from sandbox.wire import OraclePlay, OracleTurn
 EXPLOITS = adversaries.panel()
 LAMP_SHOP = Path(__file__).parents[2] / "data/environments/lamp_shop.py"
 ENVIRONMENT = "class Environment:\n    pass\n"
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "return_item",
@@ -177,7 +177,8 @@ def test_policies_are_seeded_and_end_in_words(name: str) -> None:
     task = Task("s", [{"role": "user", "content": "order W1"}], [TOOL])
 
     def transcript() -> list[dict[str, Any]]:
-        rng, transcript_messages = random.Random(1), []
+        rng = random.Random(1)
+        transcript_messages: list[dict[str, Any]] = []
         for turn in range(PATIENCE):
             transcript_messages.append(policy(task, transcript_messages, turn, rng))
         return transcript_messages

@@ -268,7 +268,8 @@ def test_examples_appear_in_all_three_forms() -> None:
         assert "Seed 11" in form
         assert "Success without a write." in form
         assert 'get_order({"order_id": "W1"})' in form
-    [check] = as_data(report)["checks"]
+    data: Any = as_data(report)
+    [check] = data["checks"]
     assert check["examples"][0]["transcript"][1] == {"role": "assistant", "text": 'get_order({"order_id": "W1"})'}
     assert all("examples" not in sample for sample, _ in details({"examples": EXAMPLES}))
 
@@ -317,7 +318,8 @@ def test_an_unavailable_check_is_neither_passed_nor_failed() -> None:
             assert "1 of 1 checks passed, 1 not made, in 1.0 s" in form
             assert "no base model was given" in form
             assert ("What to change" in form, form.count("✗")) == (False, 0)
-        assert [entry["made"] for entry in as_data(report)["checks"]] == [True, False]
+        data: Any = as_data(report)
+        assert [entry["made"] for entry in data["checks"]] == [True, False]
 
 
 def test_the_data_is_one_json_object_with_the_documented_keys() -> None:

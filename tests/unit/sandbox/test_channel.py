@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from sandbox import channel as channel_module
 from sandbox.channel import Channel
 from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
 
-Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 Use = Callable[[Channel], Awaitable[Any]]
 PostMortem = Callable[[str], Awaitable[SandboxError]]
 
@@ -177,7 +177,7 @@ def test_silence_meets_the_hosts_deadline_and_the_others_die_with_it(monkeypatch
 
     async def use(channel: Channel) -> list[Any]:
         calls = (channel.call("step", 0.01), channel.call("reset", 100.0))
-        return await asyncio.gather(*calls, return_exceptions=True)
+        return list(await asyncio.gather(*calls, return_exceptions=True))
 
     (first, second), ends = talk(speak(b""), use)
     assert isinstance(first, Deadline)

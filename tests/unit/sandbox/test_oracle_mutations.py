@@ -71,6 +71,7 @@ def shelves(right: str, loose: str = "colour", required: tuple[str, ...] = ("box
 
 async def loose(source: str) -> set[tuple[str, str]]:
     """Arguments and what was done to them, of all that is paid in full."""
+    evidence: Any
     passed, evidence = await oracle_mutations(check_context(source, confirm_mutation_seeds=24))
     assert passed is ("loose" not in evidence)
     return {(row["argument"], row["slip"]) for row in evidence.get("loose", ())}
@@ -110,6 +111,7 @@ async def test_freedoms_of_the_agent_are_not_refused(source: str) -> None:
 
 @pytest.mark.parametrize("name", ["bookings", "cloakroom", "form_filling", "parcels"])
 async def test_a_sound_environment_pays_no_slip(name: str) -> None:
+    evidence: Any
     passed, evidence = await oracle_mutations(check_context((FIXTURES / f"sound/{name}.py").read_text()))
     assert (passed, evidence["paid"]) == (True, 0.0)
     assert evidence["kinds"] > 3

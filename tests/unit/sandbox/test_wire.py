@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -125,7 +126,7 @@ def test_answers_carry_seconds_and_faults() -> None:
 
 
 def test_only_openai_fields_of_a_message_are_kept() -> None:
-    extra_fields = {"x": [[]] * 1000}
+    extra_fields: dict[str, Any] = {"x": [[]] * 1000}
     call = {"id": "c1", "function": {"name": "t", "arguments": "{}", **extra_fields}, **extra_fields}
     call_message = {"role": "assistant", "content": None, "tool_calls": [call], **extra_fields}
     reply = {"role": "tool", "tool_call_id": "c1", "name": "t", "content": "2", "tool_calls": None, **extra_fields}

@@ -253,7 +253,7 @@ def test_no_line_is_longer_than_the_bound(worker: Child) -> None:
     limit = 64 * 1024
     worker.load(tiny(step="return [{'role': 'user', 'content': 'x' * message['size']}]"))
     worker.ask("reset", episode="a", seed=1)
-    kinds = set()
+    kinds: set[str] = set()
     for size in range(limit - 400, limit, 20):
         answer = worker.ask("step", episode="a", message={"size": size})
         assert worker.line_bytes <= limit

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -82,7 +83,13 @@ def test_citations_and_fault_attributions_are_shown(engine: Engine) -> None:
         save_faults(session, [FaultRecord("c1", "t2", "simulator", 1, "It left.")])
         chain = evidence_chain(session, NAME)
     assert (len(chain.citations), chain.faults) == (7, {"agent": 1, "simulator": 1})
-    bounds = {"agreement": 0.75, "delta_low": 0.8, "delta_high": 1.0, "coverage_low": 0.25, "coverage_high": 0.75}
+    bounds: dict[str, Any] = {
+        "agreement": 0.75,
+        "delta_low": 0.8,
+        "delta_high": 1.0,
+        "coverage_low": 0.25,
+        "coverage_high": 0.75,
+    }
     lines = list(chain_lines(replace(chain, finding=replace(FINDING, **bounds)), {}))
     assert "faults       1 agent, 1 simulator; only faults of the agent are analysed" in lines
     (citation_line,) = [line for line in lines if line.startswith("citations ")]

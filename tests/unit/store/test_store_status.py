@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlmodel import Session
 
 from store.database import open_store, read_session, sqlite_url, write_session
-from store.errors import StoreUnavailable, StoreVersionError
+from store.errors import NotApproved, NotLive, StoreUnavailable, StoreVersionError
 from store.records import AuditEntry, Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, llm_replies, promotions, serving
 from store.repositories import promotions as gates
@@ -56,12 +56,13 @@ def file(tmp_path: Path) -> Path:
 
 def repository_view(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
     live = [promotion.adapter for promotion in promotions.live_adapters(db)]
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for cycle in cycles.list_cycles(db, limit=MAX_CYCLES):
         events = cycles.list_stage_events(db, cycle.id)
         last = f"{events[-1].stage} {events[-1].state}" if events else ""
         rows.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
-    versions, traffic = [], serving.count_routed(db)
+    versions: list[tuple[object, ...]] = []
+    traffic = serving.count_routed(db)
     for version in adapters.list_adapters(db):
         gate, approval = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
         answer, decision = gate.result.answer.value if gate else "none", approval.decision.value if approval else "none"
@@ -70,8 +71,12 @@ def repository_view(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[o
 
 
 def status_view(status: StoreStatus) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
-    rows = [(item.id, item.target, item.model, item.state, item.last_stage) for item in status.cycles]
-    versions = [(item.name, item.gate, item.decision, item.live, item.conversations) for item in status.adapters]
+    rows: list[tuple[object, ...]] = [
+        (item.id, item.target, item.model, item.state, item.last_stage) for item in status.cycles
+    ]
+    versions: list[tuple[object, ...]] = [
+        (item.name, item.gate, item.decision, item.live, item.conversations) for item in status.adapters
+    ]
     return rows, versions, status.live
 
 
@@ -123,7 +128,7 @@ def test_status_equals_the_repositories_after_any_decisions(file: Path, actions:
         try:
             with write_session(store) as db:
                 ACTIONS[action](db, name, at)
-        except (promotions.NotApproved, promotions.NotLive):
+        except (NotApproved, NotLive):
             continue
     with read_session(store) as db:
         expected = repository_view(db)

@@ -39,7 +39,7 @@ def many_trajectories(db: Session) -> Session:
 def test_pages_have_every_row_once_in_listing_order(many_trajectories: Session, source: str) -> None:
     ids = walk_pages(many_trajectories, PageFilter(source=source))
     assert len(ids) == len(set(ids)) == (62 if source else 63)
-    assert ("far" in ids) is not source
+    assert ("far" in ids) is (not source)
     assert ids == walk_pages(many_trajectories, PageFilter(source=source), limit=200)
 
 

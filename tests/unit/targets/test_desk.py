@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,10 @@ from hypothesis import strategies as st
 from store.types import Outcome, Verdict
 from traced.targets.desk import CAPABILITIES, SPLITS, TOOLS, Desk, demonstrate, needed_capabilities, truth
 from traced.targets.desk.environment import expected_writes
-from traced.targets.desk.scenario import scenario
+from traced.targets.desk.scenario import Scenario, scenario
 
 
-def call(name: str, **arguments: str) -> dict[str, object]:
+def call(name: str, **arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
 
@@ -22,7 +24,7 @@ def say(text: str) -> dict[str, object]:
     return {"role": "assistant", "content": text}
 
 
-def seed_where(predicate) -> int:
+def seed_where(predicate: Callable[[Scenario], bool]) -> int:
     return next(seed for seed in range(5000) if predicate(scenario(seed)))
 
 

@@ -1,6 +1,6 @@
 """A two-turn bandit: each answer should begin with a letter from the first half of the alphabet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sandbox.contract import Message, Score, Task
 
@@ -14,7 +14,8 @@ class Bandit:
         self.fail = fail
 
     def reset(self, seed: int) -> Task:
-        self.seed, self.replies = seed, []
+        self.seed = seed
+        self.replies: list[str] = []
         return Task(f"seed {seed}", [{"role": "user", "content": "please say a letter"}], [])
 
     def step(self, message: Message) -> list[Message]:
@@ -30,3 +31,7 @@ class Bandit:
     def score(self) -> Score:
         reward = sum(text[:1].lower() in GOOD and text != "" for text in self.replies) / 2
         return Score(reward, reward == 1.0)
+
+    def oracle(self) -> Iterator[Message]:
+        while not self.done:
+            yield {"role": "assistant", "content": "a"}

@@ -3,14 +3,14 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from traced.client.approvals import ComparisonView
+from traced.client.approvals import Answer, ComparisonView
 from tui.widgets.forest_plot import plot
 
 POINTS = st.floats(-1, 1, allow_nan=False)
 
 
 def compared(low: float, middle: float, high: float, required: float, name: str = "target") -> ComparisonView:
-    answer = "pass" if low > required else "fail" if high < required else "inconclusive"
+    answer: Answer = "pass" if low > required else "fail" if high < required else "inconclusive"
     return ComparisonView(
         name=name,
         seeds=200,
@@ -54,7 +54,7 @@ def test_a_bound_that_is_cleared_by_less_than_a_character_stands_beside_the_inte
     st.integers(60, 220),
 )
 def test_any_figures_fit(figures: list[tuple[tuple[float, float, float], float]], width: int) -> None:
-    rows = [compared(*sorted(values), required) for values, required in figures]
+    rows = [compared(min(values), sorted(values)[1], max(values), required) for values, required in figures]
     shown = plot(rows, width).plain.splitlines()
     assert len(shown) == len(rows) + 3
     for row in shown[1:-2]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as some
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from tui.widgets.lines import Lines
 from tui.widgets.tables import Row
@@ -153,7 +155,12 @@ def test_only_what_is_in_sight_is_drawn_and_wide_signs_keep_the_columns(
 ) -> None:
     drawn = []
     before = Lines._strip
-    monkeypatch.setattr(Lines, "_strip", lambda *given: drawn.append(given[1]) or before(*given))
+
+    def strip(*given: Any) -> Strip:
+        drawn.append(given[1])
+        return before(*given)
+
+    monkeypatch.setattr(Lines, "_strip", strip)
 
     async def act(pilot: Pilot[None], app: Shown) -> None:
         lines = await put(pilot, rows([f"漢字{number}" for number in range(10_000)]))

@@ -1,6 +1,6 @@
 """The engine against transformers' own generate and a plain forward pass, in every way requests can share a batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
@@ -13,6 +13,7 @@ from peft import PeftModel
 from tests.unit.inference import tiny
 from traced.inference.embedded import engine as core
 from traced.inference.embedded.engine import Engine, Generation, Request, Sampling
+from traced.inference.embedded.forward import Span
 from traced.inference.errors import ContextLengthError, EngineError, ModelError, RequestError, UnknownModelError
 
 WORDS = tiny.tokenizer()
@@ -130,9 +131,12 @@ def test_prefix_reuse_prefills_only_the_new_tokens(monkeypatch: pytest.MonkeyPat
     engine = Engine(tiny.qwen3(SIZE), WORDS)
     widths: list[int] = []
     prefill = engine._forward.prefill
-    monkeypatch.setattr(
-        engine._forward, "prefill", lambda spans: widths.extend(len(s.tokens) for s in spans) or prefill(spans)
-    )
+
+    def measured(spans: Sequence[Span]) -> torch.Tensor:
+        widths.extend(len(s.tokens) for s in spans)
+        return prefill(spans)
+
+    monkeypatch.setattr(engine._forward, "prefill", measured)
     (prompt,) = prompts(1, seed=4, low=50, high=50)
     (first,) = engine.generate([greedy(prompt, 6)])
     engine.generate([greedy([*prompt, *first.ids, 9, 9], 6)])
@@ -145,9 +149,12 @@ def test_identical_prompts_are_prefilled_once(monkeypatch: pytest.MonkeyPatch) -
     engine, model = Engine(tiny.qwen3(SIZE), WORDS), tiny.qwen3(SIZE)
     widths: list[int] = []
     prefill = engine._forward.prefill
-    monkeypatch.setattr(
-        engine._forward, "prefill", lambda spans: widths.extend(len(s.tokens) for s in spans) or prefill(spans)
-    )
+
+    def measured(spans: Sequence[Span]) -> torch.Tensor:
+        widths.extend(len(s.tokens) for s in spans)
+        return prefill(spans)
+
+    monkeypatch.setattr(engine._forward, "prefill", measured)
     (prompt,) = prompts(1, seed=5, low=50, high=50)
     generations = engine.generate([Request(prompt, Sampling(1.0, 8, seed=i)) for i in range(6)])
     assert sorted(widths) == [1] * 5 + [50]

@@ -249,8 +249,8 @@ async def test_a_client_that_hangs_up_frees_the_engine() -> None:
             cancelled_event.set()
             return submitted[-1]
 
-        engine.submit = spy  # type: ignore[method-assign]
-        await app(scope, receive, send)  # type: ignore[arg-type]
+        engine.submit = spy  # type: ignore[assignment]
+        await app(scope, receive, send)
         assert submitted[0].cancelled()
         assert messages[0]["status"] == 499
 

@@ -16,7 +16,7 @@ LABELS = Labels(["success", "good"], ["failure", "bad"])
 
 
 def import_job(path: Path, scratch: Path, **options: Any) -> ImportJob:
-    defaults = {"agent": "recorded", "redactor": Redactor([], []), "labels": LABELS}
+    defaults: dict[str, Any] = {"agent": "recorded", "redactor": Redactor([], []), "labels": LABELS}
     return ImportJob(path=path, scratch=scratch, **(defaults | options))
 
 

@@ -102,7 +102,7 @@ def test_child_runs_are_read(tmp_path: Path) -> None:
 
 def test_a_trace_with_its_observations_and_scores(tmp_path: Path) -> None:
     loaded = [json.loads(line) for line in (EXPORTS / TRACES[2]).read_text().splitlines()]
-    traces = {}
+    traces: dict[str, Any] = {}
     for record in loaded:
         trace = traces.setdefault(record["traceId"], {"id": record["traceId"], "observations": [], "scores": []})
         trace["scores" if "dataType" in record else "observations"].append(record)

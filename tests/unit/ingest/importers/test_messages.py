@@ -18,7 +18,7 @@ json_values = st.recursive(
 arguments = st.dictionaries(st.text(max_size=4), json_values, max_size=3)
 calls = st.lists(st.tuples(words, st.text(min_size=1, max_size=6), arguments), min_size=1, max_size=3)
 # (role, text, calls, id of the call that a tool answers): what any form of a message says
-message_specs = st.one_of(
+message_specs: st.SearchStrategy[Any] = st.one_of(
     st.tuples(st.sampled_from(["system", "user", "assistant"]), words, st.just([]), st.just("")),
     st.tuples(st.just("assistant"), words, calls, st.just("")),
     st.tuples(st.just("tool"), words, st.just([]), words),
@@ -167,7 +167,7 @@ def test_functions_from_before_tools() -> None:
 
 
 def test_fields_that_the_agent_did_not_see_are_dropped() -> None:
-    message = {"role": "user", "content": "x", "info": "hidden", "reward_info": {}, "refusal": None}
+    message: dict[str, Any] = {"role": "user", "content": "x", "info": "hidden", "reward_info": {}, "refusal": None}
     assert chat_messages([message]) == [{"role": "user", "content": "x"}]
 
 

@@ -18,13 +18,13 @@ FUNCTION = {"name": "get_order", "arguments": ARGUMENTS}
 CALL = {"id": "call_1", "type": "function", "function": FUNCTION}
 SCHEMA = {"name": "get_order", "description": "One order.", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": SCHEMA}
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Where is order 7?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": '{"state": "shipped"}'},
 ]
-ANSWER = {"role": "assistant", "content": "It is on its way.", "tool_calls": [{**CALL, "id": "call_2"}]}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "It is on its way.", "tool_calls": [{**CALL, "id": "call_2"}]}
 
 
 def text(content: str) -> dict[str, str]:

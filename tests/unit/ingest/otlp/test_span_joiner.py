@@ -1,5 +1,7 @@
 """Spans and log records find each other, or are given up; nothing waits for ever, nor without a bound."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ def record(at: int, size: int = 10) -> Record:
     return Record("t", "s", Event("gen_ai.user.message", at, {}, None), size)
 
 
-def joins(clock: list[float], **options: int) -> SpanJoiner:
+def joins(clock: list[float], **options: Any) -> SpanJoiner:
     return SpanJoiner(10.0, lambda: clock[0], **options)
 
 
