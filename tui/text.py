@@ -44,7 +44,7 @@ class DrawnText(Widget):
     ``draw`` is given the width and the height in cells; the height is 0 where the text may be as high as it is.
     """
 
-    DEFAULT_CSS = "Drawn { height: auto; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
+    DEFAULT_CSS = "DrawnText { height: auto; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

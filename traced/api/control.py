@@ -306,7 +306,7 @@ class Control:
     ) -> PlayedEpisode:
         """Begin an episode that a person plays.
 
-        Raises NotFound, ``CallerGone``, and as ``Playing.begin`` does.
+        Raises NotFound, ``CallerDisconnected``, and as ``Episodes.begin`` does.
         """
         action = self._authorize(caller, request)
         source = await asyncio.to_thread(self._source, environment)
