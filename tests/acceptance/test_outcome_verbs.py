@@ -88,7 +88,7 @@ def test_mistakes_are_told_by_their_lines(traced: Traced, tmp_path: Path) -> Non
     served = traced("serve", "--set", "outcomes.rules=rules.toml", "--json")
     assert (served.code, served.json["error"]["type"]) == (2, "RuleFileError")
     (tmp_path / "rules.toml").write_text(RULES)
-    assert "No trajectories yet" in traced("outcomes", "check", "rules.toml").out
+    assert "no trajectories are stored yet" in traced("outcomes", "check", "rules.toml").out
     assert not (tmp_path / "traced-data").exists()
 
 

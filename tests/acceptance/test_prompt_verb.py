@@ -40,7 +40,7 @@ def admitted(data_dir: Path) -> Path:
 def test_without_a_cycle_it_says_how_to_begin(traced: Traced) -> None:
     ran = traced("optimize-prompt", COMPOUND)
     assert ran.code == 1
-    assert "holds no cycle" in ran.err
+    assert "has no cycle" in ran.err
     assert "Try: traced collect" in ran.err
 
 

@@ -79,9 +79,9 @@ def test_an_adapter_is_approved_by_keys_and_promoted(service: tuple[Place, Seede
     place, seeded = service
     terminal.until("● connected", "approve or reject", seeded.waiting, "7 Serving  8 Log")
     terminal.press("6")
-    terminal.until("decision pending")
+    terminal.until("a Approve")
     terminal.press("a")
-    terminal.until("Why")
+    terminal.until("Reason (stored")
     terminal.type("read the harmed ones")
     terminal.press("C-y")
     terminal.until("✓ approved by", "● live")
