@@ -8,12 +8,14 @@ With CI=true a skipped integration or acceptance test, or one marked ``docker``,
 ``optional``.
 """
 
+import asyncio
 import functools
 import os
 import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -74,10 +76,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a shell's `&`:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class EventLoop(asyncio.SelectorEventLoop):
+    """A loop whose tests do not fail for a race in anyio's UNIX sockets.
+
+    A stream that is cancelled removes its reader one iteration later; data that came meanwhile sets the result of a
+    future that is done. asyncio only logs that, anyio's test runner raises it.
+    """
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report everything else."""
+        if isinstance(context.get("exception"), asyncio.InvalidStateError) and "set_result" in context["message"]:
+            return
+        super().call_exception_handler(context)
+
+
 @pytest.fixture(scope="session")
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """The event loop of every async test."""
-    return "asyncio", {"use_uvloop": False}
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """What runs every async test."""
+    return "asyncio", {"loop_factory": EventLoop}
 
 
 @functools.cache

@@ -78,6 +78,8 @@ async def test_who_may_only_look_is_offered_no_act(opened: Opened) -> None:
     async with opened(SIZE, read_only=True) as on:
         for number, name in enumerate(SCREENS, 1):
             await on.pilot.press(str(number))
-            await until(on.pilot, lambda name=name: on.app.current_mode == name and getattr(on.app.screen, "known", 0))
+            await until(
+                on.pilot, lambda name=name: on.app.current_mode == name and getattr(on.app.screen, "is_loaded", False)
+            )
             await same_picture(on.app, f"state-read-only-{name}")
             assert not [act for act in ACTS if act in text_of(on.app).splitlines()[-1]]
