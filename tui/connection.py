@@ -1,7 +1,7 @@
 """The connection of the terminal interface to its daemon, and the part of the application that screens rely on.
 
-``Address`` says where the daemon is, ``Link`` follows its events, ``ConnectedApp`` holds the client and the daemon's last
-status, and ``places`` maps an event to the screens that show its subject.
+``Address`` says where the daemon is, ``Link`` follows its events, ``ConnectedApp`` holds the client and last status,
+and ``places`` maps an event to the screens that show its subject.
 
 Invariants: every event reaches the app once and in order, batched over ``BATCH_S`` so that a burst costs one update.
 A broken connection is made again for as long as the app runs, after pauses that grow. An action never raises.
