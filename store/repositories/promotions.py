@@ -449,8 +449,8 @@ def _end_trial(log: PromotionLog, successor: Promotion) -> list[Promotion]:
     trial = log.current(*ON_TRIAL)
     if trial is None or trial.adapter == successor.adapter:
         return []
-    ended = replace(trial, state=PromotionState.SUPERSEDED, who=successor.who, at=successor.at, share=None)
-    return [replace(ended, reason=f"{successor.adapter} takes its place")]
+    superseded = replace(trial, state=PromotionState.SUPERSEDED, who=successor.who, at=successor.at, share=None)
+    return [replace(superseded, reason=f"{successor.adapter} takes its place")]
 
 
 def _rollback_history(log: PromotionLog) -> list[str]:

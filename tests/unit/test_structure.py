@@ -130,6 +130,29 @@ def test_the_check_prints_each_name_with_its_place(tmp_path: Path, capsys: pytes
     assert banned_names.main([str(Path(banned_names.__file__)), str(Path(structure.__file__))]) == 0
 
 
+def test_an_exception_permits_a_name_in_its_file_and_is_refused_once_it_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {"row.py": "told = 1\n", "data.py": "said = 1\nfound = 2\n"})
+    lines = [
+        "[[exception]]",
+        'reason = "stored"',
+        "[exception.files]",
+        '"row.py" = "told said"',
+        '"data.py" = "*"',
+        '"gone.py" = "told"',
+    ]
+    (tmp_path / "names.toml").write_text("\n".join(lines))
+    monkeypatch.setattr(banned_names, "EXCEPTIONS", tmp_path / "names.toml")
+    monkeypatch.chdir(tmp_path)
+    assert banned_names.main(["."]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "row.py: said is not banned: delete it in names.toml",
+        "names.toml: there is no gone.py",
+        "2 banned names",
+    ]
+
+
 def test_json_says_whether_the_aims_are_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = "# a reason\n" * 10 + "x = 1\n" * 300
     good = write(tmp_path / "good", {"traced/cli.py": body})

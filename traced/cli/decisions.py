@@ -31,17 +31,17 @@ from traced.registry.decisions import Action
 
 def decide(
     settings: Settings,
-    ask: Callable[[Client], Awaitable[Done]],
-    make: Callable[[Session, Action], Done],
+    request: Callable[[Client], Awaitable[Done]],
+    decision: Callable[[Session, Action], Done],
     *,
     who: str,
     reason: str,
 ) -> Done:
-    """Decide by ``ask`` where a service holds the data directory, else by ``make``."""
+    """Decide by ``request`` where a service holds the data directory, else by ``decision``."""
     owner = current_holder(settings.data_dir)
     if owner is not None:
         try:
-            return asyncio.run(_ask(settings, ask))
+            return asyncio.run(_ask(settings, request))
         except NoDaemon as error:
             raise ServiceSilent(
                 f"the service that uses {settings.data_dir} ({owner}) does not answer; no decision was stored",
@@ -50,12 +50,12 @@ def decide(
     user = this_user()
     with changing(settings) as session:
         action = Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
-        return make(session, action)
+        return decision(session, action)
 
 
-async def _ask(settings: Settings, ask: Callable[[Client], Awaitable[Done]]) -> Done:
+async def _ask(settings: Settings, request: Callable[[Client], Awaitable[Done]]) -> Done:
     async with Client(default_socket(settings.data_dir)) as client:
-        return await ask(client)
+        return await request(client)
 
 
 Subject = Annotated[

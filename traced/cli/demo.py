@@ -40,7 +40,7 @@ from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
 
-COMPARED = "grpo_on_target"
+COMPARISON_KEY = "grpo_on_target"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _cycle(options: DemoOptions) -> Cycle:
     store = open_store(settings.store_url)
 
     def uncompared(cycle: Cycle) -> bool:
-        return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARED) is None
+        return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARISON_KEY) is None
 
     try:
         with write_session(store) as opened_session:
@@ -181,13 +181,13 @@ async def _run_direct_training(context: Context, figures: CycleFigures) -> Cycle
         )
         return figures
     await grpo_on_target(context, figures.rollouts)
-    compared = gather(context)
-    write_report(compared, context.run_dir)
+    cycle_figures = gather(context)
+    write_report(cycle_figures, context.run_dir)
     with context.write_session() as session:
         set_cycle_state(
-            session, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=figures_as_json(compared)
+            session, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=figures_as_json(cycle_figures)
         )
-    return compared
+    return cycle_figures
 
 
 def demo(

@@ -31,7 +31,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Reason, stored with the d
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
 
-def read_settings(data_dir: Path | None, given: list[str] | None = None, **options: Any) -> "Settings":
+def read_settings(data_dir: Path | None, pairs: list[str] | None = None, **options: Any) -> "Settings":
     """Settings with ``--set`` pairs and named options (``training__lr=...`` for ``training.lr``) on top.
 
     Raises traced.core.errors.ConfigError.
@@ -39,7 +39,7 @@ def read_settings(data_dir: Path | None, given: list[str] | None = None, **optio
     # Pydantic takes 0.2 s to import, which ``traced status`` and ``traced pause`` do without.
     from traced.config.settings import load_settings
 
-    overrides = dict(parse_pair(pair) for pair in given or [])
+    overrides = dict(parse_pair(pair) for pair in pairs or [])
     overrides |= {key.replace("__", "."): value for key, value in options.items() if value is not None}
     return load_settings(data_dir, overrides)
 

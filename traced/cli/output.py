@@ -137,18 +137,18 @@ def _stopped(words: list[str]) -> int:
 
 def _failed(raised: Exception, words: list[str]) -> int:
     error = cause_of(raised)
-    known = is_expected(error)
+    expected = is_expected(error)
     message = getattr(error, "message", str(error))
     hint = getattr(error, "hint", "")
-    if not known:
+    if not expected:
         message, hint = f"{type(error).__name__}: {error}", f"traced --debug {shlex.join(words)}"
-    title = "Error" if known else "Defect in traced"
+    title = "Error" if expected else "Defect in traced"
     progress.print(f"[bold red]{title}:[/] {escape(harmless(message))}", highlight=False)
     if hint:
         progress.print(f"[bold]Try:[/] {escape(harmless(hint))}", highlight=False)
     if "--json" in words:
         print_json({"error": {"type": type(error).__name__, "message": message, "hint": hint}})
-    return getattr(error, "exit_code", 1) if known else DEFECT
+    return getattr(error, "exit_code", 1) if expected else DEFECT
 
 
 def _is_for_typer(error: Exception) -> bool:

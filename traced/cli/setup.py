@@ -215,11 +215,11 @@ def init(
         return
     directory = data_directory(data_dir)
     path = directory / FILE_NAME
-    written = _write_new(path, template())
+    is_new = _write_new(path, template())
     if as_json:
-        print_json({"data_dir": directory, "config": path, "written": written})
+        print_json({"data_dir": directory, "config": path, "written": is_new})
     else:
-        console.print(f"{'Wrote' if written else 'Kept the existing'} {path}. Next: traced doctor", highlight=False)
+        console.print(f"{'Wrote' if is_new else 'Kept the existing'} {path}. Next: traced doctor", highlight=False)
 
 
 def doctor(data_dir: DataDir = None, overrides: Overrides = None, model: Model = None, as_json: AsJson = False) -> None:

@@ -265,11 +265,11 @@ def _newest_admitted(context: Context, capability: str) -> str:
             f"{capability!r} is not a retained capability of cycle {context.cycle_id}",
             hint=f"one of: {', '.join(retained)}",
         )
-    admitted = admitted_environments(context, capability)
-    if not admitted:
+    candidates = admitted_environments(context, capability)
+    if not candidates:
         next_step = "admit" if environments(context, capability) else "synthesize"
         raise TracedError(
             f"{capability} has no admitted environment, which prompt optimization needs",
             hint=f"traced {next_step} {capability}",
         )
-    return admitted[-1]
+    return candidates[-1]

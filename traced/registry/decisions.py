@@ -337,9 +337,9 @@ def _approve(state: AdapterState, action: Action, request: Approve) -> list[Chan
 
 def _reject(state: AdapterState, action: Action) -> list[Change] | Refusal:
     name = state.version.name
-    newest = state.log.newest.get(name)
-    if newest is not None and newest.state in (PromotionState.LIVE, *ON_TRIAL):
-        traffic = "live" if newest.state is PromotionState.LIVE else f"on trial ({newest.state})"
+    last_entry = state.log.newest.get(name)
+    if last_entry is not None and last_entry.state in (PromotionState.LIVE, *ON_TRIAL):
+        traffic = "live" if last_entry.state is PromotionState.LIVE else f"on trial ({last_entry.state})"
         return PromotionError(f"{name} is {traffic}", hint=f"traced rollback {name}")
     return [*_new_approval(state, action, Decision.REJECTED)]
 
@@ -368,8 +368,8 @@ def _more_episodes(state: AdapterState, action: Action, request: MoreEpisodes) -
 
 def _roll_back(state: AdapterState, action: Action) -> list[Change] | Refusal:
     name = state.version.name
-    newest = state.log.newest.get(name)
-    if newest is not None and newest.state is PromotionState.ROLLED_BACK:
+    last_entry = state.log.newest.get(name)
+    if last_entry is not None and last_entry.state is PromotionState.ROLLED_BACK:
         return []
     entries = undo(state.log, Promotion(name, PromotionState.ROLLED_BACK, action.actor, action.at, action.reason))
     return [*entries] if entries else not_live_error(name, state.live)
@@ -379,8 +379,8 @@ def _start(state: AdapterState, action: Action, request: Approve) -> list[Promot
     """The log entries by which a version takes traffic; a canary that is under way keeps its share."""
     name = state.version.name
     target = PromotionState.LIVE if request.policy == "immediate" else PromotionState(request.policy)
-    newest = state.log.newest.get(name)
-    if newest is not None and newest.state is target:
+    last_entry = state.log.newest.get(name)
+    if last_entry is not None and last_entry.state is target:
         return []
     share = request.steps[0] if target is PromotionState.CANARY else None
     entry = Promotion(name, target, action.actor, action.at, action.reason, share=share)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agents.analyst.builtin import CANDIDATES, hint_text, hints
+from agents.analyst.llm.capability_matching import match_known, merge_duplicates
 from agents.analyst.llm.discovery import discover
 from agents.analyst.llm.labelling import Fault, faults, label_all
-from agents.analyst.llm.naming import match_known, merge_duplicates
 from agents.analyst.llm.prompting import ProgressCallback, make_prompter, offset_progress
 from agents.llm.model import Model
 from agents.llm.question import Purpose
