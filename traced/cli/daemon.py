@@ -141,8 +141,8 @@ def show(
     if as_json:
         print_json(unit)
         return
-    kind = "not installed" if not unit.exists else "not written by traced" if not unit.is_ours else "installed"
-    change = "" if unit.current or not unit.is_ours else "; `traced service install` with these options would change it"
+    kind = "not installed" if not unit.there else "not written by traced" if not unit.ours else "installed"
+    change = "" if unit.current or not unit.ours else "; `traced service install` with these options would change it"
     console.print(f"{unit.path}: {kind}{change}", highlight=False, markup=False)
     console.print(f"state: {unit.state or 'systemd does not run on this machine'}", highlight=False)
 

@@ -190,8 +190,8 @@ class Installed:
     """State of a unit on this machine: its file, its owner, whether it is up to date, and systemd's state of it."""
 
     path: Path
-    exists: bool
-    is_ours: bool
+    there: bool
+    ours: bool
     current: bool  # as ``install`` would write it now
     state: str  # "" where systemd does not run
 

@@ -128,13 +128,13 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_install_look_and_uninstall(systemd: Path, tmp_path: Path) -> None:
     mine = unit(system=False, data_dir=tmp_path)
-    assert not look(mine).exists
+    assert not look(mine).there
     path = install(mine)
     assert path == tmp_path / "config/systemd/user/traced.service" == unit_path(mine)
     assert path.read_text() == render(mine)
     assert [entry.name for entry in path.parent.iterdir()] == ["traced.service"]
     seen = look(mine)
-    assert (seen.exists, seen.is_ours, seen.current, seen.state) == (True, True, True, "active")
+    assert (seen.there, seen.ours, seen.current, seen.state) == (True, True, True, "active")
     changed = unit(system=False, data_dir=tmp_path, memory_max="1G")
     assert look(changed).current is False
     install(changed)
