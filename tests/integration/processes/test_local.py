@@ -151,6 +151,7 @@ async def cancelled_when_it_progresses(folder: Path, selected_job: Job, times: i
     return pids[0]
 
 
+@pytest.mark.slow
 async def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: Path) -> None:
     result = await run(tmp_path, job("print_much", mib=100))
     assert result.outcome is JobOutcome.FINISHED
@@ -243,6 +244,7 @@ asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), la
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "limits", "checkpoint"),
     [

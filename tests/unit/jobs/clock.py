@@ -47,7 +47,7 @@ class ManualClock:
             event.set()
         return len(woken)
 
-    async def settle(self, sleeps: int, at_most_s: float = 2) -> None:
+    async def settle(self, sleeps: int, at_most_s: float = 0.25) -> None:
         """Wait until so many sleeps have begun and somebody sleeps, for at most ``at_most_s`` real seconds: tasks end.
 
         A clock that moves on while a thread is in the store would run past the moments that a test looks for.

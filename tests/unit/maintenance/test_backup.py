@@ -326,6 +326,7 @@ print("done", counted)
 """
 
 
+@pytest.mark.slow
 def test_a_restore_that_is_killed_leaves_the_old_or_the_new_directory_whole(place: Path, made: Path) -> None:
     """Killed at every fifth call of our own functions, then once more to the end."""
     was, point, ends = rows(place / "traced.db"), 1, set()

@@ -287,6 +287,7 @@ async def test_the_graph_still_knows_that_an_ended_cycle_is_over(settings: Setti
     await play("c9")
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=20)
 @given(
     labelled=st.sets(st.integers(0, 11)),

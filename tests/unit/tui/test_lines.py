@@ -174,6 +174,7 @@ def test_only_what_is_in_sight_is_drawn_and_wide_signs_keep_the_columns(
     on_lines(act, width)
 
 
+@pytest.mark.slow
 @given(data=some.data())
 @settings(
     max_examples=12,
