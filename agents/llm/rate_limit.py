@@ -4,6 +4,8 @@
 for. With a file it does so for all processes of this machine. ``CircuitBreaker`` stops requests after repeated failures
 and then admits one probe at a time. Clock and sleep are passed in; with a file the clock must be the machine's. Other
 machines that use the same account are not coordinated: their effect shows as 429.
+
+aiobreaker (1.2.0) is not used: its pause is fixed and measured by the wall clock, and every caller may probe at once.
 """
 
 import asyncio

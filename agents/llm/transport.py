@@ -5,6 +5,8 @@ is retried with full jitter, or after the server's own delay, until the patience
 After a 429 nobody sends before the moment that the server named, and nobody waits for a moment beyond the patience.
 Fails with ``ModelUnavailable``, which names the last failure and the setting to raise, and ``ModelRefused``. Full
 jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+
+tenacity is not used: a retry also gives its slot back, and respects the limiter's pause and the breaker's probe.
 """
 
 import asyncio

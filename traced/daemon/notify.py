@@ -3,6 +3,8 @@
 Invariants: pings are sent only by ``beat``, which the cycle loop calls once per iteration, so a stuck loop is
 restarted; at most four pings per watchdog interval. Without a service manager every call does nothing.
 How it fails: never; an undeliverable message is dropped and the call returns False.
+
+The package sdnotify (0.3.2) would send the datagram only, and it drops a status that is not Latin-1.
 """
 
 import os

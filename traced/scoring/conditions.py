@@ -13,6 +13,8 @@ Everything in a table has to hold; a test holds if one of the values at its path
 searches anywhere in a text, other values are searched as JSON. Rules see what a participant saw: no outcome, no reward.
 Paths are a small part of RFC 9535 (JSONPath). Not covered: slices, filters, ``..``, and regular expressions that never
 end (the author of a rule file is trusted).
+
+python-jsonpath (2) is not used: it accepts paths outside this part, which the report of a rule file must refuse.
 """
 
 import fnmatch

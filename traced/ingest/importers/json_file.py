@@ -6,6 +6,8 @@ decompressed text. Fails with ``UnreadableFile`` where the file cannot be opened
 
 Not covered: other compressions, pipes (a file is read more than once), and arrays whose records begin with different
 keys: after an invalid record the search for the next one relies on the common first key.
+
+ijson (3.6) is not used: it ends at the first invalid record, and its errors have no line or column.
 """
 
 import gzip
