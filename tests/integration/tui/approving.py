@@ -31,7 +31,8 @@ def publishable(folder: Path, control: Control) -> Control:
 async def there(on: Running) -> None:
     """Go to the screen and wait for its first case."""
     await on.pilot.press(KEY)
-    await until(on.pilot, lambda: "decision pending" in text_of(on.app))
+    # The overview shows the same words.
+    await until(on.pilot, lambda: on.app.current_mode == "approvals" and "decision pending" in text_of(on.app))
 
 
 def shown(on: Running) -> str:
