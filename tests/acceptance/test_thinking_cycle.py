@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from tests.obedient_agent import HINT, Agent, desk_play, obedient, played
 from tests.scripted_analyst import ScriptedQuestion, Thinking, labelled_cell
 from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
+from tests.waiting import eventually
 from traced.config.settings import load_settings
 from traced.core.seeds import derive_seed
 from traced.pipeline.gate import GATE_SEEDS
@@ -177,14 +177,13 @@ class Service:
 
     def until(self, *states: str) -> Any:
         """The status, once the cycle has come to one of ``states``."""
-        deadline = time.monotonic() + SOON_S
-        while True:
-            told = self.ask("status", "--json").json
-            if told["cycles"] and told["cycles"][0]["state"] in states:
-                return told
+
+        def reached() -> Any:
             assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, f"{told}\n{self.log.read_text()}"
-            time.sleep(0.2)
+            status = self.ask("status", "--json").json
+            return status if status["cycles"] and status["cycles"][0]["state"] in states else None
+
+        return eventually(reached, within_s=SOON_S, every_s=0.2, message=self.log.read_text)
 
 
 @contextmanager
@@ -213,12 +212,13 @@ def running(folder: Path, agent: Agent, server: Scripted, **more: Any) -> Iterat
 
 
 def _ready(service: Service) -> None:
-    deadline = time.monotonic() + 60
     command = [sys.executable, "-m", "traced", "status", "--alive", "--data-dir", str(service.data_dir)]
-    while subprocess.run(command, env=service.environment, capture_output=True, check=False).returncode:
+
+    def is_alive() -> bool:
         assert service.process.poll() is None, service.log.read_text()
-        assert time.monotonic() < deadline, service.log.read_text()
-        time.sleep(0.2)
+        return not subprocess.run(command, env=service.environment, capture_output=True, check=False).returncode
+
+    eventually(is_alive, every_s=0.2, message=service.log.read_text)
 
 
 def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world: World) -> None:

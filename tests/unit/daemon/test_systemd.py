@@ -158,6 +158,7 @@ def test_a_unit_that_someone_else_wrote_is_left_alone(systemd: Path, tmp_path: P
             attempt(mine)
     assert "/bin/true" in path.read_text()
     assert not systemd.exists()
+    assert (look(mine).there, look(mine).ours) == (True, False)
 
 
 def test_what_systemctl_says_is_passed_on(systemd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from sqlalchemy import Engine
@@ -21,6 +20,7 @@ from store.repositories.serving import list_exchanges, silent_conversations
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Outcome, Trajectory
 from tests.unit.store.chain import T0
+from tests.waiting import eventually
 from traced.config.settings import load_settings
 from traced.gateway import recorder
 from traced.gateway.recorder import Recorder
@@ -117,22 +117,15 @@ def test_the_recorder_stores_the_rest_and_ends_with_its_gateway(tmp_path: Path, 
         pid = int(router.stdout.readline())
         spool.try_write(line("e-1"))
         asyncio.run(spool.flush())
-        _wait_until(lambda: stored_ids(store) == ["e-1"])
+        eventually(lambda: stored_ids(store) == ["e-1"], within_s=90)
         spool.try_write(line("e-2"))
         router.kill()
         asyncio.run(spool.flush())
-    _wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    eventually(lambda: not Path(f"/proc/{pid}").exists(), within_s=90)
     asyncio.run(spool.flush())
     Recorder(load_settings(tmp_path), store).run_once()
     assert stored_ids(store) == ["e-1", "e-2"]
     assert os.path.exists(tmp_path / "log")
-
-
-def _wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + 90
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-le"])
