@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 from tests.waiting import eventually_async
 
 PICTURES = Path(__file__).parent / "pictures"
-PATIENCE_S, REST_S, LOOK_S = 15.0, 0.6, 0.02
+PATIENCE_S, REST_S, LOOK_S = 60.0, 0.6, 0.02
 # Terminals from the smallest that is supported to a large one; make test draws on the usual one only.
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
 SIZES = (pytest.param(SMALL, marks=pytest.mark.slow), USUAL, pytest.param(LARGE, marks=pytest.mark.slow))
@@ -58,7 +58,7 @@ async def at_rest(app: App[None]) -> str:
 
 
 # Any arguments: a lambda in a loop binds the loop's variable as the default of one.
-async def until(pilot: Pilot[None], holds: Callable[..., object], seconds: float = 30.0) -> None:
+async def until(pilot: Pilot[None], holds: Callable[..., object], seconds: float = 60.0) -> None:
     """Wait for something that the daemon's answer brings."""
     await eventually_async(holds, within_s=seconds, message=lambda: text_of(pilot.app))
     await pilot.pause()

@@ -45,7 +45,7 @@ async def test_a_confirmation_does_not_overtake_what_was_typed_before_it(opened:
     async with opened() as on:
         await there(on)
         await on.pilot.press("a")
-        await until(on.pilot, lambda: isinstance(on.app.screen, Decision))
+        await until(on.pilot, lambda: isinstance(on.app.screen, Decision) and on.app.focused is not None)
         for sign in "reads well":
             on.app.post_message(Key("space" if sign == " " else sign, sign))
         on.app.post_message(Key("ctrl+y", None))
