@@ -88,8 +88,6 @@ class Approvals(Live):
     def __init__(self) -> None:
         super().__init__()
         self._data = ApprovalsData([], None)
-        # The adapter to show, until its case has arrived.
-        self._requested: str | None = None
         # Actions of this user: their events need no notification.
         self._mine: set[tuple[str, str]] = set()
         self._dialog: Decision | None = None
@@ -112,7 +110,7 @@ class Approvals(Live):
         approvals = await client.approvals.list()
         prompts = fixing_patches(await client.prompts.list())
         names = [approval.name for approval in approvals]
-        selected = self._requested or self.query_one("#adapters", KeyedTable).selected
+        selected = self.query_one("#adapters", KeyedTable).selected
         if selected not in names:
             selected = names[0] if names else None
         if not selected:
@@ -123,10 +121,7 @@ class Approvals(Live):
     def show(self, data: ApprovalsData) -> None:
         """Show the adapters, the selected case and the prompts."""
         self._data = data
-        table = self.query_one("#adapters", KeyedTable)
-        table.put([_row(approval) for approval in data.all])
-        if self._requested and table.point_at(self._requested):
-            self._requested = None
+        self.query_one("#adapters", KeyedTable).put([_row(approval) for approval in data.all])
         self.query_one("#case").display = data.case is not None
         offers = self.query_one("#offered", Static)
         offers.display = bool(data.prompts)
@@ -136,11 +131,6 @@ class Approvals(Live):
         elif not data.prompts:
             self.note(NOBODY)
         self.refresh_bindings()
-
-    def look_at(self, adapter: str) -> None:
-        """Show the case of this adapter."""
-        self._requested = adapter
-        self.changed()
 
     def news(self, events: list[EventView]) -> None:
         """Notify the user of decisions by others, and refresh."""
@@ -165,8 +155,7 @@ class Approvals(Live):
         case = self._data.case
         if event.data_table.id != "adapters" or case is None or event.row_key.value in (None, case.adapter.name):
             return
-        if self._requested is None:
-            self.changed()
+        self.changed()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Go on from an adapter to its episodes; read both episodes of a pair."""

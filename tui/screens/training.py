@@ -290,7 +290,7 @@ def run_row(run: TrainingView) -> Row:
     return Row(
         run.id,
         [
-            cell(f"{'○' if state == 'waits' else MARKS.get(state, '·')} {state}", STYLES.get(run.state, "")),
+            cell(f"{'○' if state == 'pending' else MARKS.get(state, '·')} {state}", STYLES.get(run.state, "")),
             cell(run.capability, limit=32),
             cell(_how_far(run)),
             cell(f"{first} → {last}" if first else "", "bold" if run.at_work else ""),
