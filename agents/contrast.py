@@ -1,12 +1,12 @@
-"""Which capabilities separate failures from successes: the contrast of the label tables (TRACE, section 3.3).
+"""Finds the capabilities that separate failures from successes: the contrast of label tables (TRACE, section 3.3).
 
 For one run and one capability c, over successful (D+) and failed (D-) trajectories:
 
-    ER+(c) = #LACKING in D+ / #not-NA in D+        ER-(c) likewise in D-
+    ER+(c) = #LACKING in D+ / #not-NA in D+        ER-(c) = #LACKING in D- / #not-NA in D-
     delta(c) = ER- - ER+                           Cov(c) = #LACKING in D- / |D-|
 
-Counts are integers and rates exact fractions; an empty denominator gives None, never 0. Trajectories with an
-``infrastructure`` outcome are left out. ``intervals`` gives percentile bootstrap intervals of both figures.
+Counts are integers and rates exact fractions; an empty denominator gives None, never 0. Only trajectories with the
+outcome success or failure count. ``intervals`` gives percentile bootstrap intervals of both figures.
 """
 
 from collections import Counter, defaultdict
@@ -30,7 +30,7 @@ RHO = 0.10
 CONSISTENCY = 0.8
 MIN_AGREEMENT = 0.4
 RESAMPLES = 2000
-# Resamples held in memory at a time.
+# Bootstrap resamples held in memory at a time.
 CHUNK = 250
 LEVEL = 0.95
 Interval = tuple[float, float]
@@ -38,7 +38,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Counts:
-    """One capability on one side of the contrast: all trajectories, those that needed it, those that lacked it."""
+    """Trajectories on one side of a contrast: all, those that needed the capability, and those that lacked it."""
 
     total: int
     needed: int
@@ -46,13 +46,13 @@ class Counts:
 
     @property
     def error_rate(self) -> Fraction | None:
-        """ER: the share of the trajectories needing the capability that lacked it."""
+        """ER: of the trajectories that needed the capability, the share that lacked it; None if none needed it."""
         return Fraction(self.lacking, self.needed) if self.needed else None
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """One capability in one run."""
+    """The counts of one capability in one labelling run."""
 
     capability: str
     run: int
@@ -61,7 +61,7 @@ class Contrast:
 
     @property
     def delta(self) -> Fraction | None:
-        """The contrastive gap ER- minus ER+; None if either side never needed the capability."""
+        """The contrastive gap, ER- minus ER+; None if no trajectory of one side needed the capability."""
         low, high = self.success.error_rate, self.failure.error_rate
         return None if low is None or high is None else high - low
 
@@ -71,16 +71,19 @@ class Contrast:
         return Fraction(self.failure.lacking, self.failure.total) if self.failure.total else None
 
     def passes(self, delta: float = DELTA, rho: float = RHO) -> bool:
-        """Whether both thresholds hold in this run; an undefined rate never passes."""
+        """Return whether gap and coverage reach their thresholds ``delta`` and ``rho``; an undefined figure fails."""
         if self.delta is None or self.coverage is None:
             return False
-        # By way of the decimal text, so that a threshold of 0.20 is exactly 1/5.
+        # Converted through the decimal text, so that a threshold of 0.20 is exactly 1/5.
         return self.delta >= Fraction(str(delta)) and self.coverage >= Fraction(str(rho))
 
 
 @dataclass(frozen=True)
 class Retained:
-    """A capability that passed in enough runs; ``delta`` and ``coverage`` are means over the runs that define them."""
+    """A capability that passed in enough runs; ``delta`` and ``coverage`` are means over the runs that define them.
+
+    ``passed`` counts the runs that passed, of ``runs`` in all.
+    """
 
     capability: str
     passed: int
@@ -92,7 +95,7 @@ class Retained:
 
 
 def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[Contrast]:
-    """The contrast of every capability in one run's labels, sorted by name.
+    """Return the contrast of every capability in one run's labels, sorted by name.
 
     Raises:
         LabelTableError: the labels belong to several runs, or the table is incomplete.
@@ -119,9 +122,9 @@ def retained(
     *,
     min_agreement: float = MIN_AGREEMENT,
 ) -> list[Retained]:
-    """The capabilities that pass in at least ``consistency`` of the runs, largest mean gap first.
+    """Return the capabilities that pass in at least the share ``consistency`` of the runs, largest mean gap first.
 
-    Those whose runs agree less than ``min_agreement`` are dropped; an undefined agreement does not count against one.
+    A capability whose runs agree less than ``min_agreement`` is dropped; one with undefined agreement is kept.
     """
     by_run: dict[int, list[Label]] = defaultdict(list)
     for label in labels:
@@ -141,9 +144,9 @@ def retained(
 
 
 def agreement(labels: Sequence[Label], capability: str | None = None) -> Fraction | None:
-    """Krippendorff's alpha between runs (nominal, NA is a value), of one capability or of all cells.
+    """Return Krippendorff's alpha between runs (nominal, NA is a value), of one capability or of all of them.
 
-    1 is perfect, 0 is chance; None if fewer than two runs share a cell or all labels are equal.
+    1 is perfect agreement, 0 is chance; None if no trajectory was labelled by two runs, or if all labels are equal.
     """
     units: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for label in labels:
@@ -216,20 +219,20 @@ def _side_counts(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) ->
 
 @dataclass(frozen=True)
 class Intervals:
-    """Intervals of one capability's mean gap and mean coverage."""
+    """Bootstrap intervals of one capability's mean gap and mean coverage; None where the figure is undefined."""
 
     delta: Interval | None
     coverage: Interval | None
 
 
 def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: int) -> dict[str, Intervals]:
-    """Percentile bootstrap intervals of every labelled capability.
+    """Return the percentile bootstrap intervals of every labelled capability.
 
-    Successes and failures are resampled separately; resamples that do not define a figure are dropped. The result
-    depends on labels, outcomes and seed, not on their order. The labels must form a complete table (``contrast`` checks
-    it).
+    Successes and failures are resampled separately; for each figure, resamples that do not define it are dropped. The
+    result depends on labels, outcomes and seed, not on their order. The labels must form a complete table, which is
+    checked by ``contrast`` and not here.
     """
-    # Imported here because the API only needs ``agreement`` and should start without numpy.
+    # Imported here because the API needs only ``agreement`` and should start without numpy.
     import numpy as np
 
     names = sorted({label.capability for label in labels})
@@ -253,7 +256,7 @@ def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: in
 def _cells(
     labels: Sequence[Label], names: Sequence[str], outcomes: Mapping[str, Outcome], side: Outcome
 ) -> "CountArray":
-    """Label indicators of one side: (needed, lacking) x trajectory x capability x run."""
+    """Return the label indicators of one side, of shape (needed, lacking) x trajectory x capability x run."""
     import numpy as np
 
     runs = sorted({label.run for label in labels})
@@ -270,7 +273,7 @@ def _cells(
 
 
 def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
-    """Counts of ``CHUNK`` bootstrap draws: (needed, lacking) x resample x capability x run."""
+    """Return the counts of ``CHUNK`` bootstrap resamples, of shape (needed, lacking) x resample x capability x run."""
     import numpy as np
 
     kinds, size, names, runs = cells.shape
@@ -282,7 +285,7 @@ def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
 
 
 def _gap_and_coverage(success: "CountArray", failure: "CountArray", failures: int) -> "tuple[CountArray, CountArray]":
-    """Mean gap and mean coverage over the runs, by resample and capability; NaN if undefined."""
+    """Return mean gap and mean coverage over the runs, each by resample and capability; NaN if undefined."""
     import numpy as np
 
     def rate(part: "CountArray", total: "CountArray") -> "CountArray":

@@ -5,7 +5,7 @@
     ├── LabelTableError    a label table is incomplete, has duplicates, or names unknown trajectories
     ├── SynthesisError     no environment can be written for a capability from these trajectories
     └── ModelError         no usable answer from a language model
-        ├── ModelUnavailable   no answer within the patience: no connection, 5xx, silence, 429
+        ├── ModelUnavailable   no answer within ``patience_s``: no connection, 5xx, silence, 429
         ├── ModelRefused       the server rejects this request: too long, malformed
         │   └── ModelDenied    the server rejects every request: key, permission, credit, unknown model
         ├── OutOfForm          no answer matched the requested schema, repairs included
@@ -26,7 +26,7 @@ class AgentsError(Exception):
         self.hint = hint
 
     def with_context(self, subject: str, *, hint: str) -> Self:
-        """A copy of this error, same class, whose message starts with ``subject``."""
+        """Return an error of the same class whose message starts with ``subject`` and whose hint is ``hint``."""
         return type(self)(f"{subject}: {self.message}", hint=hint)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class ModelDenied(ModelRefused):
 
 
 class OutOfForm(ModelError):
-    """The model answered, but never in the requested schema."""
+    """The model answered, but no answer was usable: not in the requested schema, refused or cut off."""
 
 
 class BudgetSpent(ModelError):

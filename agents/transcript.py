@@ -1,7 +1,7 @@
-"""A recorded trajectory as a conversation: texts, tool calls and tool results.
+"""Reads a recorded trajectory as a conversation: texts, tool calls and tool results.
 
-Only ``Trajectory.messages`` and ``Trajectory.tools`` are read, never ``parts``, ``task_id`` or a reward, so nothing
-that a production agent could not see enters analysis or synthesis. Content parts other than text are skipped.
+Only ``Trajectory.messages`` and ``Trajectory.tools`` are read, never ``parts``, ``task_id`` or a reward. Analysis and
+synthesis therefore use nothing that a production agent could not see. Content parts other than text are skipped.
 """
 
 import json
@@ -19,7 +19,7 @@ _STOP_MARK = re.compile(r"#{3}\w+#{3}")
 
 @dataclass(frozen=True)
 class Observation:
-    """A tool's answer; ``value`` is the parsed JSON, or the text if it is not JSON."""
+    """A tool's answer in message ``index``; ``value`` is the parsed JSON, or the text if it is not JSON."""
 
     index: int
     text: str
@@ -29,9 +29,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call as the agent wrote it and its result, None if the episode ended first.
+    """A tool call as the agent wrote it, and its result.
 
-    ``arguments`` is None if they are not a JSON object.
+    ``result`` is None if the episode ended before the tool answered; ``arguments`` is None if ``raw`` is not a JSON
+    object.
     """
 
     index: int
@@ -67,16 +68,16 @@ class Transcript:
     length: int
 
     def user_before(self, index: int) -> list[Utterance]:
-        """The user's texts before message ``index``."""
+        """Return the user's texts before message ``index``."""
         return [utterance for utterance in self.user if utterance.index < index]
 
     def observations_before(self, index: int) -> list[Observation]:
-        """The tool answers before message ``index``."""
+        """Return the tool answers before message ``index``."""
         return [call.result for call in self.calls if call.result is not None and call.result.index < index]
 
 
 def transcript(trajectory: Trajectory) -> Transcript:
-    """Read a trajectory.
+    """Return the conversation of a trajectory.
 
     Raises:
         TranscriptError: a message has no role, or its tool calls are malformed.
@@ -115,12 +116,12 @@ def transcript(trajectory: Trajectory) -> Transcript:
 
 
 def transcripts(trajectories: Sequence[Trajectory]) -> list[Transcript]:
-    """Read several trajectories, in order."""
+    """Return the conversations of several trajectories, in order; raises as ``transcript``."""
     return [transcript(trajectory) for trajectory in trajectories]
 
 
 def observation(index: int, text: str) -> Observation:
-    """Parse a tool's answer and decide whether it reports an error."""
+    """Return a tool's answer in message ``index``, parsed, with the decision whether it reports an error."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -129,7 +130,7 @@ def observation(index: int, text: str) -> Observation:
 
 
 def tool_function(tool: Tool) -> dict[str, Any]:
-    """The function schema of a tool, with or without the ``{"type": "function", "function": ...}`` wrapper."""
+    """Return the function schema of a tool given with or without its ``{"type": "function", ...}`` wrapper."""
     function = tool.get("function", tool)
     return function if isinstance(function, dict) else {}
 
@@ -167,7 +168,7 @@ def _is_call(value: object) -> bool:
 
 
 def message_text(message: Message) -> str:
-    """The text of a message, empty if it has none; content parts are joined by newlines."""
+    """Return the text of a message, empty if it has none; content parts are joined by newlines."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -1,7 +1,7 @@
-"""JSON lines over a container's attached stdio: pipelined requests, responses in order, each with a deadline.
+"""Exchange JSON lines with a worker over its container's attached stdio.
 
-The stream is Docker's attach format (Engine API, "Attach to a container"): frames of one type byte, three zeros and a
-big-endian length.
+Requests are pipelined, responses arrive in order, and each call has a deadline. The stream is Docker's attach format
+(Engine API, "Attach to a container"): frames of one type byte, three zeros and a big-endian length.
 
 Invariants: a response must carry the id of the oldest pending request; at most ``max_bytes`` of a line and
 ``STDERR_BYTES`` of stderr are held; the first failure ends the channel, and every pending and later call raises it. Not
@@ -20,13 +20,14 @@ from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault
 from sandbox.wire import Answer, read_answer
 
 STDERR_BYTES = 4096
-# An honest worker writes to stderr once, when its interpreter fails.
+# Limit over the container's lifetime. An honest worker writes to stderr once, when its interpreter fails.
 STDERR_LIFETIME_BYTES = 1 << 20
 # The host allows this much beyond the worker's own deadline, so that the worker reports first.
 GRACE_SECONDS = 3.0
-# The timer runs in parts: an event loop that was held up is charged for one part, however long it stood still.
+# The host times a deadline in this many parts: a blocked event loop costs a call at most one part of its budget.
 PARTS = 8
-# Share of a budget that must have passed before a reported deadline is believed, whatever the clocks' resolution.
+# A deadline that the worker reports counts only if this share of the budget has passed on the host's clock; the rest
+# allows for the clocks' resolution.
 DEADLINE_TOLERANCE = 0.99
 _STDOUT, _STDERR = 1, 2
 _HEADER = struct.Struct(">BxxxL")
@@ -37,7 +38,7 @@ class _PendingCall:
     id: int
     op: str
     budget: float
-    # By the event loop's clock.
+    # In seconds of the event loop's clock.
     sent_at: float
     future: "asyncio.Future[Answer]"
 
@@ -46,8 +47,8 @@ class Channel(asyncio.Protocol):
     """The stream to one worker.
 
     Args:
-        post_mortem: awaited when the stream ends by itself; returns the failure to report.
-        on_failure: called once, at the first failure, to begin the container's end.
+        post_mortem: awaited with the worker's stderr when the stream ends by itself; returns the failure to report.
+        on_failure: called once, at the first failure, to start the container's removal.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class Channel(asyncio.Protocol):
     ) -> None:
         self._max_bytes = max_bytes
         self._post_mortem, self._on_failure = post_mortem, on_failure
-        # None before the stream begins and after it has ended.
+        # None before the stream is connected and after it has ended.
         self._transport: asyncio.Transport | None = None
         self._pending: deque[_PendingCall] = deque()
         self._unsent: list[bytes] = []
         self._last_id = 0
         self._timer: asyncio.TimerHandle | None = None
-        # Of the oldest pending call.
+        # Timer parts that are left to the oldest pending call.
         self._parts_left = 0
         self._frames = _Frames()
         self._line: list[bytes] = []
@@ -76,15 +77,15 @@ class Channel(asyncio.Protocol):
         self.failure: SandboxError | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport of the stream that begins."""
+        """Store the transport once the stream is connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     async def call(self, op: str, budget: float, **fields: object) -> Answer:
         """Send a request and return its response.
 
-        Raises EnvironmentFault, AgentFault or Deadline for this call alone, and any other SandboxError when the channel
-        has ended.
+        Raises EnvironmentFault, AgentFault, ProtocolFault or Deadline for a failure of this call alone, and the
+        channel's failure, which may be any SandboxError, once the channel has ended.
         """
         if self.failure is not None:
             raise self.failure
@@ -106,7 +107,7 @@ class Channel(asyncio.Protocol):
             text = json.dumps(request, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         except (ValueError, RecursionError) as error:
             raise AgentFault(f"the message for '{request['op']}' is no JSON ({error})") from error
-        # UTF-8 carries no half of a surrogate pair: such a character becomes "?".
+        # UTF-8 cannot encode a lone surrogate: it becomes "?".
         line = text.encode("utf-8", "replace") + b"\n"
         if len(line) > self._max_bytes:
             raise AgentFault(f"the message for '{request['op']}' has {len(line)} bytes, more than {self._max_bytes}")
@@ -114,7 +115,7 @@ class Channel(asyncio.Protocol):
 
     def _send(self, line: bytes) -> None:
         if not self._unsent:
-            # Requests written in one turn of the event loop leave in one write.
+            # Requests made in one iteration of the event loop are sent in one write.
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(line)
 
@@ -145,8 +146,7 @@ class Channel(asyncio.Protocol):
         if self._parts_left > 0:
             self._schedule_timer()
         elif self._has_unread_data():
-            # Data that has arrived is read before the call is given up: the host's own slowness is no fault of the
-            # worker.
+            # Data that has arrived is read before the call fails: the worker must not be blamed for a slow host.
             self._timer = asyncio.get_running_loop().call_later(0, self._on_timer)
         else:
             pending = self._pending[0]
@@ -154,13 +154,13 @@ class Channel(asyncio.Protocol):
 
     def _has_unread_data(self) -> bool:
         assert self._transport is not None
-        # This ends: a line can only grow to its bound.
+        # This cannot postpone a deadline forever, because a line has at most ``max_bytes``.
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
         return bool(poll.poll(0))
 
     def data_received(self, data: bytes) -> None:
-        """Read the frames of the stream as they arrive."""
+        """Process the stream's frames as they arrive."""
         try:
             for kind, part in self._frames.cut(data):
                 if self.failure is not None:
@@ -183,7 +183,7 @@ class Channel(asyncio.Protocol):
             raise ProtocolFault(f"the worker wrote more than {self._max_bytes} bytes without ending the line")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ask for the cause of death when the stream ends without an earlier failure."""
+        """Start the post-mortem if the stream has ended without an earlier failure."""
         self._transport = None
         self._stop_timer()
         if self.failure is None:
@@ -217,7 +217,7 @@ class Channel(asyncio.Protocol):
         for pending in self._pending:
             if not pending.future.done():
                 pending.future.set_exception(failure)
-            # Only the oldest call exceeded its deadline; the others went down with the container.
+            # Only the oldest call exceeded its deadline; the others failed because the container is ended.
             if isinstance(failure, Deadline):
                 failure = WorkerDied(None, False, str(failure))
         self._pending.clear()
@@ -233,12 +233,12 @@ class Channel(asyncio.Protocol):
 
 
 class _Frames:
-    """Removes Docker's framing wherever the stream was cut, holding less than one header."""
+    """A parser of Docker's frames in chunks of any size; it buffers less than one header."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._stream = 0
-        # Bytes still to come of the current frame.
+        # Bytes of the current frame that have not arrived yet.
         self._frame_left = 0
 
     def cut(self, data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,8 +1,8 @@
-"""A synthetic environment as a source of episodes: many at once, all in one container.
+"""Run episodes of a synthetic environment, many at once, all in one container.
 
-Invariants: environment code never runs in this process; every value is checked (``wire.py``) before anyone sees it; a
+Invariants: environment code never runs in this process; every value is checked (``wire.py``) before it is returned; a
 container that died is replaced for later episodes, at most ``limits.restarts`` times, while its own episodes raise the
-error that ended them. Not covered: concurrency limits (the rollout's) and turning errors into outcomes.
+error that ended it. Not covered: concurrency limits, which the rollout sets, and turning errors into outcomes.
 """
 
 import asyncio
@@ -22,14 +22,15 @@ __all__ = ["SandboxEpisode", "SandboxSource", "environment_hash", "reap_orphans"
 
 ORACLE_TURNS = 64
 OUT_OF_MEMORY = "a process was killed for memory"
-# One oracle operation plays a whole episode: it gets the time of this many calls.
+# The oracle operation plays a whole episode, so its budget is the time of this many calls.
 ORACLE_BUDGET_CALLS = 4
 
 
 class SandboxSource:
-    """``EpisodeSource`` over one container, used with ``async with``; ``name`` defaults to "env:<hash12>".
+    """An ``EpisodeSource`` that runs in one container; ``name`` defaults to "env:<hash12>".
 
-    Entering raises EngineDown, ImageMissing, or EnvironmentFault when the source cannot be loaded.
+    Use it with ``async with``. Entering raises EngineDown, ImageMissing, or EnvironmentFault if the source cannot be
+    loaded.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class SandboxSource:
 
     @property
     def name(self) -> str:
-        """The value of ``Trajectory.source``."""
+        """The name of the source, stored as ``Trajectory.source``."""
         return self._name
 
     async def __aenter__(self) -> "SandboxSource":
@@ -72,10 +73,11 @@ class SandboxSource:
         return await Sandbox.start(self.source_code, limits=self.limits, hash_seed=self._hash_seed, owner=self._owner)
 
     async def sandbox(self) -> Sandbox:
-        """Return the running container, a new one if the last has died; raises its failure once the restarts are used
-        up.
+        """Return the running container, or start a new one if the last has failed.
+
+        Raises the failure of the last container once the restarts are used up.
         """
-        # Many episodes ask at once; only one of them may start the next container.
+        # Many episodes may call this at once; only one of them may start the next container.
         async with self._start_lock:
             if self._sandbox is None:
                 raise RuntimeError("use SandboxSource with 'async with'")
@@ -100,10 +102,10 @@ class SandboxSource:
         return read_oracle(answer.value, answer.seconds, answer.bytes)
 
     async def effects(self) -> dict[str, Any]:
-        """What the environment did besides computing since it was loaded (``effects.py``), in the running container."""
+        """Return the side effects of the environment since the running container loaded it (``effects.py``)."""
         sandbox = await self.sandbox()
         record = read_effects((await sandbox.call("effects")).value)
-        # The record is the worker's own and its code can blind it; running out of memory is reported by the engine.
+        # Environment code can suppress entries of the worker's record, but not the engine's event for lack of memory.
         if await sandbox.ran_out_of_memory():
             record["events"].insert(0, OUT_OF_MEMORY)
             record["count"] += 1
@@ -118,7 +120,7 @@ class SandboxEpisode:
         self._name = name
         self._sandbox: Sandbox | None = None
         self.seconds = 0.0
-        # Of all responses since the reset.
+        # Total size of all responses since the reset.
         self._bytes = 0
 
     async def _call(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -128,27 +130,27 @@ class SandboxEpisode:
         self.seconds = answer.seconds
         self._bytes += answer.bytes
         limit_kb = self._source.limits.message_kb
-        # Many small responses would fill the host's memory as well as a large one.
+        # Many small responses would fill the host's memory just like a large one.
         if self._bytes > limit_kb * 1024:
             raise EnvironmentFault(op, f"the episode's answers hold more than {limit_kb:,} KiB together; shorten them")
         return answer.value or {}
 
     async def reset(self, seed: int) -> Task:
-        """Begin the task instance of ``seed``."""
+        """Start the task instance of ``seed`` and return its task."""
         self._sandbox = await self._source.sandbox()
         self._bytes = 0
         return read_task((await self._call("reset", seed=seed)).get("task"))
 
     async def step(self, message: Message) -> Step:
-        """Send one assistant message."""
+        """Send one assistant message and return the replies."""
         return read_step(await self._call("step", message=message))
 
     async def score(self) -> Score:
-        """The current score."""
+        """Return the current score."""
         return read_score((await self._call("score")).get("score"))
 
     async def close(self) -> None:
-        """Let the worker discard the episode."""
+        """Discard the episode in the worker."""
         # A sandbox that has failed has no episodes left to discard.
         if self._sandbox is not None and self._sandbox.failure is None:
             try:

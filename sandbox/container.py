@@ -1,7 +1,8 @@
-"""One hardened container with one worker: start it, call it, end it.
+"""Start, call and end one hardened container that runs one worker.
 
 Invariants: the container exists only between ``start`` and ``close`` or the first failure, and is always removed. If
-this process is killed, the worker sees its input end and stops; ``docker_engine.reap_orphans`` removes its container.
+this process is killed, the worker reads the end of its input and stops; ``docker_engine.reap_orphans`` then removes the
+container.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from sandbox.wire import Answer
 T = TypeVar("T")
 
 EXIT_WAIT_SECONDS = 10.0
-# Importing a source takes longer than a step: it gets the time of this many calls.
+# Loading a source takes longer than a step, so its budget is the time of this many calls.
 LOAD_BUDGET_CALLS = 4
 
 
@@ -48,7 +49,7 @@ class _AttachedContainer:
 
     def discard(self) -> None:
         """Remove the container and disconnect from the engine."""
-        # An engine that writes a flood to a socket nobody reads can hold up the removal, so the stream is shut first.
+        # Shut the stream first: an engine that writes much output to an unread socket can delay the removal.
         with suppress(OSError):
             self.raw.shutdown(socket.SHUT_RDWR)
         try:
@@ -59,7 +60,7 @@ class _AttachedContainer:
 
 
 class Sandbox:
-    """A running container with the source loaded, made by ``await Sandbox.start(...)``."""
+    """A running container that has loaded a source; created by ``await Sandbox.start(...)``."""
 
     def __init__(self, attached: _AttachedContainer, limits: SandboxLimits) -> None:
         self._attached = attached
@@ -71,7 +72,7 @@ class Sandbox:
     async def start(
         cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = TRAINING_HASH_SEED, owner: str
     ) -> "Sandbox":
-        """Start a container and load the source; raises any SandboxError, after which nothing is left running."""
+        """Start a container and load the source; after a SandboxError, nothing is left running."""
         start_future = _run_in_thread("sandbox start", lambda: _start(source_code, limits, hash_seed, owner))
         try:
             attached = await asyncio.shield(asyncio.wrap_future(start_future))
@@ -92,7 +93,7 @@ class Sandbox:
         )
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=self._attached.raw)
         self._channel = channel
-        # A first call proves that the worker is up: a slow container start is not charged to the source.
+        # The first call returns once the worker runs, so a slow start of the container does not count as loading time.
         await self._channel.call("effects", self._limits.start_seconds)
         await self._channel.call("load", self._limits.call_seconds * LOAD_BUDGET_CALLS, source=source_code)
 
@@ -107,26 +108,26 @@ class Sandbox:
         return str(self._attached.container.id)
 
     async def call(self, op: str, *, budget: float | None = None, **fields: object) -> Answer:
-        """Run one operation of the worker (see ``worker.py``) within ``budget`` seconds, by default the limits' own."""
+        """Run an operation of the worker (``worker.py``) in ``budget`` seconds, by default ``limits.call_seconds``."""
         assert self._channel is not None
         return await self._channel.call(op, budget or self._limits.call_seconds, **fields)
 
     async def ran_out_of_memory(self) -> bool:
-        """Whether the engine has killed any process of this container for memory; raises EngineDown."""
+        """Return whether any process of this container was killed for lack of memory; raises EngineDown."""
         return await asyncio.to_thread(ran_out_of_memory, self._attached.container)
 
     async def close(self, within_s: float | None = None) -> None:
         """End and remove the container; may be called twice.
 
         Args:
-            within_s: the engine's time for each response.
+            within_s: seconds that the engine has for each response; by default the client's timeout applies.
         """
         if within_s is not None:
             self._attached.client.api.timeout = within_s
         if self._channel is not None:
             self._channel.close()
         removal = asyncio.wrap_future(self._begin_removal())
-        # A cancellation is held back until the container is gone, or it would leave it running.
+        # A cancellation is raised only after the removal: otherwise the container would keep running.
         cancelled: asyncio.CancelledError | None = None
         while not removal.done():
             try:
@@ -138,7 +139,7 @@ class Sandbox:
         removal.result()
 
     def _begin_removal(self) -> Future[None]:
-        # Both ``close`` and the first failure ask for it; the container is removed once.
+        # Both ``close`` and the channel's first failure call this; the container is removed once.
         if self._removal is None:
             self._removal = _run_in_thread("sandbox end", self._attached.discard)
         return self._removal
@@ -174,9 +175,9 @@ def _start(source_code: str, limits: SandboxLimits, hash_seed: int, owner: str) 
 
 
 def _run_in_thread(name: str, work: Callable[[], T]) -> Future[T]:
-    """Run ``work`` in a thread of its own."""
-    # Not a task: one that is cancelled before its first step does nothing at all. The interpreter waits for these
-    # threads.
+    """Run ``work`` in a new thread."""
+    # Not an asyncio task, because a task that is cancelled before its first step does nothing. The interpreter waits
+    # for these threads before it exits.
     thread = ThreadPoolExecutor(1, name)
     future = thread.submit(work)
     thread.shutdown(wait=False)
@@ -184,7 +185,7 @@ def _run_in_thread(name: str, work: Callable[[], T]) -> Future[T]:
 
 
 def _discard_abandoned(start_future: Future[_AttachedContainer]) -> None:
-    """Remove a container whose start outlived its caller."""
-    # This runs in the thread that started the container: after Ctrl-C the event loop may be closed.
+    """Remove the container of a start whose caller was cancelled."""
+    # This runs in the thread that started the container, because after Ctrl-C the event loop may be closed.
     if not start_future.cancelled() and start_future.exception() is None:
         start_future.result().discard()

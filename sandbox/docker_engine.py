@@ -1,7 +1,7 @@
-"""The Docker engine: connect to it, create containers under the policy, and remove what a crash left behind.
+"""Connect to the Docker engine, create containers under the policy, and remove orphaned containers.
 
-Invariants: every container carries the options of ``policy.py`` unchanged, and labels of its owner and of the process
-that started it. Engine errors become EngineDown (or a subclass) or ImageMissing here and nowhere else. Calls block;
+Invariants: every container has exactly the options of ``policy.py``, and labels of its owner and of the process that
+started it. Engine errors become EngineDown (or a subclass) or ImageMissing here and nowhere else. Calls block;
 asynchronous callers use threads. Not covered: engines behind TLS or SSH (attaching needs a unix or TCP socket).
 """
 
@@ -33,15 +33,16 @@ from sandbox.policy import (
 )
 
 ENGINE_TIMEOUT_SECONDS = 120
-# For each response while orphans are removed: with an engine that hangs, the next start removes them.
+# Limit for each response while orphans are removed. If the engine hangs, the next start removes the orphans.
 ORPHAN_TIMEOUT_SECONDS = 15
-# Docker 19.03: the whole policy except private cgroups.
+# Docker 19.03, the first that supports the whole policy except private cgroups.
 MIN_API_VERSION = "1.40"
 # The major version since which Docker's default seccomp filter refuses AF_VSOCK.
 VSOCK_FILTER_VERSION = 23
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# The split starts behind the command's closing parenthesis, where field 3 of proc(5) stands first.
+# Index of the start time, field 22 of ``/proc/PID/stat`` (proc(5)), in the fields after the command's closing
+# parenthesis, which begin with field 3.
 START_TIME_FIELD = 22 - 3
 
 
@@ -57,7 +58,7 @@ def engine_errors(tag: str = "") -> Iterator[None]:
 
 
 def _system_message(error: Exception) -> str:
-    """The operating system's message, without the layers that the client's libraries wrap around it."""
+    """Return the operating system's message without the text that the client's libraries add around it."""
     match = re.search(r"\[Errno \d+\] ([^'\")]+)", str(error))
     return match[1] if match else str(error)
 
@@ -67,7 +68,7 @@ def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> DockerClient:
     _check_socket()
     with engine_errors():
         try:
-            # The client asks for the engine's version here.
+            # This requests the engine's version.
             client = docker.from_env(timeout=timeout_s)
         except InvalidVersion as error:
             raise EngineTooOld("below what the client speaks", MIN_API_VERSION) from error
@@ -82,14 +83,14 @@ def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> DockerClient:
 
 
 def weaknesses(client: DockerClient) -> list[str]:
-    """What this engine lets containers do although the policy relies on it to refuse; empty if nothing is known.
+    """Return what this engine permits although the policy relies on the engine to refuse it; empty if nothing is known.
 
-    The source is what the engine reports of itself: its version and its security options.
+    The result follows from the version and the security options that the engine reports. Raises EngineDown.
     """
     with engine_errors():
         info, version = client.info(), client.version()
     if runtime(info.get("Runtimes") or {}):
-        # gVisor has a kernel of its own, whatever the engine filters.
+        # gVisor has its own kernel, so the engine's filters do not matter.
         return []
     options = [str(option) for option in info.get("SecurityOptions") or []]
     if not any(option.startswith("name=seccomp") and "unconfined" not in option for option in options):
@@ -106,7 +107,7 @@ def weaknesses(client: DockerClient) -> list[str]:
 def _check_socket() -> None:
     host = os.environ.get("DOCKER_HOST", "") or DEFAULT_HOST
     if host.startswith("unix://"):
-        # The Docker client leaks its own socket where nobody listens, so a plain connection goes first.
+        # Try a plain connection first, because the Docker client leaks a socket if nobody listens.
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(host.removeprefix("unix://"))
@@ -132,7 +133,7 @@ def create(
 
 
 def labels(owner: str, environment: str) -> dict[str, str]:
-    """Labels of a container that this process starts for ``owner``."""
+    """Return the labels of a container that this process starts for ``owner``; ``environment`` is a hash."""
     return {
         LABEL: "1",
         LABEL_OWNER: owner,
@@ -142,8 +143,9 @@ def labels(owner: str, environment: str) -> dict[str, str]:
 
 
 def attach(container: Container) -> tuple[socket.socket, Any]:
-    """Attach to the container's stdio, before it starts; returns the socket and the client's wrapper, both to be
-    closed.
+    """Attach to the stdio of a container that has not started yet; raises EngineDown.
+
+    Returns the socket and the Docker client's wrapper around it; the caller closes both.
     """
     parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1, "logs": 0}
     with engine_errors():
@@ -156,8 +158,8 @@ def attach(container: Container) -> tuple[socket.socket, Any]:
 
 
 def detach(wrapper: Any) -> None:
-    """Close what ``attach`` opened."""
-    # The HTTP response goes first: closing it flushes the stream that the wrapper closes.
+    """Close the wrapper that ``attach`` returned."""
+    # Close the HTTP response first, because closing it flushes the stream that the wrapper closes.
     response = getattr(wrapper, "_response", None)
     if response is not None:
         response.close()
@@ -165,7 +167,10 @@ def detach(wrapper: Any) -> None:
 
 
 def wait_for_exit(container: Container, wait_seconds: float) -> tuple[int | None, bool]:
-    """Wait for the container's exit; returns (exit code, out of memory), or (None, False) if it still runs."""
+    """Wait for the container's exit and return (exit code, out of memory).
+
+    Returns (None, False) if the container still runs after ``wait_seconds`` or the engine fails.
+    """
     try:
         container.wait(timeout=wait_seconds)
         container.reload()
@@ -176,13 +181,13 @@ def wait_for_exit(container: Container, wait_seconds: float) -> tuple[int | None
 
 
 def ran_out_of_memory(container: Container) -> bool:
-    """Whether any process of the container was killed for memory; raises EngineDown.
+    """Return whether any process of the container was killed for lack of memory; raises EngineDown.
 
     The engine keeps its last 256 events; its clock is assumed to be this machine's.
     """
     with engine_errors():
-        # Code in the container cannot forge the engine's events. ``State.OOMKilled`` is set only after the container's
-        # end.
+        # Code in the container cannot forge the engine's events. ``State.OOMKilled`` is set only when the container
+        # has ended.
         events = container.client.api.events(
             since=0, until=time.time(), filters={"container": container.id, "event": "oom"}, decode=True
         )
@@ -193,7 +198,7 @@ def ran_out_of_memory(container: Container) -> bool:
 
 
 def remove(container: Container) -> None:
-    """Kill and remove the container; silent if it is already gone."""
+    """Kill and remove the container; do nothing if it is already gone. Raises EngineDown."""
     with engine_errors():
         try:
             container.remove(force=True, v=True)
@@ -207,10 +212,11 @@ def remove(container: Container) -> None:
 def process_identity(pid: int) -> str:
     """Identify a process across pid reuse, as ``pid@start.boot``.
 
-    The start is in clock ticks since boot: proc(5), field 22 of ``/proc/PID/stat``. Raises OSError for no such process.
+    The start is in clock ticks since boot (proc(5), field 22 of ``/proc/PID/stat``). Raises OSError if there is no such
+    process.
     """
     stat = Path(f"/proc/{pid}/stat").read_text()
-    # The time of day would move with every clock step, and a living process would look dead.
+    # Not the time of day: each time the clock is set, it would change and a living process would look dead.
     ticks = stat.rpartition(")")[2].split()[START_TIME_FIELD]
     return f"{pid}@{ticks}.{BOOT_ID.read_text().strip()}"
 
@@ -224,7 +230,7 @@ def _is_alive(identity: str) -> bool:
 
 
 def process_ids(started_by: Iterable[int]) -> list[int]:
-    """Process ids of the running containers that these processes started; empty if no engine answers."""
+    """Return process ids of the running containers that these processes started; empty if no engine answers."""
     pids = {str(pid) for pid in started_by}
     with suppress(EngineDown):
         client = connect()
@@ -241,7 +247,7 @@ def process_ids(started_by: Iterable[int]) -> list[int]:
 
 
 def find_orphans(owner: str) -> list[str]:
-    """Short ids of ``owner``'s containers whose starting process has ended; raises EngineDown.
+    """Return short ids of ``owner``'s containers whose starting process has ended; raises EngineDown.
 
     Containers started on another machine through the same engine count as orphans: give each machine its own owner.
     """

@@ -1,4 +1,4 @@
-"""The interface of episodes for rollouts: asynchronous, many at once, wherever the environment runs.
+"""Define the asynchronous interface of episodes that rollouts use, wherever the environment runs.
 
 Implemented by ``traced.targets.registry`` (a target in this process, on threads) and ``sandbox.client`` (a synthetic
 environment in its container). An infrastructure failure raises ``sandbox.errors.SandboxError``; it is never a reward of
@@ -23,11 +23,11 @@ class Episode(Protocol):
     """One running task instance."""
 
     async def reset(self, seed: int) -> Task:
-        """Begin the task instance of ``seed``."""
+        """Start the task instance of ``seed`` and return its task."""
         ...
 
     async def step(self, message: Message) -> Step:
-        """Send one assistant message; raises AgentFault if it cannot be sent."""
+        """Send one assistant message and return the replies; raises AgentFault if it cannot be sent."""
         ...
 
     async def score(self) -> Score:
@@ -40,11 +40,11 @@ class Episode(Protocol):
 
 
 class EpisodeSource(Protocol):
-    """A source of episodes."""
+    """A target or synthetic environment that creates episodes."""
 
     @property
     def name(self) -> str:
-        """The value of each trajectory's ``source``: "desk", "env:<hash>"."""
+        """The name of the source, stored as ``Trajectory.source``: "desk", "env:<hash>"."""
         ...
 
     def episode(self) -> Episode:

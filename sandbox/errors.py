@@ -1,23 +1,25 @@
-"""Every failure around untrusted code, attributed once at the boundary where it is first seen.
+"""Errors of the sandbox: one class for each kind of failure, grouped by what caused it.
+
+An error gets its class once, where the failure is first detected.
 
     SandboxError                 infrastructure failure: no verdict, never a reward of 0
-    │   the machine's
+    │   caused by the machine
     ├── EngineDown               no Docker engine answers, or it stopped answering
-    │   ├── EngineForbidden      the engine is there, but this user may not use it
+    │   ├── EngineForbidden      an engine listens, but this user may not use it
     │   └── EngineTooOld         the engine lacks features that the policy needs
     ├── ImageMissing             the sandbox image is absent or could not be built
-    │   the sandbox's or the environment's: the message says which
+    │   caused by the sandbox or by the environment: the message says which
     ├── WorkerDied               the container ended while it was in use (``oom`` as the engine recorded it)
-    ├── EpisodeLost              infrastructure failed under an episode and left only a message
-    │   the environment's
+    ├── EpisodeLost              infrastructure failed under an episode; only the failure's message is left
+    │   caused by the environment
     ├── Deadline                 a call exceeded its deadline, in the worker or on the host
-    ├── ProtocolFault            the container's output is not the protocol; the container is ended
+    ├── ProtocolFault            the container's output violates the protocol; the container is ended
     ├── EnvironmentFault         the untrusted code raised, or returned what the contract forbids
-    │   the agent's
-    └── AgentFault               the message cannot be sent; the environment never saw it
+    │   caused by the agent
+    └── AgentFault               the message cannot be sent; the environment never received it
 
 Every message names the cause, the value seen and, where a person can act, the command to try next. Text from the
-container is cut to ``EVIDENCE_CHARS`` and sanitized before it enters a message.
+container is sanitized and cut to ``EVIDENCE_CHARS`` before it enters a message.
 """
 
 import os
@@ -36,12 +38,12 @@ def clipped(text: str, limit: int = EVIDENCE_CHARS) -> str:
 
 
 def harmless(text: str) -> str:
-    """Escape control and direction characters, as Python's ``ascii`` would, so that a terminal cannot obey them."""
+    """Escape unprintable characters (control, text direction) as ``ascii`` does: a terminal must not interpret them."""
     return _UNSAFE.sub(lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
 class SandboxError(Exception):
-    """An infrastructure failure that says nothing about the agent's answer; ``hint`` is what to try next."""
+    """An infrastructure failure that is no verdict on the agent's answer; ``hint`` is the next step to try."""
 
     def __init__(self, message: str, *, hint: str = ""):
         super().__init__(f"{message} Try {hint}." if hint else message)
@@ -57,7 +59,7 @@ class EngineDown(SandboxError):
     def __init__(self, cause: object):
         message = f"no Docker engine answers ({cause}). Untrusted environments run nowhere else."
         script = f"{self.remedy} (as root on Debian it installs and starts one)"
-        # A DOCKER_HOST that leads nowhere hides any other engine, so starting one would not help.
+        # While DOCKER_HOST is set, an engine that is started at another address is not used.
         if configured_host := os.environ.get("DOCKER_HOST"):
             self.remedy = "unset DOCKER_HOST"
             message += f" DOCKER_HOST is {clipped(configured_host, 200)}: start the engine there, or use another."
@@ -120,7 +122,7 @@ class WorkerDied(SandboxError):
 
 
 class EpisodeLost(SandboxError):
-    """Infrastructure failed under an episode, inside the container or outside; only its message is left."""
+    """Infrastructure failed under an episode, inside the container or outside; only the failure's message is left."""
 
 
 class Deadline(SandboxError):
@@ -128,17 +130,17 @@ class Deadline(SandboxError):
 
     def __init__(self, op: str, seconds: float, stopped_by: str):
         self.op = op
-        # "worker": the episode is lost; "host": the container was killed.
+        # "worker": the worker interrupted the call, its episode is lost; "host": the host killed the container.
         self.stopped_by = stopped_by
         super().__init__(f"environment call '{op}' outlived its {seconds:g} s (stopped by the {stopped_by})")
 
 
 class ProtocolFault(SandboxError):
-    """The container's output is not the protocol."""
+    """The container's output violates the protocol."""
 
 
 class AgentFault(SandboxError):
-    """The agent's message cannot be sent; the environment never saw it."""
+    """The agent's message cannot be sent; the environment never received it."""
 
 
 class EnvironmentFault(SandboxError):

@@ -1,4 +1,4 @@
-"""Content hashes: of an environment's source, and of the image that can run it."""
+"""Compute content hashes of an environment's source and of the files in the sandbox image."""
 
 import hashlib
 from pathlib import Path
@@ -9,12 +9,12 @@ IMAGE_FILES = ("__init__.py", "contract.py", "effects.py", "worker.py")
 
 
 def environment_hash(source_code: str) -> str:
-    """SHA-256 (hex) of the source's UTF-8 bytes."""
+    """Return the SHA-256 (hex) of the source's UTF-8 bytes."""
     return hashlib.sha256(source_code.encode()).hexdigest()
 
 
 def contract_hash() -> str:
-    """SHA-256 (hex) over the files in the image."""
+    """Return the SHA-256 (hex) over the names, lengths and contents of ``IMAGE_FILES``."""
     # An image built from other bytes has another tag, so a stale image is never used.
     digest = hashlib.sha256()
     for name in IMAGE_FILES:
@@ -24,5 +24,5 @@ def contract_hash() -> str:
 
 
 def image_tag() -> str:
-    """The tag of the image that this version of the package needs."""
+    """Return the tag of the image that this version of the package needs."""
     return f"traced-sandbox:{contract_hash()[:16]}"

@@ -1,10 +1,10 @@
-"""The sandbox image: a Python interpreter, the contract and the worker, without a shell.
+"""Build the sandbox image: a Python interpreter, the contract and the worker, without a shell.
 
-Two builds share the tag ``traced-sandbox:<contract hash>``: from a registry's slim Python image, whose other programs
-are deleted, or, where no registry can be reached, from the running interpreter packed as a reproducible tar for
-``docker import`` (binary, standard library, shared objects, everything below /opt/python). Fails with EngineDown or
-ImageMissing. Not covered: pushing, removing old images, extension modules outside the standard library, and engines of
-another architecture.
+Two builds produce the tag ``traced-sandbox:<contract hash>``. The registry build starts from a slim Python image and
+deletes its other programs. The host build serves machines that cannot reach a registry: it packs the running
+interpreter (binary, standard library and shared objects, below /opt/python) as a reproducible tar for
+``docker import``. Raises EngineDown or ImageMissing. Not covered: pushing, removing old images, extension modules
+outside the standard library, and engines of another architecture.
 """
 
 import importlib.util
@@ -34,12 +34,12 @@ EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "site-packages", "idlelib", "ensurepip", "tkinter", "turtledemo", "lib2to3", "distutils", "venv"}
     | {"pydoc_data", "__pycache__"}
 )
-# Beginnings of names: test, terminal, database and network modules.
+# Prefixes of file names: test, terminal, database and network modules.
 EXCLUDED_MODULES = (
     *("_test", "_ctypes", "_tkinter", "_curses", "_xx", "xx"),
     *("nis.", "readline.", "_dbm", "_gdbm", "_ssl"),
 )
-# Modules that every environment loads: compiling them ahead saves 0.2 s of processor time per container.
+# Modules that every environment loads: compiling them into the image saves 0.2 s of processor time per container.
 PRELOADED = [
     *("sandbox.worker", "runpy", "locale", "encodings.utf_8", "encodings.latin_1", "calendar", "copy", "dataclasses"),
     *("datetime", "decimal", "fractions", "hashlib", "random", "statistics", "string", "textwrap", "typing"),
@@ -48,8 +48,8 @@ _PT_INTERP = 3
 REGISTRY_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 ENTRYPOINT = ["python3", "-P", "-s", "-S", "-B", "-m", "sandbox.worker"]
 _LABELS = {"traced.sandbox.image": "1", "traced.contract": contract_hash()[:16]}
-# Run by the base image's own interpreter: it writes the byte code that every start needs, and keeps nothing that
-# starts another program.
+# Script of the registry build, run by the base image's interpreter. The imports write the byte code that every start
+# needs; then all other programs are deleted.
 _STRIP = (
     f"import sys; sys.path.insert(0, '/{APP}'); import {', '.join(PRELOADED)}; "
     "import os, sys, glob; keep = os.path.realpath(sys.executable); "
@@ -117,7 +117,7 @@ def compiled(files: dict[str, tuple[bytes, int]], root: Path) -> dict[str, tuple
 
 
 def cache_name(name: str) -> str:
-    """The path where the import system looks for the byte code of ``name``."""
+    """Return the path where the import system looks for the byte code of ``name``."""
     return importlib.util.cache_from_source(name)
 
 
@@ -129,7 +129,10 @@ def _byte_code(source: bytes, filename: str) -> bytes:
 
 
 def interpreter_path(binary: Path) -> str:
-    """The dynamic loader that a 64-bit little-endian ELF binary asks for (System V ABI, program header PT_INTERP)."""
+    """Return the path of the dynamic loader that an ELF binary requests (System V ABI, program header PT_INTERP).
+
+    Raises ImageMissing if the binary is not 64-bit little-endian ELF, or is statically linked.
+    """
     data = binary.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ImageMissing(image_tag(), f"{binary} is no 64-bit little-endian ELF binary, so it cannot be packed")
@@ -148,7 +151,7 @@ def interpreter_path(binary: Path) -> str:
 
 
 def _shared_objects(loader: str, objects: list[Path]) -> dict[str, str]:
-    """Map the name of every library that ``objects`` need to its host path, as the loader resolves it (like ldd)."""
+    """Map the names of the libraries that ``objects`` need to host paths, as the loader resolves them (like ldd)."""
     libraries: dict[str, str] = {}
     for path in objects:
         listing = subprocess.run([loader, "--list", str(path)], capture_output=True, text=True, check=False)
@@ -161,7 +164,7 @@ def _shared_objects(loader: str, objects: list[Path]) -> dict[str, str]:
 
 
 def tar_bytes(files: dict[str, tuple[bytes, int]], links: dict[str, str], folders: list[str]) -> bytes:
-    """A reproducible USTAR archive: folders first, entries sorted, no times and no owners."""
+    """Return a reproducible USTAR archive: folders first, entries sorted, no times and no owners."""
     parents = {str(parent) for name in [*files, *links] for parent in Path(name).parents if str(parent) != "."}
     buffer = io.BytesIO()
     # Equal inputs must give equal bytes, or two builds of one version would differ.
@@ -231,7 +234,7 @@ def ensure_image(*, build_missing: bool = False) -> Image:
 
 
 def dockerfile(base: str) -> str:
-    """The Dockerfile of the registry build."""
+    """Return the Dockerfile of the registry build."""
     variables = {"PYTHONPATH": f"/{APP}", "PYTHONDONTWRITEBYTECODE": "1"}
     # Exec forms only: they also work on a base image without a shell.
     lines = [

@@ -1,28 +1,28 @@
-"""The whole posture of a sandbox container, in one readable place.
+"""Define the security policy of a sandbox container: every option with which it is created.
 
-What it holds back: the network (none, nor the names of the host's), the host's files (no mount, read-only root),
-privileges (no capability, no gain of any, an unprivileged user, Docker's default seccomp filter), the host's memory and
-swap, processors, process table and log space, shared memory, message queues and IPC. What it leaves: a small /tmp that
-cannot be executed from, and stdio.
+The policy denies the network (there is none, and the host's name servers are hidden), the host's files (no mount,
+read-only root), privileges (no capability and no way to gain one, an unprivileged user, Docker's default seccomp
+filter), and the host's shared memory, message queues and IPC. It limits memory, processors, processes and open files,
+and allows no swap and no log. It leaves a small /tmp, from which nothing can be executed, and stdio.
 
-Known, and left open because the engine offers nothing against it:
+Known gaps, which the engine has no option to close:
 
-    a program from memory   memfd_create(2) and exec; vm.memfd_noexec is no sysctl that runc lets a container have. It
-                            runs under this same policy, and gets no further than the interpreter.
-    ptrace inside           among the container's own processes, which are all of one user and one environment; the
-                            default seccomp filter permits it, and the host's processes have no number here.
-    /proc/PID/mountinfo     names the engine's folders for this container's layers and for /etc/hosts and the like, and
-                            the container's id: no secret, and nothing there can be opened. A masked path covers the
-                            first process alone, for every process has a file of its own.
-    System V IPC            in a namespace of its own; what it holds counts as the container's memory.
-    AF_VSOCK                has no namespace in Linux, so that having no network does not cover it: in a virtual machine
-                            what its hypervisor listens on there is within reach. The default seccomp filter refuses
-                            such sockets since Docker 23.0 (moby 44562; of the 20.10 series 20.10.22 alone did), yet not
-                            to a 32-bit program's socketcall(2). ``traced doctor`` tells an engine that is older.
-    /proc                   tells the kernel's version and command line, the boot's id, block devices and the load: what
-                            the engine masks is hidden, these are not.
+    execution from memory   memfd_create(2) and exec: runc does not let a container set the sysctl vm.memfd_noexec. Such
+                            a program runs under this same policy and can do no more than the interpreter.
+    ptrace inside           Between the container's processes, which all belong to one user and one environment; the
+                            default seccomp filter permits it. The host's processes have no id in the container.
+    /proc/PID/mountinfo     Names the engine's folders for this container's layers and for files like /etc/hosts, and
+                            the container's id. None of it is secret, and none of these paths can be opened. Masking the
+                            path would cover the first process alone, because every process has its own file.
+    System V IPC            Works in the container's own namespace; its data counts as the container's memory.
+    AF_VSOCK                Linux has no namespace for it, so having no network does not cover it: in a virtual machine,
+                            services of the hypervisor that listen on it can be reached. The default seccomp filter
+                            refuses such sockets since Docker 23.0 (moby 44562; in the 20.10 series only 20.10.22 did),
+                            but not a 32-bit program's socketcall(2). ``traced doctor`` reports an older engine.
+    /proc                   Reveals the kernel's version and command line, the boot id, block devices and the load; the
+                            paths that the engine masks are hidden.
 
-Where the engine has gVisor (a runtime named runsc), the container runs on its kernel instead of the host's.
+If the engine has gVisor (a runtime named runsc), the container runs on gVisor's kernel instead of the host's.
 
 Invariants: every option here is asserted on a running container by ``tests/integration/sandbox/test_posture.py``;
 no caller adds options; limits come from ``SandboxLimits`` alone and are bounded.
@@ -45,7 +45,7 @@ MIB = 1024 * 1024
 GVISOR = "runsc"
 # An environment can observe its interpreter's hash seed, so admission must use the value of training.
 TRAINING_HASH_SEED = 0
-# Files and folders in /tmp: the size alone does not bound their number.
+# Limit of files and folders in /tmp, whose size alone does not bound their number.
 INODES = 4096
 BOUNDS: dict[str, tuple[float, float]] = {
     "memory_mb": (32, 16384),
@@ -63,22 +63,22 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What one container may use: sizes in MiB, times in seconds; values out of ``BOUNDS`` raise ValueError."""
+    """The limits of one container: sizes in MiB or KiB, times in seconds; values out of ``BOUNDS`` raise ValueError."""
 
     memory_mb: int = 256
     cpus: float = 1.0
     pids: int = 32
     tmp_mb: int = 16
     open_files: int = 64
-    # One line of the protocol in either direction, and all responses of one episode.
+    # Limit of one line of the protocol in either direction, and of all responses of one episode together.
     message_kb: int = 1024
-    # For reset, step or score of one episode.
+    # Limit of one call of reset, step or score.
     call_seconds: float = 5.0
     # From the started container to the worker's first response.
     start_seconds: float = 60.0
-    # Open at once.
+    # Episodes that may be open at once.
     episodes: int = 4096
-    # New containers per source after one that died.
+    # New containers per source that may replace failed ones.
     restarts: int = 3
 
     def __post_init__(self) -> None:
@@ -89,19 +89,19 @@ class SandboxLimits:
 
 
 def runtime(available: Collection[str]) -> str | None:
-    """The stricter of the engine's runtimes if it has one; None for the engine's default."""
+    """Return gVisor's runtime if it is in ``available``; None stands for the engine's default runtime."""
     return GVISOR if GVISOR in available else None
 
 
 def container_options(
     limits: SandboxLimits, *, hash_seed: int = TRAINING_HASH_SEED, runtime: str | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments of docker's ``containers.create``, the same for every sandbox except for the limits."""
+    """Return keyword arguments for docker's ``containers.create``; only limits, hash seed and runtime vary."""
     memory = limits.memory_mb * MIB
     return {
         "runtime": runtime,
         "network_mode": "none",
-        # Nobody listens there; without an entry the engine would copy the host's name servers and search domains.
+        # No server listens there. Without an entry, the engine would copy the host's name servers and search domains.
         "dns": ["127.0.0.1"],
         "dns_search": ["."],
         "dns_opt": ["attempts:1"],

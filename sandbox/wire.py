@@ -1,8 +1,9 @@
-"""Strict parsing of everything that comes out of a container, as if an attacker wrote it.
+"""Parse the output of a container strictly, because an attacker may have written it.
 
-A line must be strict JSON in UTF-8 (no NaN, no lone surrogates, at most ``MAX_DEPTH`` levels) with a valid envelope,
-else ProtocolFault. Every value is checked against the contract, else EnvironmentFault: rewards are finite numbers in
-[0, 1], success needs the full reward, messages and tools have OpenAI's form. Pure functions.
+A line must be strict JSON in UTF-8 (no NaN, no lone surrogates, at most ``MAX_DEPTH`` levels) with a valid envelope;
+otherwise the parser raises ProtocolFault. Every value must satisfy the contract: rewards are finite numbers in [0, 1],
+success needs the full reward, messages and tools have OpenAI's form. Otherwise it raises EnvironmentFault. All
+functions are pure.
 """
 
 import json
@@ -18,15 +19,16 @@ from sandbox.errors import EnvironmentFault, ProtocolFault, clipped
 # Success needs at least this reward.
 PASS_MARK = 1.0
 MAX_TOOLS = 128
-# In all tools of a task: as Python objects, small values take the host many times the bytes of their text.
+# Values in the schemas of all tools of a task: as Python objects, small values take many times the memory of their
+# text.
 MAX_SCHEMA_VALUES = 10_000
-# In one assistant message.
+# Tool calls in one assistant message.
 MAX_CALLS = 128
 # Values in the arguments of one oracle message.
 MAX_ARGUMENTS = 1000
-# In a task, a response, or the oracle's whole episode.
+# Messages of a task or a response; messages and tool calls of the oracle's whole episode.
 MAX_MESSAGES = 1024
-# Of a score.
+# Named parts of a score.
 MAX_PARTS = 256
 MAX_DEPTH = 64
 MAX_SECONDS = 1e6
@@ -35,14 +37,14 @@ MAX_EVENTS = 20
 
 @dataclass(frozen=True)
 class Answer:
-    """One line from the worker: ``value`` for "ok", or the three texts of "fault"."""
+    """One response line of the worker: ``value`` if it is "ok", else ``fault`` with "kind", "error", "traceback"."""
 
     id: int
-    # Measured by the worker, which environment code can forge: informational only.
+    # Measured by the worker; environment code shares its process and can forge it: informational only.
     seconds: float
     value: dict[str, Any] | None
     fault: dict[str, str] | None
-    # Length of the line.
+    # Length of the line in bytes.
     bytes: int = 0
 
 
@@ -63,18 +65,18 @@ class OraclePlay:
     done: bool
     score: Score
     seconds: float = 0.0
-    # Length of the response that held it.
+    # Length in bytes of the response line that held the episode.
     bytes: int = 0
 
 
 def read_answer(line: bytes) -> Answer:
-    """Parse one line; raises ProtocolFault."""
+    """Parse one response line of the worker; raises ProtocolFault."""
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH:
             _check_depth(value)
         if b"\\u" in line:
-            # An escaped lone surrogate fails here; the decoder lets it through.
+            # The JSON decoder accepts an escaped lone surrogate; this encoding fails on it.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         excerpt = clipped(line.decode("utf-8", "backslashreplace"), 200)
@@ -193,7 +195,7 @@ def _message(value: object, op: str, roles: set[str]) -> Message:
     role = fields.get("role")
     if role not in roles:
         raise EnvironmentFault(op, f"a message has role {clipped(repr(role), 80)}; allowed: {', '.join(sorted(roles))}")
-    # Only OpenAI's own fields are copied: no agent sees anything else, and the host need not hold it.
+    # Only fields of OpenAI's API are copied: agents must not see others, and the host need not store them.
     message: Message = {"role": role}
     if role != "assistant" or fields.get("content") is not None:
         message["content"] = _text(fields.get("content"), op, f"content of a {role} message")
@@ -233,7 +235,7 @@ def _tool(value: object, op: str) -> Tool:
 def _check_argument_count(message: Message) -> None:
     arguments: list[object] = []
     for call in message.get("tool_calls") or []:
-        # An oracle may well send a call with broken JSON on purpose.
+        # An oracle may send a call with broken JSON on purpose.
         with suppress(ValueError, RecursionError):
             arguments.append(json.loads(call["function"]["arguments"]))
     if _has_more_than(arguments, MAX_ARGUMENTS):

@@ -2,10 +2,10 @@
 
 A digest depends on the order of keys in messages and tool schemas, because that order is part of the prompt.
 
-Packed turns are zlib over one JSON header line and three runs of little-endian numbers, turn after turn: prompt ids
-(uint32), completion ids (uint32), log-probs (float64). The prompt of a turn usually starts with the prompt and
-completion of the previous turn, so only the part after the longest common prefix is stored; the header has the
-prefix's length.
+Packed turns are zlib-compressed: one line of JSON (the header), then three arrays of little-endian numbers, each in
+order of the turns: prompt ids (uint32), completion ids (uint32), log-probs (float64). The prompt of a turn usually
+starts with the prompt and completion of the previous turn, so only the part after the longest common prefix is stored;
+the header has the prefix's length.
 """
 
 import hashlib
@@ -28,22 +28,22 @@ from store.types import Turn
 # Rows or ids per statement, below the limit of every database on bound parameters.
 BATCH = 500
 LAYOUT_VERSION = 1
-# Type codes of ``array``: four and eight bytes.
+# Type codes of ``array.array`` for 4-byte unsigned integers and 8-byte floats.
 IDS, LOGPROBS = "I", "d"
-# Log-probs hardly compress: the default level takes 1.5 times as long for the same size.
+# Log-probs hardly compress: the default level of zlib takes 1.5 times as long for the same size.
 COMPRESSION_LEVEL = 1
 
 Value = TypeVar("Value")
 
 
 def digest(value: object) -> str:
-    """Return the SHA-256 (hex) of a value's compact JSON; times count as ISO text in their own zone."""
+    """Return the SHA-256 (hex) of a value's compact JSON; times are written as ISO 8601 text in their own zone."""
     text = json.dumps(value, separators=(",", ":"), default=_encode_datetime)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, object]]) -> None:
-    """Insert those of ``rows`` (column name to value) whose key is not in ``table`` yet."""
+    """Insert those of ``rows`` (mappings from column name to value) whose key is not in ``table`` yet."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     statement = insert(table.metadata.tables[str(table.__tablename__)]).on_conflict_do_nothing()
     for batch in batches(rows):
@@ -51,7 +51,7 @@ def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, o
 
 
 def batches(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
-    """Yield the values in slices of at most ``BATCH``."""
+    """Yield the values in slices of at most ``BATCH`` values."""
     for start in range(0, len(values), BATCH):
         yield values[start : start + BATCH]
 
@@ -74,7 +74,7 @@ def pack(turns: Sequence[Turn]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Turn]:
-    """Return the turns that were packed; raises ``StoreUnavailable`` for damaged data or another layout."""
+    """Return the turns that ``pack`` packed; raises ``StoreUnavailable`` for damaged data or another layout."""
     try:
         head, body = zlib.decompress(data).split(b"\n", 1)
         version, header = json.loads(head)

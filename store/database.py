@@ -1,10 +1,11 @@
 """Connections, sessions and migrations of the store: SQLite by default, PostgreSQL by a URL.
 
 Invariants: ``open_store`` returns a database at the newest schema; it migrates an existing one only on request. SQLite
-runs in WAL mode with foreign keys on, and numbers that are not finite are stored as null in JSON columns. A migration
-runs in one transaction and checks foreign keys before it commits. How it fails: database errors leave this module as
-``store.errors`` only. Not covered: asynchronous sessions (use a thread), and backups before a migration (``traced db
-upgrade`` makes one).
+runs in WAL mode with foreign keys on. JSON columns store numbers that are not finite as null. A migration runs in one
+transaction and, on SQLite, checks foreign keys before it commits.
+
+Database errors are raised as the errors of ``store.errors``. Not covered: asynchronous sessions (use a thread), and
+backups before a migration (``traced db upgrade`` makes one).
 """
 
 import json
@@ -39,11 +40,11 @@ WAL_RETRY_S = 0.02
 CREATE_TIMEOUT_S = 60.0
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
-# Id of PostgreSQL's advisory lock that serialises migrations; any constant that no other lock uses.
+# Id of the PostgreSQL advisory lock that serialises migrations; any constant that no other lock uses.
 MIGRATION_LOCK = 7_236_203
 READ_OPTIONS: dict[str, dict[str, str]] = {"sqlite": {"sqlite_begin": "DEFERRED"}, "postgresql": {}}
 
-# Alembic keeps the current migration in a global of the process.
+# Alembic keeps the context of the current migration in a global variable of the process.
 _ALEMBIC_LOCK = threading.Lock()
 
 
@@ -79,7 +80,11 @@ def open_store(url: str, *, upgrade: bool = False) -> Engine:
 def create_in_subprocess(url: str) -> None:
     """Create the schema of a new database in a subprocess, so that a long-lived process does not load Alembic (8 MB).
 
-    Failures are ignored: ``open_store`` creates the schema then, or reports the reason.
+    Return without an error if the database exists or the subprocess fails: the next ``open_store`` then creates the
+    schema or raises the error.
+
+    Raises:
+        StoreUnavailable: the URL is not a database URL, or its driver is not installed.
     """
     if not _is_new(url):
         return
@@ -112,7 +117,11 @@ def _is_new(url: str) -> bool:
 
 
 def connect(url: str) -> Engine:
-    """Return an engine for ``url``, configured for the store, without checking the schema."""
+    """Return an engine for ``url``, configured for the store, without checking the schema.
+
+    Raises:
+        StoreUnavailable: the URL is not a database URL, its driver is not installed, or its folder cannot be created.
+    """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
@@ -128,7 +137,12 @@ def connect(url: str) -> Engine:
 
 @contextmanager
 def write_session(engine: Engine) -> Iterator[Session]:
-    """Open a session for one transaction: committed at the end of the block, rolled back on an exception."""
+    """Open a session for one transaction, which commits at the end of the block and rolls back on an exception.
+
+    Raises:
+        BrokenReference: a row breaks a constraint.
+        StoreUnavailable: the database failed, or no connection became free in time.
+    """
     with _session(engine) as session:
         yield session
         session.commit()
@@ -136,7 +150,11 @@ def write_session(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def read_session(engine: Engine) -> Iterator[Session]:
-    """Open a read-only session on one consistent snapshot; it does not block writers, and its writes are discarded."""
+    """Open a read-only session on one consistent snapshot; it does not block writers, and its writes are rolled back.
+
+    Raises:
+        StoreUnavailable: the database failed, or no connection became free in time.
+    """
     sqlite = engine.dialect.name == "sqlite"
     options = {"sqlite_begin": "DEFERRED"} if sqlite else {"isolation_level": "REPEATABLE READ"}
     with _session(engine.execution_options(**options)) as session:
@@ -178,7 +196,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _enable_wal(raw: sqlite3.Connection) -> None:
-    # SQLite's busy timeout does not apply while another connection makes the same switch.
+    # SQLite's busy timeout does not apply while another connection switches to WAL mode too.
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -191,7 +209,7 @@ def _enable_wal(raw: sqlite3.Connection) -> None:
 
 
 def _configure_sqlite(raw: sqlite3.Connection, _record: object) -> None:
-    # The driver would begin a transaction only before INSERT, UPDATE or DELETE; _begin_sqlite does it earlier.
+    # By default the driver begins a transaction only before INSERT, UPDATE or DELETE; _begin_sqlite begins it earlier.
     raw.isolation_level = None
     raw.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     _enable_wal(raw)
@@ -208,7 +226,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _connect_to_utf8(dialect: Dialect, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
     raw = dialect.connect(*arguments, **options)
     encoding = raw.info.parameter_status("server_encoding")
-    # Conversations may be in any script.
+    # Conversations may be in any writing system.
     if encoding != "UTF8":
         raw.close()
         raise StoreUnavailable(
@@ -234,7 +252,7 @@ def _parse(url: str) -> URL:
 
 
 def unavailable_error(url: URL, error: DBAPIError) -> StoreUnavailable:
-    """Return the store's error for an error of the database driver."""
+    """Return the ``StoreUnavailable`` for an error of the database driver, without the password of the URL."""
     return StoreUnavailable(
         f"the database {redacted_url(url)} failed: {error.orig}; check that it exists, is writable and has space, "
         "then run the same command again"
@@ -263,7 +281,7 @@ def _replace_non_finite(value: object) -> object:
 
 
 def revision(engine: Engine) -> str | None:
-    """Return the schema version of the database, None if it has no schema yet."""
+    """Return the schema version of the database, None if it has no schema yet; raises ``StoreUnavailable``."""
     try:
         with engine.execution_options(**READ_OPTIONS[engine.dialect.name]).connect() as connection:
             return _current_revision(connection)
@@ -273,7 +291,7 @@ def revision(engine: Engine) -> str | None:
 
 def known_revisions(scripts: Path = MIGRATIONS) -> list[str]:
     """Return all schema versions with a migration, oldest first."""
-    # Alembic takes 8 MB, and only migrations need it.
+    # Imported here: Alembic takes 8 MB of memory, and only migrations need it.
     from alembic.script import ScriptDirectory
 
     scripts_newest_first = ScriptDirectory.from_config(_alembic_config(scripts)).walk_revisions()
@@ -284,8 +302,9 @@ def migrate(engine: Engine, target: str = "head", *, scripts: Path = MIGRATIONS)
     """Migrate the schema to ``target`` ("head", "base" or a revision) with the migrations in ``scripts``.
 
     Raises:
-        StoreVersionError: the current schema is unknown, or a migration failed.
-        BrokenReference: the migration would leave dangling rows.
+        StoreVersionError: the current schema is unknown, or Alembic cannot migrate from it to ``target``.
+        BrokenReference: the migration would leave rows that refer to missing rows (SQLite).
+        StoreUnavailable: the database failed.
     """
     known_versions = known_revisions(scripts)
     target_version = known_versions[-1] if target == "head" else target
@@ -338,7 +357,7 @@ def _alembic_config(scripts: Path, connection: Connection | None = None) -> "Con
 
 @contextmanager
 def _foreign_keys_off(connection: Connection) -> Iterator[None]:
-    # Migrations rebuild SQLite tables; _run_alembic checks the keys before the commit.
+    # Migrations rebuild SQLite tables, which would violate foreign keys; _run_alembic checks them before the commit.
     raw = connection.connection.dbapi_connection
     if connection.dialect.name != "sqlite" or raw is None:
         yield

@@ -1,4 +1,4 @@
-"""What can go wrong in the store.
+"""Errors that the store raises.
 
     StoreError
     ├── StoreUnavailable   the database cannot be opened, read or written (path, permission, disk, lock, driver)

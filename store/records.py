@@ -3,8 +3,9 @@
 Invariants: ids and timezone-aware times come from the caller; field names equal the columns of the tables, because
 records are copied to rows by name.
 
-Records are not the rows themselves: a record is frozen, outlives its session, crosses threads and processes, and holds
-enums and nested records where its row has text and JSON. A conversion is one line, so one class for both saved little.
+A record is not the row itself. It is frozen, outlives its session, can be passed between threads and processes, and
+holds enums and nested records where its row has text and JSON. A conversion takes one line, so a common class for
+records and rows would save little.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ class RunState(StrEnum):
 
 
 class StageState(StrEnum):
-    """What a stage event reports."""
+    """The change of a stage that a stage event reports."""
 
     STARTED = "started"
     FINISHED = "finished"
@@ -56,14 +57,14 @@ class PromotionState(StrEnum):
 
     LIVE = "live"
     CANARY = "canary"  # gets a share of the conversations
-    SHADOW = "shadow"  # its answers are recorded, the client gets those of the live model
+    SHADOW = "shadow"  # its answers are recorded; the client gets those of the live model
     SUPERSEDED = "superseded"
     ROLLED_BACK = "rolled_back"
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """One pass of the pipeline: its target, base model and configuration; ``summary`` has its final figures."""
+    """One pass of the pipeline, with its target, base model and configuration; ``summary`` has its final figures."""
 
     id: str
     target: str
@@ -117,7 +118,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Citation:
-    """A message on which a discovered capability rests; ``position`` counts from 0 within the capability."""
+    """A message that is evidence for a discovered capability; ``position`` counts from 0 within the capability."""
 
     cycle_id: str
     capability: str
@@ -128,7 +129,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """The fault attribution of a failure, and the message that shows it; only faults of the agent are mined."""
+    """The fault attribution of a failure, and the message that shows it; only failures of the agent are mined."""
 
     cycle_id: str
     trajectory_id: str
@@ -147,7 +148,7 @@ class ModelReply:
     key: str
     cycle_id: str
     stage: str
-    capability: str  # "" if for none
+    capability: str  # "" if the request has none
     model: str
     said: list[JsonObject]
     text: str
@@ -197,7 +198,7 @@ class EnvironmentRecord:
 class EnvironmentSummary:
     """An environment without its source: its newest origin, its newest admission and its adapters.
 
-    ``admitted`` is None without an admission; ``failed`` names the failed checks of the newest one.
+    ``admitted`` is None without an admission; ``failed`` names the failed checks of the newest admission.
     """
 
     hash: str
@@ -286,9 +287,11 @@ class Approval:
 
 @dataclass(frozen=True)
 class Promotion:
-    """An entry of the promotion log; ``previous`` is the version of the capability that was live until then.
+    """An entry of the promotion log.
 
-    ``share`` is a canary's share of its capability's conversations; None in the other states.
+    ``previous`` is the version of the capability that was live until then. In the entry of a canary or shadow it is the
+    live version (the control), in that of a rollback the version that is live afterwards. ``share`` is a canary's share
+    of its capability's conversations, None in the other states.
     """
 
     adapter: str
@@ -323,8 +326,8 @@ class RoutingChoice:
 class ConversationRoute:
     """The router's decision on a conversation, with the log-prob (nats) of each option.
 
-    ``why`` is the reason if it fell back to the base model. ``trial`` is the number of the promotion log entry whose
-    canary or shadow it takes part in.
+    ``why`` is the reason if the router fell back to the base model, else "". ``trial`` is the number of the promotion
+    log entry of the canary or shadow that the conversation takes part in.
     """
 
     id: str
@@ -340,9 +343,9 @@ class ConversationRoute:
 class Exchange:
     """A request to the router and its response.
 
-    ``body`` has "messages", "tools" and "answer" (the assistant's message or None); it is None once the exchange is
-    settled. ``trajectory_id`` is the trajectory that contains it. ``shadow_of`` is the exchange whose response the
-    client got instead of this one.
+    ``body`` has "messages", "tools" and "answer" (the assistant's message or None). Settling the exchange deletes the
+    body, except if its conversation cannot be made into trajectories. ``trajectory_id`` is the trajectory that contains
+    the exchange. ``shadow_of`` is the exchange whose response the client got instead of this one.
     """
 
     id: str
@@ -415,8 +418,8 @@ class AuditEntry:
 class TargetState:
     """Whether cycles of a target may start, and the time and cause of the last start.
 
-    ``asked_for`` is the cause of a pending request, ``cannot_begin`` the reason why a due cycle cannot start; "" if
-    none.
+    ``asked_for`` is the cause of a pending request, ``cannot_begin`` the reason why a due cycle cannot start; each is
+    "" if there is none.
     """
 
     name: str

@@ -1,15 +1,15 @@
 """The schema version that this release needs, and the connection options of PostgreSQL.
 
-Imports nothing heavy, because ``traced status`` reads it without loading SQLAlchemy.
+This module imports nothing heavy, because ``traced status`` uses it without loading SQLAlchemy.
 """
 
 from typing import Any
 
 from store.errors import StoreVersionError
 
-# The newest migration in store/migrations; a test compares the two.
+# Version of the newest migration in store/migrations; a test compares the two.
 HEAD = "0007"
-# Defaults for options that the URL does not set: without them a vanished host would block a connection for minutes.
+# Defaults for options that the URL does not set. Without them an unreachable host would block a connection for minutes.
 DEFAULT_CONNECT_OPTIONS = {
     "connect_timeout": 10,  # seconds
     "keepalives_idle": 20,
@@ -20,7 +20,7 @@ DEFAULT_CONNECT_OPTIONS = {
 
 
 def connect_options(url: str) -> dict[str, Any]:
-    """Return the default connection options that the URL does not set itself."""
+    """Return the default PostgreSQL connection options that the URL does not set itself."""
     return {name: value for name, value in DEFAULT_CONNECT_OPTIONS.items() if f"{name}=" not in url}
 
 

@@ -1,8 +1,10 @@
 """SQLModel tables of the running service and of the router, and the metadata of all tables.
 
-Invariants: ``events``, ``audit`` and ``feedback`` are append-only; an event's ``seq`` is the id at which a listener
-resumes; the decision on a conversation never changes, so every router and every restart gives it the same model.
-Changes need a migration.
+Invariants: rows of ``events``, ``audit`` and ``feedback`` never change; old events and feedback may be deleted. An
+event's ``seq`` is the id at which a listener resumes. The decision on a conversation never changes, so every router
+gives the conversation the same model, also after a restart.
+
+A change of these tables needs a migration.
 """
 
 from datetime import datetime
@@ -15,7 +17,7 @@ from store.types import JsonObject
 
 
 class TargetRow(Row, table=True):
-    """Whether cycles of a target may start, and the last start, from which its triggers count."""
+    """Whether cycles of a target may start, and the time of the last start, from which the triggers count."""
 
     __tablename__ = "targets"
     name: str = Field(primary_key=True, sa_type=KEY)
@@ -28,7 +30,7 @@ class TargetRow(Row, table=True):
 
 
 class LeaseRow(Row, table=True):
-    """Exclusive use of a device until ``expires_at``, which every heartbeat postpones."""
+    """A lease: exclusive use of a device until ``expires_at``, which every heartbeat postpones."""
 
     __tablename__ = "leases"
     device: str = Field(primary_key=True, sa_type=KEY)
@@ -38,7 +40,7 @@ class LeaseRow(Row, table=True):
     acquired_at: datetime = Field(sa_type=UtcTime)
     heartbeat_at: datetime = Field(sa_type=UtcTime)
     expires_at: datetime = Field(sa_type=UtcTime)
-    wanted_by: str = Field(sa_type=Text)  # who requested its return; "" if nobody did
+    wanted_by: str = Field(sa_type=Text)  # who requested the return of the device; "" if nobody did
     wanted_at: datetime | None = Field(default=None, sa_type=UtcTime)
 
 
@@ -63,7 +65,7 @@ class AttemptRow(Row, table=True):
 
 
 class QuarantineRow(Row, table=True):
-    """An input that failed too often and is quarantined until a person releases it."""
+    """An input that failed too often and was quarantined until a person releases it (``released_at``)."""
 
     __tablename__ = "parked"
     __table_args__ = (Index("ix_parked_input", "stage", "capability", "input_hash"),)
@@ -109,7 +111,7 @@ class AuditRow(Row, table=True):
 
 
 class NoticeRow(Row, table=True):
-    """A notification; ``key`` identifies its cause, so each hook gets it once."""
+    """A notification; ``key`` identifies its cause, so each hook gets one notification per cause."""
 
     __tablename__ = "notices"
     __table_args__ = (UniqueConstraint("key", "hook"),)
@@ -138,7 +140,11 @@ class ConversationRow(Row, table=True):
 
 
 class ExchangeRow(Row, table=True):
-    """A request to the router and its response; ``body`` is zstd-compressed JSON until the exchange is settled."""
+    """A request to the router and its response.
+
+    ``body`` is zstd-compressed JSON. Settling the exchange deletes the body, except if its conversation cannot be made
+    into trajectories.
+    """
 
     __tablename__ = "exchanges"
     __table_args__ = (Index("ix_exchanges_open", "settled_at", "at"),)

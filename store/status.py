@@ -1,8 +1,9 @@
-"""The status of the whole store for ``traced status``, read in one snapshot with a few SQL queries.
+"""Read the status of the whole store for ``traced status``, in one snapshot with a few SQL queries.
 
-Uses the database driver directly, because importing the tables takes longer than the whole command may (300 ms). The
-SQL is shared by SQLite and PostgreSQL, and a test compares the results with those of the repositories. At most
-``MAX_EXCHANGES`` exchanges and ``MAX_FEEDBACK`` entries of feedback are read.
+This module uses the database driver directly, because importing the tables takes longer than the whole command is
+allowed to take (300 ms). SQLite and PostgreSQL share the SQL, and a test compares the results with those of the
+repositories. At most ``MAX_FEEDBACK`` entries of feedback are read, and at most ``MAX_EXCHANGES`` exchanges each of the
+settled and the unsettled ones.
 """
 
 import json
@@ -21,7 +22,7 @@ from store.types import awaits_decision
 OK, PASSING_SCORE = 200, 0.5
 MAX_EXCHANGES, MAX_FEEDBACK = 10_000, 1_000
 MAX_REASONS = 5
-# An exchange is settled after it was made, so those of the last day are unsettled or were settled within it.
+# Settling comes after the exchange, so each exchange of the last day is unsettled or was settled in the last day.
 EXCHANGES_SQL = """
 SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
     SELECT conversation_id, model, status, count(*) AS requests,
@@ -40,7 +41,7 @@ SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
 ) r LEFT JOIN conversations c ON c.id = r.conversation_id AND c.why <> '' AND c.at > '{day}'
 """
 UNSETTLED_SQL = "SELECT count(*) FROM exchanges WHERE settled_at IS NULL"
-# One count per target and outcome: only then does SQLite use the partial index on trajectories without a cycle.
+# SQLite uses the partial index on trajectories without a cycle only if each target and outcome is counted separately.
 OUTCOMES_SQL = """
 SELECT o.outcome, (
     SELECT count(*) FROM trajectories t WHERE t.cycle_id IS NULL AND t.source = s.name AND t.outcome = o.outcome
@@ -110,11 +111,12 @@ FITTING_SQL = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(crea
 
 @dataclass(frozen=True)
 class RouterStatus:
-    """The traffic of the router.
+    """The traffic of the router in the last hour and day, and the outcomes of reported trajectories.
 
-    ``hour`` and ``day`` count conversations by answering model (by every model that answered), ``failures`` the
-    requests of the day by HTTP status, ``by_default`` the conversations of the day that fell back to the base model by
-    reason, ``unsettled`` the exchanges without a trajectory yet, ``outcomes`` all production trajectories of targets,
+    ``hour`` and ``day`` count conversations by model; a conversation counts for every model that handled a request of
+    it. ``failures`` counts the failed requests of the day by HTTP status, ``by_default`` the conversations of the day
+    that fell back to the base model by reason (the ``MAX_REASONS`` most frequent). ``unsettled`` counts all unsettled
+    exchanges. ``outcomes`` counts the trajectories of targets that no cycle recorded (success, failure, unknown),
     ``feedback`` that of the day by kind. ``partial`` is true if there may be more exchanges than were read.
     """
 
@@ -129,13 +131,13 @@ class RouterStatus:
 
     @property
     def used(self) -> bool:
-        """Whether the router has handled anything."""
+        """Whether the router has any traffic, reported trajectories or feedback."""
         return bool(self.day or self.unsettled or self.outcomes or self.feedback)
 
 
 @dataclass(frozen=True)
 class CycleStatus:
-    """A cycle and the newest event of its stages ("" if there is none)."""
+    """A cycle; ``last_stage`` is the stage and state of its newest stage event, "" if there is none."""
 
     id: str
     target: str
@@ -146,7 +148,10 @@ class CycleStatus:
 
 @dataclass(frozen=True)
 class StageCostStatus:
-    """The cost of language model calls of a stage; ``estimated`` counts replies without token counts."""
+    """The cost of a stage's calls to the language model.
+
+    ``estimated`` counts the replies whose token counts are estimates.
+    """
 
     cycle: str
     stage: str
@@ -160,7 +165,7 @@ class StageCostStatus:
 
 @dataclass(frozen=True)
 class PatchStatus:
-    """The newest prompt patch of a capability, its result in words (``enough``), and the decision on it."""
+    """The newest prompt patch of a capability; ``enough`` is its result in words, ``decision`` a person's decision."""
 
     id: str
     cycle: str
@@ -172,24 +177,27 @@ class PatchStatus:
 
 @dataclass(frozen=True)
 class AdapterStatus:
-    """An adapter version, with its newest gate answer and decision ("none" without one)."""
+    """An adapter version, with its newest gate answer and decision ("none" without one).
+
+    ``conversations`` counts the test conversations that were routed to it.
+    """
 
     name: str
     gate: str
     decision: str
     live: bool
     conversations: int
-    trial: str = ""  # "canary 25 %" or "shadow", while it is on trial
+    trial: str = ""  # "canary 25 %" or "shadow" while it is on trial
 
     @property
     def traffic(self) -> str:
-        """How it serves traffic, in a word."""
+        """How the version serves traffic: "live", the trial, or "no"."""
         return "live" if self.live else self.trial or "no"
 
 
 @dataclass(frozen=True)
 class QuarantineStatus:
-    """A quarantined input; ``tried`` counts all attempts at it."""
+    """A quarantined input; ``tried`` counts the attempts at it in all cycles."""
 
     id: str
     cycle: str
@@ -201,7 +209,7 @@ class QuarantineStatus:
 
 @dataclass(frozen=True)
 class BlockedStage:
-    """A stage whose newest attempt was blocked by its surroundings (Docker down, disk full)."""
+    """A stage whose newest attempt was blocked by an external cause (Docker down, disk full)."""
 
     cycle: str
     stage: str
@@ -211,11 +219,12 @@ class BlockedStage:
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """The newest cycles, all adapter versions and quarantined inputs, and what blocks or awaits action.
+    """The newest cycles, all adapter versions and quarantined inputs, and what blocks cycles or awaits a decision.
 
-    ``paused`` maps target to who paused it, ``asked_for`` to the cause of a pending request, ``cannot_begin`` to the
-    reason why a due cycle cannot start. ``fitting`` are the cycles with adapter versions, newest first. ``costs`` and
-    ``patches`` are those of the newest cycles.
+    ``held_up`` has the blocked stages of unfinished cycles. ``paused`` maps each paused target to who paused it,
+    ``asked_for`` maps a target to the cause of a pending request, ``cannot_begin`` to the reason why a due cycle cannot
+    start. ``fitting`` has the cycles with adapter versions, newest first. ``costs`` and ``patches`` are those of the
+    newest cycles.
     """
 
     cycles: list[CycleStatus]
@@ -242,7 +251,7 @@ class StoreStatus:
 
 
 def router_status(connection: Any, now: datetime) -> RouterStatus:
-    """Read the router's status over a connection of a driver (``sqlite3``, ``psycopg``)."""
+    """Read the router's status over a connection of sqlite3 or psycopg; the last day and hour end at ``now``."""
     day, hour = _sql_time(now - timedelta(days=1)), _sql_time(now - timedelta(hours=1))
     rows = connection.execute(EXCHANGES_SQL.format(day=day, hour=hour, most=MAX_EXCHANGES)).fetchall()
     [(unsettled_count,)] = connection.execute(UNSETTLED_SQL).fetchall()
@@ -275,7 +284,7 @@ def store_status(url: str, now: datetime | None = None) -> StoreStatus:
 
     Raises:
         StoreUnavailable: the store cannot be read, or has no schema.
-        StoreVersionError: its schema is not ``HEAD``.
+        StoreVersionError: the schema of the store is not ``HEAD``.
     """
     at = now or datetime.now(UTC)
     return _read_sqlite(url, at) if url.startswith("sqlite:") else _read_postgres(url, at)
@@ -293,7 +302,7 @@ def _feedback_kind(score: float | None, label: str) -> str:
 
 
 def _sql_time(moment: datetime) -> str:
-    """Return the time as text in UTC, as SQLite stores it; the time zone of a PostgreSQL session is set to UTC."""
+    """Return the time as text in UTC, as SQLite stores it; ``_read_postgres`` sets the session to UTC for it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
@@ -309,7 +318,7 @@ def _read_sqlite(url: str, now: datetime) -> StoreStatus:
 
 
 def _read_postgres(url: str, now: datetime) -> StoreStatus:
-    # An optional extra, and slow to import.
+    # Imported here: an optional extra, and slow to import.
     try:
         import psycopg
     except ImportError as error:
@@ -371,7 +380,7 @@ def _patches(rows: list[Any]) -> list[PatchStatus]:
 
 
 def _parse_json(value: Any) -> Any:
-    # SQLite returns JSON as text, psycopg as objects.
+    # SQLite returns JSON as text, psycopg as Python objects.
     return json.loads(value) if isinstance(value, str) else value
 
 

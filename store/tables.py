@@ -1,9 +1,13 @@
 """Column types, and the SQLModel tables of the evidence chain from trajectories to promotions.
 
-Invariants: every row has the ids of the rows it came from as foreign keys; rows are evidence and never change, except
-the state of cycles and training runs, an iteration's metrics and the verdict on a production trajectory. Append-only
-tables have ``seq`` (order of writing) and ``id`` (SHA-256 of the content), so saving twice adds one row. Adapter
-weights and checkpoints are directories on disk; only their hashes are here. Changes need a migration.
+Invariants: every row has the ids of the rows that it derives from as foreign keys. Rows are evidence and never change,
+except the state, configuration and summary of a cycle, the state and result of a training run, the metrics of an
+iteration, the figures of a prompt patch, and trajectories without an outcome of the agent or from outside a cycle.
+Append-only tables have ``seq`` (order of writing) and, except promotions, ``id`` (SHA-256 of the content), so saving
+twice adds one row. Adapter weights and checkpoints are directories on disk; the tables hold the paths and hashes of
+adapters.
+
+A change of these tables needs a migration.
 """
 
 from datetime import UTC, datetime
@@ -31,7 +35,7 @@ from store.types import JsonObject
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A timezone-aware time, stored in UTC; SQLite has no time zones and stores the naive UTC value."""
+    """Column type of a timezone-aware time, stored in UTC; SQLite has no time zones and stores the naive UTC value."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -45,14 +49,14 @@ class UtcTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Restore the time zone."""
+        """Return the stored time as timezone-aware UTC time."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class FreeText(TypeDecorator[str]):
-    """Text of unknown origin (error output): NUL and lone surrogates, which databases reject, become U+FFFD."""
+    """Column type of outside text (error output); U+FFFD replaces NUL and lone surrogates, which databases reject."""
 
     impl = Text
     cache_ok = True
@@ -62,7 +66,7 @@ class FreeText(TypeDecorator[str]):
         return None if value is None else storable_text(value)
 
 
-# Keys sort by code point on both databases, so that pages have the same order.
+# Collation "C": keys sort by code point on both databases, so that pages have the same order.
 KEY = String().with_variant(String(collation="C"), "postgresql")
 # Not JSONB: it would reorder keys, and the key order of a tool schema is part of the prompt.
 ORDERED_JSON = JSON()
@@ -73,13 +77,13 @@ NAMING_CONVENTION = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
-WITHOUT_CYCLE = text("cycle_id IS NULL")  # no cycle recorded it: production, an import
+WITHOUT_CYCLE = text("cycle_id IS NULL")  # no cycle recorded the trajectory: production or an import
 
 
 class Row(SQLModel):
     """Base of all tables."""
 
-    # Metadata of our own: other libraries in the process must not add tables to it.
+    # Not the metadata of SQLModel, to which other libraries in the process may add their tables.
 
     metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING_CONVENTION)
 
@@ -127,7 +131,7 @@ class TrajectoryRow(Row, table=True):
     __tablename__ = "trajectories"
     __table_args__ = (
         Index("ix_trajectories_listing", "source", "split", "task_id", "trial", "model", "id"),
-        # The outcome column lies behind the messages: counting without this index reads every page of them.
+        # The outcome is stored after the messages: without this index a count by outcome reads all of them.
         Index(
             "ix_trajectories_reported", "source", "outcome", sqlite_where=WITHOUT_CYCLE, postgresql_where=WITHOUT_CYCLE
         ),
@@ -151,7 +155,7 @@ class TrajectoryRow(Row, table=True):
 
 
 class TurnsRow(Row, table=True):
-    """The engine's token ids and log-probs of a trajectory, packed by ``store.content``."""
+    """The engine's token ids and log-probs of a trajectory, packed by ``store.content.pack``."""
 
     __tablename__ = "trajectory_turns"
     trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", sa_type=KEY)
@@ -366,7 +370,7 @@ class PromotionRow(Row, table=True):
     share: float | None = None
 
 
-COST_COLUMNS = (  # adding up what was spent reads this index alone: the rows are as long as what was said
+COST_COLUMNS = (  # a covering index for sums of costs: the rows themselves are long, they hold the messages
     "cycle_id",
     "stage",
     "capability",
@@ -380,7 +384,7 @@ CAPABILITY_KEY = ["capabilities.cycle_id", "capabilities.name"]
 
 
 class ModelReplyRow(Row, table=True):
-    """A reply of the language model to a stage of a cycle; ``capability`` is "" if it was for none."""
+    """A reply of the language model to a stage of a cycle; ``capability`` is "" if the request has none."""
 
     __tablename__ = "model_replies"
     __table_args__ = (Index("ix_model_replies_spent", *COST_COLUMNS),)
@@ -401,7 +405,7 @@ class ModelReplyRow(Row, table=True):
 
 
 class CitationRow(Row, table=True):
-    """A message on which a discovered capability rests."""
+    """A message that is evidence for a discovered capability."""
 
     __tablename__ = "citations"
     __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY_KEY),)

@@ -1,8 +1,8 @@
-"""Text from outside: made storable for databases and JSON, and harmless for a terminal or a web page.
+"""Make text from untrusted sources storable in databases and JSON, and safe to show in a terminal or a web page.
 
-Sanitized text has no control, bidirectional, invisible or incomplete characters: each is replaced by a visible form,
-and what exceeds the length limit is counted. Not covered: look-alike letters, and markup, which the renderer must
-escape.
+Sanitized text has no control characters, bidirectional controls, invisible characters or lone surrogates: each is
+replaced by a visible form. A text over the length limit is cut, and the number of omitted characters is appended. Not
+covered: look-alike letters, and markup, which the renderer must escape.
 """
 
 import json
@@ -13,17 +13,17 @@ from typing import Any
 REPLACEMENT = "\ufffd"
 LINE = 200  # characters
 BLOCK = 20_000  # characters
-# More combining marks in a row would cover the lines above.
+# Combining marks in a row that are kept; a longer stack would cover the lines above.
 MAX_MARKS = 4
 CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}
-# Common letters pass through unexamined, which keeps sanitizing fast; everything else is looked up by category.
+# Characters outside these common ranges are looked up by Unicode category; skipping the common ones is faster.
 UNSAFE = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u038e-\u03a1\u03a3-\u052f\u4e00-\u9fff]")
-# Letters by their Unicode category that have no glyph.
+# Characters without a visible glyph whose Unicode category is that of a letter or symbol.
 INVISIBLE_LETTERS = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Return a JSON value with U+FFFD for each lone surrogate in its texts."""
+    """Return a JSON value with U+FFFD in place of each lone surrogate in its keys and texts."""
     # JSON escapes from models and clients may contain lone surrogates, which UTF-8 cannot encode.
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -33,29 +33,29 @@ def replace_surrogates(value: Any) -> Any:
 
 
 def storable_text(text: str) -> str:
-    """Return the text with U+FFFD for each NUL and lone surrogate, which databases reject."""
+    """Return the text with U+FFFD in place of each NUL and lone surrogate, which databases reject."""
     return str(replace_surrogates(text.replace("\0", REPLACEMENT)))
 
 
 def case_variants(text: str) -> set[str]:
-    """Return the spellings that a case-insensitive search tries; databases fold the case of ASCII letters only."""
+    """Return the spellings that a case-insensitive search must try: databases fold the case of ASCII letters only."""
     return {text.lower()} if text.isascii() else {text, text.lower(), text.upper(), text.title()}
 
 
 def json_escaped(text: str) -> str:
-    """Return the text as it is written inside a JSON string."""
+    """Return the text escaped as inside a JSON string, without the quotes."""
     return json.dumps(text)[1:-1]
 
 
 def sanitize_line(text: object, limit: int = LINE) -> str:
-    """Return the text as one harmless line of at most ``limit`` characters, with the number left out."""
+    """Return the first ``limit`` characters as one sanitized line, followed by the number of omitted characters."""
     full_text = str(text)
     sanitized = _sanitize(full_text[:limit], allowed="")
     return sanitized if len(full_text) <= limit else f"{sanitized}… (+{len(full_text) - limit:,} characters)"
 
 
 def sanitize_block(text: object, limit: int = BLOCK) -> str:
-    """Return the text as harmless lines of at most ``limit`` characters in total, with the number left out."""
+    """Return the first ``limit`` characters as sanitized lines, followed by the number of omitted characters."""
     full_text = str(text)
     sanitized = _sanitize(full_text[:limit].replace("\r\n", "\n"), allowed="\n")
     return (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-# An object of JSON whose content the store does not interpret.
+# A JSON object whose content the store does not interpret.
 JsonObject = dict[str, Any]
 Message = JsonObject
 Tool = JsonObject
@@ -42,7 +42,7 @@ class EndCause(StrEnum):
     SIMULATOR_ERROR = "simulator_error"
     IMPORTED = "imported"
     SILENCE = "silence"  # production: no new message within serving.silence_s
-    SHADOW = "shadow"  # production: recorded beside the answer that the client got
+    SHADOW = "shadow"  # production: a shadow's answer, recorded in addition to the one that the client got
 
 
 class Verdict(StrEnum):
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One recorded interaction, from the system message to the end."""
+    """One recorded interaction, from the system message to its end."""
 
     id: str
     source: str  # "desk", "env:<hash>", "tau-bench"
@@ -82,7 +82,7 @@ class Trajectory:
     outcome: Outcome
     end_cause: EndCause
     parts: dict[str, float] = field(default_factory=dict)
-    detail: str = ""  # the error text of an infrastructure outcome
+    detail: str = ""  # error text if the outcome is ``infrastructure``
     cycle_id: str | None = None
 
 
@@ -129,7 +129,7 @@ class AdmissionReport:
 
 
 class GateAnswer(StrEnum):
-    """The result of a gate; an inconclusive comparison gets more episodes and never passes."""
+    """The result of a gate or of one comparison; an inconclusive one gets more episodes and never counts as a pass."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -137,13 +137,16 @@ class GateAnswer(StrEnum):
 
 
 def awaits_decision(answer: str | None, *, decided: bool) -> bool:
-    """Whether an adapter version awaits a person's decision, by its newest gate answer and whether there is one."""
+    """Return whether a person has to decide on an adapter version: its newest gate passed and no decision exists."""
     return answer == GateAnswer.PASS and not decided
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Adapter − base on the same seeds: success rates in 0-1, and the paired interval at confidence ``level``."""
+    """The difference adapter − base of the success rates (0-1) on the same seeds.
+
+    ``low`` and ``high`` bound the paired interval at confidence ``level``.
+    """
 
     name: str  # "environment", "target", "untouched"
     seeds: int
@@ -153,13 +156,13 @@ class PairedDifference:
     low: float
     high: float
     level: float
-    required: float  # minimum that ``low`` has to exceed
+    required: float  # the value that ``low`` has to exceed
     answer: GateAnswer
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's answer on an adapter version, with the comparisons it rests on."""
+    """The gate's answer on an adapter version, with the comparisons that decided it."""
 
     adapter: str
     answer: GateAnswer
@@ -171,7 +174,7 @@ M = TypeVar("M", bound=Mapping[str, object])
 
 
 def opening_messages(messages: Sequence[M]) -> list[M]:
-    """Return the messages before the assistant's first reply to a user; routing decides on these."""
+    """Return the messages before the assistant's first reply to a user; the router decides by these."""
     user_spoke = False
     for index, message in enumerate(messages):
         if user_spoke and message.get("role") == "assistant":

@@ -1,4 +1,7 @@
-"""traced: what happens. Importing it makes the cycles' checkpoints strict, here and in the processes started here."""
+"""A daemon that improves an LLM agent: it collects rollouts, analyses failures, trains and promotes LoRA adapters.
+
+Importing this package makes LangGraph read checkpoints strictly, in this process and in the processes that it starts.
+"""
 
 import os
 

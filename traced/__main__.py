@@ -1,4 +1,4 @@
-"""``python -m traced`` is the command ``traced``."""
+"""Run the command ``traced`` as ``python -m traced``."""
 
 from traced.cli.main import main
 

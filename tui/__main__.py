@@ -1,4 +1,4 @@
-"""`python -m tui`: the command behind `traced tui`, in the terminal or, with ``--web``, as a server for browsers."""
+"""Run the interface (`python -m tui`, behind `traced tui`) in the terminal, or with ``--web`` for browsers."""
 
 import argparse
 import gc
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from traced.processes.parent import request_death_signal
 
-PORT = 8200  # of the web version
+PORT = 8200  # default port of the web version
 
 
 def settle_memory() -> None:
     """Exempt the loaded modules from garbage collection."""
-    # They stay for the whole run, and a full pass over them delayed a key by 130 ms.
+    # The modules stay loaded for the whole run, and a full collection over them delayed a key press by 130 ms.
     gc.collect()
     gc.freeze()
-    # A full pass over the screens still takes 40 ms, so it should be rare.
+    # A full collection over the screens still takes 40 ms, so it should be rare.
     gc.set_threshold(20_000, 50, 50)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the app; returns the exit code."""
+    """Run the app and return the exit code."""
     parser = argparse.ArgumentParser(prog="traced tui")
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--url", default="")
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--parent", type=int, help="the server's process, without which a visitor's app ends")
     options = parser.parse_args(arguments)
-    # Imported here because a visitor's app needs no web server (0.5 s) and the web server no screens (1.4 s).
+    # Imported here because a visitor's app needs no web server (0.5 s to import) and the web server no screens (1.4 s).
     if options.web:
         from tui.web import serve
 

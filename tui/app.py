@@ -1,7 +1,7 @@
-"""The application that `traced tui` runs: one screen per mode, their keys, and the way from one to another.
+"""The application that `traced tui` runs: one screen per mode, the keys, and the navigation between screens.
 
-The connection is that of ``tui.connection.ConnectedApp``. Invariant: no request is in flight when a screen goes or the
-app ends. Not covered: the contents of the screens (``tui.screens``).
+Invariant: no request is in flight when a screen is removed or the app ends. Not covered: the connection to the daemon
+(``tui.connection.ConnectedApp``) and the contents of the screens (``tui.screens``).
 """
 
 from collections.abc import Callable, Iterable
@@ -76,32 +76,32 @@ class TracedApp(ConnectedApp):
             screen.news(message.events)
 
     def status_changed(self) -> None:
-        """Write the line at the top anew."""
+        """Update the line at the top."""
         for top in self.screen.query(TopLine):
             top.tell()
 
     def read_only_changed(self) -> None:
-        """Offer the keys that work now."""
+        """Update the keys that the screens offer."""
         for screen in self.opened_screens():
             screen.refresh_bindings()
 
     def pop_screen(self) -> AwaitComplete:
-        """Cancel the screen's requests: a response must not reach a half-removed screen."""
+        """Remove the top screen and cancel its requests: a response must not reach a half-removed screen."""
         self.workers.cancel_node(self.screen)
         return super().pop_screen()
 
     async def _shutdown(self) -> None:
-        """Cancel all workers, as Textual's ``run`` does and its ``run_test`` does not."""
+        """Cancel all workers, as Textual's ``App.run`` does and ``App.run_test`` does not."""
         self.workers.cancel_all()
         await super()._shutdown()
 
     def opened_screens(self) -> list[Live]:
-        """All mounted screens; a screen that is being mounted requests its data by itself."""
+        """Return all mounted screens; a screen that is being mounted requests its data by itself."""
         screens = (screen for stack in self._screen_stacks.values() for screen in stack)
         return [screen for screen in screens if isinstance(screen, Live) and screen.is_mounted]
 
     async def action_quit(self) -> None:
-        """Quit, after a confirmation while an episode is played."""
+        """Quit; while an episode is being played, only after a confirmation."""
         screens = (screen for stack in self._screen_stacks.values() for screen in stack)
         if not any(isinstance(screen, Environment) and screen.is_busy for screen in screens):
             self.exit()
@@ -115,11 +115,11 @@ class TracedApp(ConnectedApp):
         self.switch_mode(mode)
 
     def has(self, mode: str) -> bool:
-        """Whether there is a screen of this name."""
+        """Return whether a screen of this name exists."""
         return mode in SCREENS
 
     def go(self, mode: str, key: str) -> bool:
-        """Bring the thing of this key to the front, on the screen that shows such things; False without that screen."""
+        """Switch to the screen ``mode`` and select the item with this key; return False if there is no such screen."""
         if not self.has(mode):
             return False
         self._go(mode, key)
@@ -131,7 +131,7 @@ class TracedApp(ConnectedApp):
         if any(isinstance(candidate, Environment) and candidate.is_busy for candidate in self._screen_stacks[mode]):
             self.notify("An episode is running on this screen: end it first.", severity="warning", timeout=5)
             return
-        # A page that is open over the screen shows another subject.
+        # A page that was pushed over the screen shows another subject.
         while len(self._screen_stacks[mode]) > 1:
             await self.pop_screen()
         for screen in self._screen_stacks[mode]:
@@ -143,7 +143,7 @@ class TracedApp(ConnectedApp):
         self.push_screen(Help(self.screen))
 
     def action_jump(self) -> None:
-        """Labels on everything that can be focused."""
+        """Show a label on every widget that can be focused."""
         self.push_screen(Jump(self.screen))
 
     def action_light_or_dark(self) -> None:
@@ -151,7 +151,7 @@ class TracedApp(ConnectedApp):
         self.theme = DARK if self.theme == LIGHT else LIGHT
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every screen by its name, beside Textual's own."""
+        """Yield Textual's own commands, and one command per screen that goes there."""
         yield from super().get_system_commands(screen)
         for name, kind in SCREENS.items():
             yield SystemCommand(kind.TITLE_TEXT, f"Go to {kind.TITLE_TEXT}", lambda name=name: self.action_show(name))

@@ -1,12 +1,13 @@
-"""The connection of the terminal interface to its daemon, and the part of the application that screens rely on.
+"""The terminal interface's connection to its daemon, and the base class of the application.
 
-``Address`` says where the daemon is, ``Link`` follows its events, ``ConnectedApp`` holds the client and last status,
-and ``places`` maps an event to the screens that show its subject.
+``Address`` identifies the daemon, ``Link`` follows its event stream, ``ConnectedApp`` holds the client and the last
+status, and ``places`` maps an event to the screens that show its subject.
 
-Invariants: every event reaches the app once and in order, batched over ``BATCH_S`` so that a burst costs one update.
-A broken connection is made again for as long as the app runs, after pauses that grow. An action never raises.
-How it fails: a refusal (an unknown token) is retried at the longest pause. Each failure is posted as ``Lost`` and kept
-in ``ConnectedApp.trouble``. Not covered: the contents of the screens (``tui.screens``).
+Invariants: every event reaches the app once and in order, batched over ``BATCH_S`` seconds so that a burst costs one
+update. A broken connection is retried for as long as the app runs, after growing pauses. ``ConnectedApp.act`` reports
+a ``ClientError`` to the user and does not raise it. A refused request (an unknown token) is retried at the longest
+pause. Each failure is posted as ``Lost`` and kept in ``ConnectedApp.trouble``. Not covered: the contents of the screens
+(``tui.screens``).
 """
 
 import asyncio
@@ -34,7 +35,7 @@ ON_TRIAL = ("rollback", "roll back", "promot", "canary", "shadow", "trial")  # e
 
 @dataclass(frozen=True)
 class Address:
-    """A daemon's socket, or its URL with a token; ``read_only`` offers no act, whatever the token would allow."""
+    """A daemon's socket, or its URL and token; with ``read_only`` no action is offered, whatever the token allows."""
 
     socket: Path | None = None
     url: str = ""
@@ -43,11 +44,11 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The URL or the socket's path."""
+        """The daemon's URL, or the path of its socket."""
         return self.url or str(self.socket)
 
     def refusal(self, error: ClientError) -> tuple[str, str]:
-        """What went wrong, and what to do about it, in the words of who started this interface."""
+        """Return the cause of an error and the remedy, worded for the person who started this interface."""
         if not isinstance(error, RequestRefused) or error.status != HTTPStatus.UNAUTHORIZED:
             return error.message, error.hint
         return (
@@ -56,20 +57,20 @@ class Address:
         )
 
     def client(self) -> Client:
-        """A client for this daemon."""
+        """Return a client for this daemon."""
         return Client(self.socket) if self.socket else Client(url=self.url, token=self.token)
 
 
 @dataclass
 class Linked(Message):
-    """The daemon answers; ``again`` is True after a lost connection."""
+    """Posted when the daemon answers; ``is_reconnection`` is True after a lost connection."""
 
     is_reconnection: bool
 
 
 @dataclass
 class Lost(Message):
-    """The daemon does not answer, or refuses; the next attempt follows in ``pause_s``."""
+    """Posted when the daemon does not answer or refuses a request; the next attempt follows in ``pause_s`` seconds."""
 
     error: ClientError
     pause_s: float
@@ -77,12 +78,12 @@ class Lost(Message):
 
 @dataclass
 class Ended(Message):
-    """The stream ended in order, as it does while the daemon stops; it is listened to again after a pause."""
+    """Posted when the daemon has ended the event stream, as it does before it stops; a new attempt follows."""
 
 
 @dataclass
 class News(Message):
-    """What has happened, in order."""
+    """New events, in order."""
 
     events: list[EventView]
 
@@ -94,8 +95,8 @@ class Link:
     client: Client
     post: Callable[[Message], object]
     _waiting: list[EventView] = field(default_factory=list)
-    last: int | None = None  # the number of the newest event that was heard
-    _state: Literal["", "linked", "ended", "lost"] = ""  # "" until it answered for the first time
+    last: int | None = None  # the number of the newest received event
+    _state: Literal["", "linked", "ended", "lost"] = ""  # "" until the daemon's first answer
 
     async def follow(self) -> None:
         """Follow the event stream until the worker is cancelled, reconnecting after each failure."""
@@ -110,7 +111,7 @@ class Link:
                 if self._state != "ended" or not stops:
                     self.post(Linked(is_reconnection=self._state == "lost"))
                     self._state = "linked"
-                # A draining daemon sends no events. Listening would miss it when it becomes ready again.
+                # A draining daemon sends no events, so a listener would not notice that it becomes ready again.
                 if not stops:
                     await self._listen()
                 self._state = "ended"
@@ -150,7 +151,7 @@ class Link:
 
 
 class ConnectedApp(App[None]):
-    """An application with one daemon; subclasses show its state and have the screens."""
+    """An application that is connected to one daemon; subclasses show the daemon's state and define the screens."""
 
     def __init__(self, address: Address) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class ConnectedApp(App[None]):
 
     @property
     def read_only(self) -> bool:
-        """Whether no action is offered, by a start-up option or by the role that the daemon gives this caller."""
+        """Whether actions are hidden, because of a start-up option or of the role that the daemon gives this caller."""
         return self.address.read_only or (self.status is not None and self.status.role == "read-only")
 
     @property
@@ -173,18 +174,18 @@ class ConnectedApp(App[None]):
         raise NotImplementedError
 
     def has(self, mode: str) -> bool:
-        """Whether there is a screen of this name."""
+        """Return whether a screen of this name exists."""
         raise NotImplementedError
 
     def go(self, mode: str, key: str) -> bool:
-        """Bring the thing of this key to the front, on the screen that shows such things; False without that screen."""
+        """Switch to the screen ``mode`` and select the item with this key; return False if there is no such screen."""
         raise NotImplementedError
 
     def status_changed(self) -> None:
-        """Hook: ``status`` or ``linked`` has changed."""
+        """React to a change of ``status`` or ``linked``; subclasses override this hook."""
 
     def read_only_changed(self) -> None:
-        """Hook: ``read_only`` has changed."""
+        """React to a change of ``read_only``; subclasses override this hook."""
 
     # Textual calls these handlers after those of the same name in a subclass.
 
@@ -208,7 +209,7 @@ class ConnectedApp(App[None]):
         self._refresh_status()
 
     def on_lost(self, message: Lost) -> None:
-        """The daemon does not answer, or refuses."""
+        """Record the failure, and when the next attempt follows."""
         self.linked = False
         failure = "refused" if isinstance(message.error, RequestRefused) else "no answer"
         cause, hint = self.address.refusal(message.error)
@@ -218,14 +219,15 @@ class ConnectedApp(App[None]):
         self.status_changed()
 
     def on_news(self, message: News) -> None:
-        """Request the status after every event but those of live state."""
+        """Request the status after stored events, and after a change of the current activity."""
         if any(event.kind not in LIVE_KINDS or event.kind == ACTIVITY for event in message.events):
             self._refresh_status()
 
     async def act(self, request: Awaitable[Done], on_refused: Callable[[str], bool]) -> Done | None:
-        """Do what a person has confirmed, and notify them of the result; None where it was refused.
+        """Perform an action that a person has confirmed, and notify the person of the result.
 
-        ``on_refused`` takes the reason, and returns whether it shows that to the person.
+        ``on_refused`` gets the cause of a failure and returns whether it has shown the cause to the person; if not, the
+        app shows a notification. Return None after a failure.
         """
         try:
             done = await request
@@ -240,7 +242,7 @@ class ConnectedApp(App[None]):
         return done
 
     def _refresh_status(self) -> None:
-        """Request the status: at most one request is in flight, and changes meanwhile lead to one more."""
+        """Request the status: at most one request is in flight, and changes during the request lead to one more."""
         self._status_stale = True
         if not self._status_requested:
             self._request_status()
@@ -266,7 +268,7 @@ class ConnectedApp(App[None]):
 
 
 def places(event: EventView) -> list[tuple[str, str]]:
-    """The screens that show an event's subject, each with the key to point at."""
+    """Return the screens that show an event's subject, each with the key to select there."""
     detail = event.detail
     targets: list[tuple[str, str]] = []
     adapter = _text(detail.get("adapter")) or (event.subject if "@v" in event.subject else "")
@@ -295,7 +297,7 @@ def places(event: EventView) -> list[tuple[str, str]]:
 
 
 def tells_of_conversations(event: EventView) -> bool:
-    """Whether a router event reports settled conversations or feedback."""
+    """Return whether an event of the router reports settled conversations or feedback."""
     return event.kind == "traffic" and not {"settled", "feedback"}.isdisjoint(event.detail)
 
 

@@ -1,7 +1,7 @@
-"""Text for the terminal: safe strings, symbols with colours, bars, and a widget that draws text to its own width.
+"""Text for the terminal: safe strings, symbols with colours, bars, and a widget that draws text to its own size.
 
-Text from elsewhere is stripped of control characters (``store.text``) and is never parsed as markup. A symbol says the
-same as its colour.
+Text from other sources is stripped of control characters (``store.text``) and is never parsed as markup. A symbol has
+the same meaning as its colour.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ VERDICTS: Final = {"lacking": ("✗", "red"), "present": ("✓", "green"), "na":
 
 
 def cell(text: object, style: str = "", limit: int = LINE) -> Text:
-    """One harmless line for a table."""
+    """Return safe text for a table cell of one line."""
     return Text(sanitize_line(text, limit), style=style, no_wrap=True, overflow="ellipsis", end="")
 
 
 def bar(share: float | None, width: int) -> str:
-    """``share`` of ``width`` characters, what lies outside of 0-1 at its end; blank where it is not known."""
+    """Return ``share`` as a bar of ``width`` characters; values are clamped to 0-1, and None is blank."""
     if share is None:
         return " " * width
     halves = round(min(max(share, 0.0), 1.0) * 2 * width)
@@ -39,9 +39,9 @@ def bar(share: float | None, width: int) -> str:
 
 
 class DrawnText(Widget):
-    """Text drawn to the widget's size.
+    """A widget whose text is drawn to its size.
 
-    ``draw`` is given the width and the height in cells; the height is 0 where the text may be as high as it is.
+    The drawing function gets the width and the height in cells; a height of 0 means that the height is not limited.
     """
 
     DEFAULT_CSS = "DrawnText { height: auto; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
@@ -51,15 +51,15 @@ class DrawnText(Widget):
         self._draw: Callable[[int, int], Text] = lambda width, height: Text("")
 
     def put(self, draw: Callable[[int, int], Text]) -> None:
-        """Use this function for drawing from now on."""
+        """Set the drawing function, and redraw."""
         self._draw = draw
         self.refresh(layout=True)
 
     def render(self) -> Text:
-        """The text for the size that there is."""
+        """Return the text for the current size."""
         size = self.content_size
         return self._draw(size.width, size.height)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """The lines that it has at this width."""
+        """Return the number of lines of the text at this width."""
         return len(self._draw(width, 0).plain.splitlines()) or 1

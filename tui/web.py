@@ -1,4 +1,4 @@
-"""`traced tui --web`: the interface in a browser, with an app of its own for each visitor.
+"""Serve the terminal interface to browsers (`traced tui --web`), with one app process for each visitor.
 
     browser ── WebSocket ── this server on loopback ── stdin/stdout ── `python -m tui`
 
@@ -6,8 +6,8 @@ Invariants: the server listens on loopback only. Access needs the key in the pri
 one secret path, because browsers send cookies to every port of a host: other users of the machine and pages of other
 sites get no access. Requests for another host name (DNS rebinding) are refused, and pages load nothing from elsewhere.
 The daemon's token reaches the apps through their environment, never through a command line. All apps end with the
-server. How it fails: exit code 1 with the reason where the port is taken. Not covered: TLS and other machines (use an
-SSH tunnel to the same port).
+server. If the port is taken, the command prints the reason and exits with code 1. Not covered: TLS and other machines
+(use an SSH tunnel to the same port).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 COOKIE = "traced-tui"
 # Seconds that an app gets to end before it is killed.
 END_S = 5.0
-# Each visitor costs a process, so their number is bounded.
+# Each visitor costs a process, so the number of visitors is bounded.
 MAX_VISITORS = 16
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
@@ -46,7 +46,7 @@ class Visit(AppService):
         try:
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(self.stop(), END_S)
-            # `stop` may return while the process is still running.
+            # `AppService.stop` may return while the process is still running.
             if self._process is not None:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), END_S)
@@ -56,7 +56,7 @@ class Visit(AppService):
 
 
 class Loopback(Server):
-    """Textual's server on loopback, behind a key."""
+    """Textual's web server, bound to loopback and protected by a key."""
 
     def __init__(self, command: list[str], port: int) -> None:
         super().__init__(f"exec {shlex.join(command)}", host=HOST, port=port, title="traced")
@@ -69,7 +69,7 @@ class Loopback(Server):
         return f"{self.public_url}{self.place}/?key={self.key}"
 
     async def application(self) -> web.Application:
-        """Textual's application behind the middleware that checks the key."""
+        """Return Textual's application behind the middleware that checks the key."""
         app = web.Application(middlewares=[self._door])
         app.add_subapp(self.place, await self._make_app())
         return app
@@ -79,7 +79,7 @@ class Loopback(Server):
         Console().print(f"traced in a browser: {self.entrance}\nCtrl-C ends it.", highlight=False, soft_wrap=True)
 
     async def on_shutdown(self, app: web.Application) -> None:
-        """Close every visitor's connection, which ends their app."""
+        """Close every visitor's connection, which ends the visitor's app."""
         await asyncio.gather(
             *(connection.close(code=1001, message=b"the server ends") for connection in list(self._open))
         )
@@ -133,13 +133,13 @@ class Loopback(Server):
         if not answer.prepared:
             answer.headers["Content-Security-Policy"] = POLICY.format(host=host)
             answer.headers["Referrer-Policy"] = "no-referrer"
-            # Without this, browsers keep a page alive after it was left, and its app with it.
+            # Without this, browsers keep a page and its app alive after the user has left the page.
             answer.headers["Cache-Control"] = "no-store"
         return answer
 
 
 def serve(daemon_options: list[str], port: int, *, write: bool) -> int:
-    """Serve until Ctrl-C or SIGTERM, with ``daemon_options`` for each `python -m tui`. Returns the exit code."""
+    """Serve until Ctrl-C or SIGTERM and return the exit code; each `python -m tui` gets ``daemon_options``."""
     try:
         listener = socket.create_server((HOST, port))
     except OSError as error:

@@ -1,9 +1,9 @@
 """The builtin analyst: names candidate capabilities and labels trajectories by detectors, without a model.
 
-Its catalogue pairs each capability's texts with a detector, in order of preference. Labels are complete, each
-(trajectory, capability) exactly once, and depend only on the trajectories and the seed. Run r mines its statistics from
-a seeded 80 % of the trajectories and labels all of them, so runs differ where the evidence is thin. ``hints`` reports
-its figures to the llm analyst.
+The catalogue pairs the texts of each capability with a detector, in order of preference. Labels are complete: each
+(trajectory, capability) has exactly one per run. Labels depend only on the trajectories, the run and the seed. Run r
+mines its statistics from a seeded 80 % of the trajectories and labels all of them, so runs differ where the evidence
+is thin. ``hints`` gives the catalogue's contrasts to the llm analyst.
 """
 
 import random
@@ -133,9 +133,9 @@ _MIN_APPLICABLE = 3
 
 
 def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capability]:
-    """The candidate capabilities, at most 10: those whose detector applies to at least three trajectories.
+    """Return the candidate capabilities, at most 10: those whose detector applies to at least three trajectories.
 
-    Discovery mines the same sample as labelling run 0 with this seed.
+    The statistics come from the same sample as in labelling run 0 with this seed.
     """
     judged_trajectories = _judged_only(trajectories)
     conversations = views(judged_trajectories)
@@ -153,14 +153,14 @@ def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capabilit
 def label(
     trajectories: Sequence[Trajectory], capabilities: Sequence[Capability], *, run: int, seed: int
 ) -> list[Label]:
-    """One run's labels of all trajectories; infrastructure outcomes are NA."""
+    """Return one run's labels of all trajectories; those that are neither success nor failure are NA."""
     return label_runs(trajectories, capabilities, runs=[run], seed=seed)
 
 
 def label_runs(
     trajectories: Sequence[Trajectory], capabilities: Sequence[Capability], *, runs: Sequence[int], seed: int
 ) -> list[Label]:
-    """The labels of several runs; the trajectories are parsed once.
+    """Return the labels of several runs; the trajectories are parsed once.
 
     Raises:
         AgentsError: a capability has no detector.
@@ -215,7 +215,7 @@ class Hint:
 
 
 def hints(trajectories: Sequence[Trajectory], seed: int) -> list[Hint]:
-    """The contrast of every applicable catalogue capability; takes seconds, so call it in a thread."""
+    """Return the contrast of every applicable catalogue capability; takes seconds, so call it in a thread."""
     capabilities = discover(trajectories, seed=seed)
     labels = label_runs(trajectories, capabilities, runs=[0], seed=seed)
     outcomes = {trajectory.id: trajectory.outcome for trajectory in trajectories}
@@ -224,7 +224,7 @@ def hints(trajectories: Sequence[Trajectory], seed: int) -> list[Hint]:
 
 
 def hint_text(findings: Sequence[Hint]) -> str:
-    """The hints as text for a prompt, one line each."""
+    """Return the hints as text for a prompt, one line each."""
     return "\n".join(map(_line, findings))
 
 

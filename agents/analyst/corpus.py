@@ -1,6 +1,6 @@
-"""Statistics that the builtin analyst mines from a sample before it labels: tools, parameters, preconditions.
+"""Mines the statistics that the builtin analyst needs before it labels: tools, parameters, preconditions.
 
-Outcomes serve only as evidence for what matters. An array is one path ("flights[].date").
+Outcomes are used only as evidence for preconditions. All elements of an array share one path ("flights[].date").
 """
 
 import re
@@ -18,7 +18,7 @@ from store.types import Outcome, Tool
 
 # Tool and path.
 Parameter = tuple[str, str]
-# A string parameter with at most this many values, often repeated, is a choice.
+# A string parameter of an undeclared tool with at most this many distinct values, often repeated, is a choice.
 _MAX_CHOICES = 8
 _MAJORITY = 0.6
 _CODE = re.compile(r"(?=\S*\d)\S+")
@@ -27,7 +27,11 @@ _MIN_USES = 5
 
 @dataclass(frozen=True)
 class Corpus:
-    """The mined statistics; ``choices`` holds the values of parameters that are picked from a small set."""
+    """The mined statistics.
+
+    ``choices`` holds the values of parameters that are picked from a small set. ``copied_parameters`` take codes from
+    earlier text, ``date_parameters`` ISO dates; ``described_parameters`` name records that the user described.
+    """
 
     declared: dict[str, Tool]
     validators: Validators
@@ -40,16 +44,16 @@ class Corpus:
     intents: Intents
 
     def writes(self, view: View) -> list[Call]:
-        """The calls of a conversation that change something."""
+        """Return the calls of a conversation that change something."""
         return [call for call in view.transcript.calls if self.kinds.get(call.name) is ToolKind.WRITE]
 
     def handoffs(self, view: View) -> list[Call]:
-        """The calls of a conversation that hand it over to a person."""
+        """Return the calls of a conversation that hand it over to a person."""
         return [call for call in view.transcript.calls if self.kinds.get(call.name) is ToolKind.HANDOFF]
 
 
 def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
-    """Mine a sample; ``outcomes[i]`` belongs to ``views[i]``."""
+    """Return the statistics of a sample; ``outcomes[i]`` belongs to ``views[i]``."""
     transcripts = [view.transcript for view in views]
     declared = functions(transcripts)
     kinds = classify(declared, transcripts)
@@ -90,7 +94,7 @@ def _uses(views: Sequence[View], declared: dict[str, Tool]) -> dict[Parameter, l
 def _choices(declared: dict[str, Tool], uses: dict[Parameter, list[_Use]]) -> dict[Parameter, list[str]]:
     choices = dict(_enums(declared))
     for (tool, path), values_used in uses.items():
-        # A declared tool states its choices in the schema; guessing is only for tools without one.
+        # The schema of a declared tool states its choices; they are guessed only for tools without a schema.
         if declared[tool] or len(values_used) < 10 or not all(isinstance(use.value, str) for use in values_used):
             continue
         values = Counter(str(use.value) for use in values_used)
@@ -111,7 +115,7 @@ def _enums(declared: dict[str, Tool]) -> Iterator[tuple[Parameter, list[str]]]:
 
 
 def _is_copied(values_used: Sequence[_Use]) -> bool:
-    """Whether the values are codes (texts with digits) that mostly appear in an earlier text."""
+    """Return whether the values are mostly codes (texts with digits) that appear in an earlier text."""
     if share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in values_used) < _MAJORITY:
         return False
     return (
@@ -121,7 +125,7 @@ def _is_copied(values_used: Sequence[_Use]) -> bool:
 
 
 def _described_parameters(views: Sequence[View]) -> set[Parameter]:
-    """The parameters whose values mostly pick a record that the user described."""
+    """Return the parameters whose values mostly pick a record that the user described."""
     verdicts: dict[Parameter, list[bool]] = defaultdict(list)
     for view in views:
         for call, picks in zip(view.transcript.calls, view.picks, strict=True):

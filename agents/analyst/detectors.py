@@ -1,4 +1,7 @@
-"""Detectors: each decides for one conversation whether a capability was needed, and exercised or lacking."""
+"""Detectors of the builtin analyst, one per capability of its catalogue.
+
+A detector decides whether one conversation needed the capability and, if so, whether the agent exercised or lacked it.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -25,7 +28,7 @@ from agents.analyst.view import Pick, View
 from agents.transcript import Call
 from store.types import Verdict
 
-# Smaller numbers are counts that people round in their heads.
+# Numbers up to this are counts, which need no source.
 _MAX_COUNT = 10
 _WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|manager|someone else)\b", re.IGNORECASE)
 _IMPLICIT_CHOICES = frozenset({"yes", "no", "true", "false", "none"})
@@ -44,17 +47,17 @@ NOT_NEEDED = Finding(Verdict.NA)
 
 
 def exercised_at(index: int) -> Finding:
-    """The capability was needed and exercised."""
+    """Return the finding that the capability was needed and exercised, decided by message ``index``."""
     return Finding(Verdict.PRESENT, index)
 
 
 def lacking_at(index: int) -> Finding:
-    """The capability was needed and not exercised."""
+    """Return the finding that the capability was needed and not exercised, decided by message ``index``."""
     return Finding(Verdict.LACKING, index)
 
 
 def detect_supported_amounts(view: View, corpus: Corpus) -> Finding:
-    """Supported amounts: were the numbers of a write stated, observed or computed before?
+    """Decide whether the numbers of each write were stated, observed or computed before (supported amounts).
 
     Needed if a write carries a number above 10. Lacking if such a number appeared in no earlier user message,
     observation or prompt.
@@ -73,11 +76,12 @@ def detect_supported_amounts(view: View, corpus: Corpus) -> Finding:
 
 
 def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
-    """Date reasoning: did a relative date ("in 3 days") become the right date?
+    """Decide whether a relative date ("in 3 days") became the right date (date reasoning).
 
     Needed if the user gave a relative date, today's date is known, and a call with a date was made (a write, if the
-    target has writes with dates). Lacking if the first date used, or one that was written, is none of: a reading of the
-    user's words, a date the user wrote out, a date returned for a right one.
+    target has writes with dates). Valid dates are the readings of the user's words, the dates that the user wrote out,
+    and the dates in the result of a call with a valid date. Lacking if the first call with a date, or a write with a
+    date, has no valid date.
     """
     today = today_in(view.transcript.system) or _today_observed(view)
     if today is None:
@@ -100,7 +104,7 @@ def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
 
 
 def _intended_dates(view: View, today: date, index: int) -> set[str]:
-    """The readings of the user's relative dates and, if there are any, the dates written out."""
+    """Return the readings of the user's relative dates and the dates written out; empty without a relative date."""
     text = "\n".join(message.text for message in view.transcript.user_before(index))
     relative = {day.isoformat() for day in resolve(text, today)}
     return relative | set(ISO_DATE.findall(text)) if relative else set()
@@ -124,10 +128,10 @@ def _today_observed(view: View) -> date | None:
 
 
 def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
-    """Error recovery: did the agent get through after a tool's error?
+    """Decide whether the agent recovered from the errors of tools (error recovery).
 
-    Exercised if every failing tool later succeeded, or the agent handed over after trying something else. Lacking if it
-    gave up or repeated the failing call.
+    Needed if a tool answered with an error. Exercised if, after each failed call, the tool succeeded or the agent
+    handed over after a different call. Lacking if the agent gave up or only repeated a failed call.
     """
     failed = [call for call in view.transcript.calls if call.result is not None and call.result.error]
     if not failed:
@@ -140,7 +144,7 @@ def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
 
 
 def _recovery(failed: Call, view: View, corpus: Corpus) -> Call | None:
-    """The later call that succeeded, or the hand-over after another attempt."""
+    """Return the later successful call of the same tool, else a hand-over after a different call, else None."""
     later = [call for call in view.transcript.calls if call.index > failed.index]
     for call in later:
         if call.name == failed.name and call.succeeded:
@@ -151,10 +155,10 @@ def _recovery(failed: Call, view: View, corpus: Corpus) -> Call | None:
 
 
 def detect_handoff(view: View, corpus: Corpus) -> Finding:
-    """Self-reliance: was something tried before the conversation was handed to a person?
+    """Decide whether the agent tried something before it handed the conversation to a person (self-reliance).
 
-    Needed in every conversation with a write or a hand-over that the user did not ask for. Lacking if the agent handed
-    over without attempting a write or declining anything.
+    Needed in every conversation with a write, or with a hand-over that the user did not ask for. Lacking if the agent
+    handed over before it attempted a write or declined anything.
     """
     handoffs, writes = corpus.handoffs(view), corpus.writes(view)
     if not handoffs:
@@ -169,11 +173,13 @@ def detect_handoff(view: View, corpus: Corpus) -> Finding:
 
 
 def detect_multi_step_completion(view: View, corpus: Corpus) -> Finding:
-    """Multi-step completion: was each of several requests done, answered or declined?
+    """Decide whether each of several requests was done, answered or declined (multi-step completion).
 
-    Needed if the user made two or more requests; a retracted request does not count. A write request is served by an
-    attempt of its tool on its object, or by another write on an object of no other request; a question by a read of its
-    object or an answer that names it. A hand-over serves everything before it.
+    Needed if the user made two or more requests; a retracted request does not count. A hand-over serves every request
+    before it, a refusal the refused one. A write request is served by a call of its tool on its object, or on no object
+    of another request for that tool; or by another write on its object, if no other request is for that write or names
+    that object. A question is served by a call on its object, by an answer that names the object, or by any reply if
+    the user's message holds no other request.
     """
     requests = corpus.intents.requests(view)
     if len(requests) < 2:
@@ -209,7 +215,7 @@ def _fulfils(call: Call, request: Request, other_requests: Sequence[Request]) ->
 
 
 def _about_records(call: Call, other_requests: Sequence[Request]) -> bool:
-    """Whether the call is on the object of another request for the same tool."""
+    """Return whether the call is on the object of another request for the same tool."""
     return any(other.tool == call.name and _names_object(call, other) for other in other_requests)
 
 
@@ -218,7 +224,7 @@ def _names_object(call: Call, request: Request) -> bool:
 
 
 def _is_answered(request: Request, requests: Sequence[Request], view: View) -> bool:
-    """Whether the agent named the object afterwards, or replied to a message with no other request."""
+    """Return whether the agent named the object afterwards, or replied to a message with no other request."""
     is_only_request = not any(other.index == request.index for other in requests if other is not request)
     replies = [message for message in view.transcript.agent if message.index > request.index]
     return any(is_only_request or request.objects & identifiers(message.text) for message in replies)
@@ -229,11 +235,11 @@ def _is_retracted(request: Request, view: View) -> bool:
 
 
 def detect_call_precision(view: View, corpus: Corpus) -> Finding:
-    """Tool-calling precision: does every call fit its schema, with arguments from earlier text?
+    """Decide whether every call fits its schema and takes its arguments from earlier text (tool-calling precision).
 
-    Needed if a tool was called with arguments. Lacking if a call breaks its schema, contains a code that no earlier
-    text held, or a choice that contradicts the user. Dates, choices among records, numbers and free text are not judged
-    here.
+    Needed if a tool was called with arguments. Lacking if a call breaks its schema, or has a code that no earlier text
+    contained or a choice that contradicts the user. Dates, choices among records, numbers and free text are not judged
+    here, nor are tools that only compute or hand over.
     """
     calls = [
         call
@@ -268,8 +274,8 @@ def _choices_agree(call: Call, view: View, corpus: Corpus) -> bool:
 
 
 def _choice_agrees(value: str, choices: Sequence[str], text: str) -> bool:
-    """Whether the user's words point to no other choice more clearly than to ``value``."""
-    # Yes-or-no choices follow from the request without being spoken.
+    """Return whether the user's words point to no other choice more clearly than to ``value``."""
+    # The user need not say a yes-or-no choice: it follows from the request.
     if _IMPLICIT_CHOICES & set(choices):
         return True
     user_words = words(text)
@@ -279,7 +285,7 @@ def _choice_agrees(value: str, choices: Sequence[str], text: str) -> bool:
 
 
 def _mention_score(choice: str, text: str, user_words: Sequence[str], user_stems: Sequence[str]) -> float:
-    """How clearly the text names a choice: 1 literally, 0.5 in part or by a related word, else 0."""
+    """Return how clearly the text names a choice: 1 literally, 0.5 in part or by a related word, else 0."""
     if last_mention(text, choice) is not None:
         return 1.0
     parts = [stem(word) for word in words(choice)]
@@ -294,10 +300,11 @@ def _mention_score(choice: str, text: str, user_words: Sequence[str], user_stems
 
 
 def detect_precondition_verification(view: View, corpus: Corpus) -> Finding:
-    """Precondition verification: was the object read before it was changed, or the change refused after a read?
+    """Decide whether the object was read before it was changed, or the change refused after a read.
 
-    The preconditions are the mined links. Not needed if no write with a precondition was attempted or refused after a
-    read. A write that contradicts the read is not detected.
+    This is precondition verification; the preconditions are the links of ``agents.analyst.preconditions``. Not needed
+    if no write with a precondition was attempted or refused after a read. A write that contradicts the content of the
+    read is not detected.
     """
     writes = [(call, link) for call in view.transcript.calls for link in corpus.links if link.write_tool == call.name]
     for call, link in writes:
@@ -322,10 +329,10 @@ def _refusal_after_read(link: Link, view: View, requests: Sequence[Request]) -> 
 
 
 def detect_repetition(view: View, corpus: Corpus) -> Finding:
-    """Moving on: did the agent repeat a tool call although nothing had changed?
+    """Decide whether the agent repeated a tool call although nothing had changed (moving on).
 
-    Needed if at least two calls were made. Lacking if a call repeats an earlier one with no write and no user message
-    in between.
+    Needed if at least two calls were made. Lacking if a call repeats an earlier one with no successful write and no
+    user message in between.
     """
     calls = view.transcript.calls
     if len(calls) < 2:
@@ -348,11 +355,11 @@ def detect_repetition(view: View, corpus: Corpus) -> Finding:
 
 
 def detect_structured_reasoning(view: View, corpus: Corpus) -> Finding:
-    """Structured data reasoning: was the record taken that the user described?
+    """Decide whether the writes name the record that the user described (structured data reasoning).
 
     Needed if a write names a record that the user described rather than named. Lacking if a sibling fits the user's
-    last words strictly better, or a parameter usually filled from described records held none. Of several writes by one
-    tool on one object the last counts.
+    last words strictly better, or if a parameter that is usually filled with described records names no observed
+    record. Of several writes by one tool on one object the last counts.
     """
     last = {(call.name, _object(call)): (call, picks) for call, picks in _writes(view, corpus)}
     verdicts = [
@@ -371,7 +378,7 @@ def _writes(view: View, corpus: Corpus) -> Iterator[tuple[Call, list[Pick]]]:
 
 
 def _chose_right(call: Call, picks: Sequence[Pick], corpus: Corpus) -> bool | None:
-    """Whether the described records were chosen well; None if the call chose none."""
+    """Return whether the described records were chosen well; None if the call chose none."""
     verdicts = [pick.right for pick in picks if pick.right is not None]
     verdicts += [False for pick in picks if not pick.observed and (call.name, pick.path) in corpus.described_parameters]
     return all(verdicts) if verdicts else None

@@ -1,8 +1,9 @@
 """Finds the user's requests in the clauses of a conversation, and the agent's refusals of them.
 
-A clause requests a write if it asks for something (please, I want, an imperative) in words of a write tool: words of
-the tool's name, or words that go with its calls in the sample. It is a question if it asks about an identified object.
-Clauses for the same tool and object are one request. Requests that no tool serves are not found.
+A clause requests a write if it asks for something (please, I want, an imperative) in cue words of a write tool: words
+of the tool's name, or words that co-occur with its calls in the sample. A clause is a question if it asks about an
+object that it names by a code. Clauses for the same tool and object are one request. Requests that no tool serves are
+not detected.
 """
 
 import math
@@ -33,10 +34,10 @@ _IDLE_RATE = 0.15
 
 @dataclass(frozen=True)
 class Request:
-    """One thing the user wants.
+    """A request of the user, in message ``index``.
 
-    ``tool`` is the write tool that serves it, None for a question; ``objects`` are the codes it names, ``cues`` the
-    words that point to the tool, ``stems`` all words of the clause.
+    ``tool`` is the write tool that serves the request, None for a question; ``objects`` are the codes that the request
+    names, ``cues`` the words that point to the tool, ``stems`` the stems of all words of the clause.
     """
 
     index: int
@@ -48,10 +49,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Intents:
-    """Weighted cue words of each write tool.
+    """The weighted cue words of each write tool.
 
-    ``nouns`` are the cues that count as any part of speech, the others only as verbs; ``pointers`` caches the tools and
-    cues of a stem.
+    ``nouns`` are the cues that count as any part of speech; other cues count only as verbs. ``pointers`` caches the
+    (tool, cue) pairs of a stem.
     """
 
     cues: dict[str, dict[str, float]]
@@ -59,7 +60,7 @@ class Intents:
     pointers: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def requests(self, view: View) -> list[Request]:
-        """The distinct requests of a conversation, in order."""
+        """Return the distinct requests of a conversation, in order."""
         requests: list[Request] = []
         for clause in view.clauses:
             for request in self._requests_in(clause):
@@ -102,7 +103,7 @@ class Intents:
 
 
 def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Mapping[str, ToolKind]) -> Intents:
-    """The cues of every write tool: distinctive words of its name, and words that go with its calls in the sample."""
+    """Return the cues of every write tool: distinctive words of its name, and words that co-occur with its calls."""
     writes = [name for name in declared if kinds[name] is ToolKind.WRITE]
     texts = {
         name: {stem(word) for word in words(f"{name} {declared[name].get('description', '')}")} for name in declared
@@ -122,7 +123,7 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
             ):
                 cues[name][part] = math.log(1 + len(declared) / spread[part])
         nouns[name] = frozenset(cues[name]) - {stem(words(name)[0])}
-        # A word that fills another write's parameter points to that tool, not to this one.
+        # A word in the name of another write's parameter points to that tool, not to this one.
         elsewhere = {word for other in writes if other != name for word in parameter_words[other]}
         for word, weight in usage.companions(name):
             if not any(related(word, other_word) for other_word in elsewhere):
@@ -131,7 +132,7 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
 
 
 def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, set[str]]:
-    """The words in the names of the parameters that each write was called with."""
+    """Return, for each write tool, the stems of the words in the names of the parameters it was called with."""
     words_of_tool: dict[str, set[str]] = {name: set() for name in writes}
     for view in views:
         for call in view.transcript.calls:
@@ -144,7 +145,7 @@ def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class _Usage:
-    """Counts over ``size`` conversations: users who used a word, calls of a tool, and both together."""
+    """Numbers of conversations, of ``size`` in all, where the user said a word, a tool was called, or both happened."""
 
     size: int
     word_counts: Counter[str]
@@ -152,13 +153,13 @@ class _Usage:
     joint_counts: dict[str, Counter[str]]
 
     def is_idle(self, tool: str, word: str) -> bool:
-        """Whether users say the word often and the tool is hardly ever called then."""
+        """Return whether users say the word often and the tool is rarely called in these conversations."""
         return (
             self.word_counts[word] >= _MIN_COUNT and self.joint_counts[tool][word] < _IDLE_RATE * self.word_counts[word]
         )
 
     def companions(self, tool: str) -> Iterator[tuple[str, float]]:
-        """Words that usually come with calls of the tool, with the logarithm of their lift."""
+        """Yield the words that usually occur together with calls of the tool, with the logarithm of their lift."""
         for word, joint in sorted(self.joint_counts[tool].items()):
             base_rate = max(0.5, self.call_counts[tool] - joint) / max(1, self.size - self.word_counts[word])
             ratio = joint / self.word_counts[word] / base_rate
@@ -188,7 +189,7 @@ def _is_same_request(first: Request, other: Request) -> bool:
 
 
 def _objects_of_requests(codes: frozenset[str]) -> list[frozenset[str]]:
-    """One set per code where several codes have the same shape ("cancel A1B2 and C3D4"), otherwise one set of all."""
+    """Return one set per code if several codes all have one shape ("cancel A1B2 and C3D4"), else one set of all."""
     shapes = {re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "a", code)) for code in codes}
     if len(codes) > 1 and len(shapes) == 1:
         return [frozenset({code}) for code in sorted(codes)]
@@ -196,7 +197,11 @@ def _objects_of_requests(codes: frozenset[str]) -> list[frozenset[str]]:
 
 
 def refusals(view: View, request: Request) -> Iterator[int]:
-    """The messages that refuse ``request``: a sentence names its object, or the request's words and no other object."""
+    """Yield the indices of the later messages that refuse ``request``.
+
+    A refusing sentence names the request's object; if the request or the sentence names no object, it uses the
+    request's words.
+    """
     for message in view.transcript.agent:
         if message.index <= request.index:
             continue

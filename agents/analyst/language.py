@@ -1,7 +1,7 @@
-"""English text processing for the builtin analyst: words, stems, clauses, identifiers, relative dates.
+"""Processes English text for the builtin analyst: words, stems, clauses, identifiers, relative dates.
 
-Stems are Snowball's (Porter 2). ``resolve`` returns every reading of an ambiguous date ("next Tuesday"). Spelling
-mistakes, times of day, holidays and dates relative to another event are not handled.
+Stems are those of Snowball (Porter 2). ``resolve`` returns every reading of an ambiguous date ("next Tuesday").
+Spelling mistakes, times of day, holidays and dates relative to another event are not handled.
 """
 
 import re
@@ -74,27 +74,30 @@ _MONTH_END = re.compile(r"\b(?:end|last day) of (the|this|next) month\b", re.IGN
 
 @lru_cache(maxsize=50_000)
 def stem(word: str) -> str:
-    """The stem of a lower-case word."""
+    """Return the stem of a lower-case word."""
     return str(snowballstemmer.stemmer("english").stemWord(word))
 
 
 def words(text: str) -> list[str]:
-    """Lower-case alphanumeric words, in order."""
+    """Return the lower-case alphanumeric words of a text, in order."""
     return WORD.findall(text.lower())
 
 
 def stems(text: str) -> list[str]:
-    """Stems of the words that carry meaning (stop words left out), in order."""
+    """Return the stems of the words of a text except stop words, in order."""
     return [stem(word) for word in words(text) if word not in STOP]
 
 
 def pairs(text: str) -> set[str]:
-    """Stems of neighbouring words joined ("pick up" gives "pickup")."""
+    """Return the stems of neighbouring words joined ("pick up" gives "pickup")."""
     return {stem(first + second) for first, second in pairwise(words(text))}
 
 
 def verb_stems(text: str) -> set[str]:
-    """Stems of words that may be verbs of a request: no past forms, no plurals, no "my booking" or "flight booking"."""
+    """Return the stems of words that may be verbs of a request.
+
+    Past forms, plurals and nouns in -ing ("my booking", "flight booking") are not among them.
+    """
     all_words = words(text)
     return {
         stem(word) for word, previous in zip(all_words, ["", *all_words], strict=False) if _may_be_verb(word, previous)
@@ -108,7 +111,7 @@ def _may_be_verb(word: str, previous: str) -> bool:
 
 
 def related(first: str, other: str) -> bool:
-    """Whether two stems are equal or one continues the other ("pay", "payment")."""
+    """Return whether two stems are equal or one continues the other ("pay", "payment")."""
     if first == other:
         return True
     shorter, longer = sorted((first, other), key=len)
@@ -116,33 +119,35 @@ def related(first: str, other: str) -> bool:
 
 
 def clauses(text: str) -> list[str]:
-    """A text split at sentence ends and at joints such as "also"."""
+    """Split a text at sentence ends and at connectives such as "also"."""
     return [
         part.strip() for sentence in _TERMINATOR.split(text) for part in _JOINT.split(sentence) if part and part.strip()
     ]
 
 
 def identifiers(text: str) -> set[str]:
-    """Codes that name a record: letters with digits, long numbers, words in capitals; no dates or ordinals."""
+    """Return the codes that name a record: letters with digits, long numbers, words in capitals; no dates or ordinals.
+    """
     return {code for code in IDENTIFIER.findall(text) if not _ORDINAL.fullmatch(code)}
 
 
 def last_mention(text: str, phrase: str) -> int | None:
-    """The last position where ``phrase`` occurs as whole words, ignoring "instead of ..."; None if there is none."""
+    """Return the last position of ``phrase`` as whole words, except after "instead of" and the like; None without one.
+    """
     parts = words(phrase)
     if not parts:
         return None
     pattern = r"(?<![a-z0-9])" + r"[\W_]+".join(map(re.escape, parts)) + r"(?![a-z0-9])"
     position = None
     for match in re.finditer(pattern, text.lower()):
-        # The 24 characters before a mention are enough for "instead of the" and its like.
+        # The 24 characters before a mention are enough for "instead of the" and similar phrases.
         if not _EXCLUSION.search(text[: match.start()][-24:]):
             position = match.start()
     return position
 
 
 def today_in(text: str) -> date | None:
-    """Today's date as stated in a system prompt or an observation, or None."""
+    """Return today's date as stated in a system prompt or an observation, None if it is not stated."""
     for match in _TODAY.finditer(text):
         try:
             return date.fromisoformat(match[1])
@@ -152,7 +157,7 @@ def today_in(text: str) -> date | None:
 
 
 def resolve(text: str, today: date) -> set[date]:
-    """Every date that the relative expressions of ``text`` may mean."""
+    """Return every date that the relative expressions of ``text`` may mean."""
     dates = {today + shift for pattern, shift in _FIXED_SHIFTS if pattern.search(text)}
     for match in _RELATIVE_SPAN.finditer(text):
         count, unit = (match[1], match[2]) if match[1] else (match[3], match[4])

@@ -1,8 +1,9 @@
-"""Which reads belong before which writes, mined from successful conversations and the policy.
+"""Mines which reads belong before which writes, from recorded conversations and the policy.
 
-A link says: before writing with ``write_parameter = v``, read with ``read_parameter = v`` or have read an answer that
-contains v. It is kept if nearly all successful writes obey it, or if a fair share does and either disobeying goes with
-failure or the policy demands it. The content of the read is not checked.
+A link says: before a write with ``write_parameter = v``, the read tool must have been called with
+``read_parameter = v`` or must have returned v. A link is kept if nearly all writes of successful conversations obey it,
+or if a fair share of them does and, in addition, disobedience goes with failure or the policy demands the read. The
+content of the read is not checked.
 """
 
 import re
@@ -33,13 +34,13 @@ class Link:
 
 
 def share(flags: Iterable[bool]) -> float:
-    """The fraction of true flags, 0 without flags."""
+    """Return the fraction of true flags, 0 without flags."""
     values = list(flags)
     return sum(values) / len(values) if values else 0.0
 
 
 def satisfied(link: Link, calls: Sequence[Call], write: Call) -> bool:
-    """Whether a successful read of the object of ``write`` came before it."""
+    """Return whether a successful read of the object of ``write`` came before the write."""
     value = dict(leaves(write.arguments or {})).get(link.write_parameter)
     return any(
         call.index < write.index
@@ -57,19 +58,19 @@ def mine_links(
     declared: Mapping[str, Tool],
     intents: Intents,
 ) -> list[Link]:
-    """The links that the sample supports, sorted."""
+    """Return the links that the sample supports, sorted."""
     attempts = [
         (view, call, outcome is Outcome.SUCCESS)
         for view, outcome in zip(views, outcomes, strict=True)
-        # Only first attempts: a read made in answer to an error is no precondition. A refusal after a read counts as
-        # obedience, because a success looks like that where the rules forbid the write.
+        # Only first attempts, because a read after an error is no precondition. A refusal after a read counts as
+        # obedience, because where the rules forbid the write a conversation succeeds by refusing.
         for call in [*_first_attempts(view, kinds), *_refused_writes(view, kinds, declared, intents)]
     ]
     candidate_counts = Counter(link for view, call, _ in attempts for link in set(_candidates(view, call, kinds)))
     prompts = {view.transcript.system for view in views[:20]}
     links = []
     for link, count in candidate_counts.items():
-        # What the policy demands needs less evidence: an agent that lacks the capability shows it rarely.
+        # What the policy demands needs less evidence, because an agent that lacks the capability rarely does it.
         min_count = _MIN_DEMANDED if demanded(link, prompts, kinds) else _MIN_COUNT
         if count >= min_count and _is_supported(
             link, [attempt for attempt in attempts if attempt[1].name == link.write_tool], prompts, kinds
@@ -98,7 +99,7 @@ def _is_supported(
 
 
 def demanded(link: Link, prompts: set[str], names: Collection[str]) -> bool:
-    """Whether a sentence of the policy asks for the read before the write, in words specific to the read."""
+    """Return whether a sentence of the policy asks for the read before the write, in words specific to the read."""
     shared = Counter(word for name in names for word in set(words(name)))
     nouns = words(link.read_tool)[1:]
     read_words = {stem(word) for word in nouns if shared[word] == 1} or {stem(word) for word in nouns}
@@ -135,7 +136,7 @@ def _first_attempts(view: View, kinds: Mapping[str, ToolKind]) -> Iterator[Call]
 def _refused_writes(
     view: View, kinds: Mapping[str, ToolKind], declared: Mapping[str, Tool], intents: Intents
 ) -> Iterator[Call]:
-    """Writes that the agent refused after a read, as calls with the read's arguments that the write also takes."""
+    """Yield the writes that the agent refused after reads, as calls with those read arguments that they accept."""
     for request in intents.requests(view):
         index = min(refusals(view, request), default=None)
         if request.tool is None or index is None:

@@ -1,7 +1,7 @@
 """Infers what a tool does (read, write, hand over, compute) and validates calls against its JSON Schema.
 
 The evidence is the tool's name, its description and its answers: reads return records, writes acknowledge. A tool that
-does both counts as a write.
+reads and writes counts as a write.
 """
 
 from collections import defaultdict
@@ -43,7 +43,7 @@ class ToolKind(StrEnum):
 
 
 def functions(conversations: Sequence[Transcript]) -> dict[str, Tool]:
-    """Every declared tool's function schema by name; without any declaration, called tools get an empty schema."""
+    """Return every declared tool's function schema by name; if none is declared, called tools get an empty schema."""
     schemas: dict[str, Tool] = {}
     for conversation in conversations:
         for tool in conversation.tools:
@@ -55,7 +55,7 @@ def functions(conversations: Sequence[Transcript]) -> dict[str, Tool]:
 
 
 def classify(declared: dict[str, Tool], conversations: Sequence[Transcript]) -> dict[str, ToolKind]:
-    """The kind of every tool."""
+    """Return the kind of every tool, by name."""
     answered_calls: dict[str, list[Call]] = defaultdict(list)
     for conversation in conversations:
         for call in conversation.calls:
@@ -72,7 +72,7 @@ def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> Too
         return ToolKind.HANDOFF
     if _PURE_VERBS & set(name[:1]):
         return ToolKind.PURE
-    # The name counts most; further words of name and description only break a tie.
+    # The first word of the name counts most; further words of name and description only break a tie.
     weight = 2.0 * _leaning(name[:1]) + 1.0 * _leaning(description[:1]) + _behaviour(calls)
     if weight == 0:
         weight = 0.5 * _leaning([*name[1:], *description[1:6]])
@@ -80,7 +80,7 @@ def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> Too
 
 
 def _leaning(tool_words: Sequence[str]) -> int:
-    """1 for a verb of reading, -1 for one of writing, by the first verb; 0 for none."""
+    """Return 1 if the first known verb is one of reading, -1 if it is one of writing, 0 if there is none."""
     for word in tool_words:
         if word in _READ_VERBS:
             return 1
@@ -90,9 +90,9 @@ def _leaning(tool_words: Sequence[str]) -> int:
 
 
 def _behaviour(calls: Sequence[Call]) -> float:
-    """Between -0.5 (acknowledges) and 0.5 (answers with records)."""
+    """Return a number between -0.5 (all answers acknowledge) and 0.5 (all answers are records); 0 without evidence."""
     sizes = [sum(1 for _ in leaves(call.result.value)) for call in calls if call.result is not None]
-    # Fewer answers are no evidence.
+    # Fewer than three answers are no evidence.
     if len(sizes) < 3:
         return 0.0
     records = sum(size >= 3 for size in sizes) / len(sizes)
@@ -100,13 +100,14 @@ def _behaviour(calls: Sequence[Call]) -> float:
 
 
 def validators(declared: dict[str, Tool]) -> Validators:
-    """A validator for each tool; without properties, or with a broken schema, any object is valid."""
+    """Return a validator for each tool; None for a tool without properties or with an invalid schema."""
     return {name: _validator(function.get("parameters")) for name, function in declared.items()}
 
 
 def fits_schema(call: Call, tool_validators: Validators) -> bool:
-    """Whether the tool exists and its arguments are a JSON object that the schema allows; unnamed parameters are
-    refused.
+    """Return whether the tool exists and the call's arguments are a JSON object that its schema allows.
+
+    Parameters that the schema does not name are refused. A tool without a validator accepts any object.
     """
     if call.name not in tool_validators or call.arguments is None:
         return False

@@ -1,4 +1,4 @@
-"""JSON arguments and results as values: leaves with paths, sibling records, first mentions of words.
+"""Reads JSON arguments and results: leaves with their paths, sibling records, and the first mention of each word.
 
 A path joins keys with dots and writes ``[]`` for list elements ("flights[].date").
 """
@@ -17,14 +17,14 @@ _NAMING_FIELD = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$"
 
 @dataclass(frozen=True)
 class Record:
-    """One of several sibling records: the values that name it (``handles``) and the fields that describe it."""
+    """One of several sibling records: the values that name the record (``handles``) and the fields that describe it."""
 
     handles: frozenset[str]
     fields: dict[str, object]
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every leaf of a JSON value with its path."""
+    """Yield every leaf of a JSON value with its path."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key))
@@ -36,9 +36,10 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def siblings(value: object) -> Iterator[list[Record]]:
-    """Every group of two or more records side by side: a list of objects, or an object of objects.
+    """Yield every group of two or more sibling records: the objects of a list, or of an object whose keys are codes.
 
-    Lists inside a list are alternatives made of parts (the legs of a journey), so their parts are no siblings.
+    Siblings have at least one field in common. A list inside a list is one alternative made of parts (the legs of a
+    journey), so its parts are no siblings.
     """
     if isinstance(value, list):
         items = [(None, item) for item in value if isinstance(item, dict)]
@@ -55,8 +56,9 @@ def siblings(value: object) -> Iterator[list[Record]]:
 
 
 def _records(rows: list[tuple[str | None, dict[str, object]]]) -> list[Record]:
-    """Records of rows; a field names its record by its key (an id, a title) or by holding a code unique among the
-    siblings.
+    """Return the records of rows of (key, fields).
+
+    A field names its record if its key says so (an id, a title) or if it holds a different code in every sibling.
     """
     paths = sorted({path for _, fields in rows for path in fields})
     naming_paths = {
@@ -81,19 +83,19 @@ def _distinct_codes(values: list[object]) -> bool:
 
 
 def is_date(value: object) -> bool:
-    """Whether a value is an ISO date."""
+    """Return whether a value is an ISO date."""
     return isinstance(value, str) and bool(ISO_DATE.fullmatch(value))
 
 
 def tokens(value: object) -> list[str]:
-    """The lower-case words of a value's text."""
+    """Return the lower-case words of a value's text."""
     return WORD.findall(str(value).lower())
 
 
 def first_seen(conversation: Transcript) -> dict[str, int]:
-    """For each word of the system prompt, the user and the observations, the index of its first message.
+    """Return, for each word of the system prompt, the user and the observations, the index of its first message.
 
-    The agent's own words are not a source. The system prompt has index -1.
+    The agent's own messages are not a source. The system prompt has index -1.
     """
     first_index: dict[str, int] = dict.fromkeys(tokens(conversation.system), -1)
     texts = [(message.index, message.text) for message in conversation.user]
@@ -105,5 +107,5 @@ def first_seen(conversation: Transcript) -> dict[str, int]:
 
 
 def grounded(value: object, index: int, first_index: dict[str, int]) -> bool:
-    """Whether every word of ``value`` appeared in a source before message ``index``."""
+    """Return whether every word of ``value`` appeared in a source of ``first_seen`` before message ``index``."""
     return all(first_index.get(word, index) < index for word in tokens(value))

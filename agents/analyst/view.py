@@ -1,8 +1,9 @@
-"""A transcript prepared for the detectors: user clauses, first mentions of words, and picks among sibling records.
+"""Prepares a transcript for the detectors: user clauses, first mentions of words, and picks among sibling records.
 
 A pick is compared with the user's description: attribute values ("the green one"), codes of three digits or more ("the
-card ending in 7447") and superlatives ("the cheapest"). Of several values of a field the last one counts, so a change
-of mind is followed. A record named by id or name was not described. Ranges ("after 11 am") are not handled.
+card ending in 7447") and superlatives ("the cheapest"). If the user mentions several values of a field, the last one
+counts, because users change their mind. A record that the user names by id or name counts as not described. Ranges
+("after 11 am") are not handled.
 """
 
 import re
@@ -16,7 +17,7 @@ from agents.analyst.values import Record, first_seen, grounded, leaves, siblings
 from agents.transcript import Call, Transcript, Utterance, transcript
 from store.types import Trajectory
 
-# When it was stated (message, offset), and the records that satisfy it.
+# When the constraint was stated (message, offset), and the positions of the records that satisfy it.
 Constraint = tuple[tuple[int, int], set[int]]
 _MAX_GROUP = 60
 _PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
@@ -40,16 +41,17 @@ class Group:
     records: list[Record]
 
     def position(self, value: str) -> int | None:
-        """The record that ``value`` names, None if it names none or several."""
+        """Return the position of the record that ``value`` names, None if it names none or several."""
         positions = [position for position, record in enumerate(self.records) if value in record.handles]
         return positions[0] if len(positions) == 1 else None
 
 
 @dataclass(frozen=True)
 class Pick:
-    """The values of one parameter of a call; ``observed`` if all of them name a sibling record seen before.
+    """What the text values of one parameter of a call pick from the sibling records seen before.
 
-    ``right`` is None unless the user described the records; otherwise whether a matching one was taken.
+    ``observed`` is whether every value names such a record. ``right`` is whether a record that fits the user's
+    description was taken, None if the user described none.
     """
 
     path: str
@@ -58,7 +60,7 @@ class Pick:
 
 
 def groups(conversation: Transcript) -> list[Group]:
-    """Every group of sibling records in the tools' answers, in order."""
+    """Return every group of at most ``_MAX_GROUP`` sibling records in the tools' answers, in order."""
     return [
         Group(call.result.index, records)
         for call in conversation.calls
@@ -69,7 +71,7 @@ def groups(conversation: Transcript) -> list[Group]:
 
 
 def picks(conversation: Transcript, sibling_groups: Sequence[Group]) -> list[list[Pick]]:
-    """For each call, what its text parameters picked from the sibling records seen before."""
+    """Return for each call what its text parameters picked from the sibling records seen before."""
     return [
         [
             _pick(
@@ -109,15 +111,15 @@ def _pick(path: str, values: Sequence[str], sibling_groups: Sequence[Group], mes
         for number, places in taken_positions.items()
         if (right := _fits_description(sibling_groups[number], places, messages)) is not None
     ]
-    # A list put together from several answers is not a choice.
+    # A list assembled from several groups is not a choice.
     from_several = "[]" in path and len(taken_positions) > 1
     return Pick(path, observed, all(verdicts) if verdicts and not from_several else None)
 
 
 def _fits_description(group: Group, taken_positions: set[int], messages: Sequence[Utterance]) -> bool | None:
-    """Whether a record that fits the user's words was among those taken; None unless the words tell records apart.
+    """Return whether a record that fits the user's words was taken; None if the words do not tell the records apart.
 
-    Where no record fits all the wishes, the later ones win.
+    If no record satisfies all constraints, the ones stated later take precedence.
     """
     if len(taken_positions) == len(group.records) or _is_named(group, messages):
         return None
@@ -134,7 +136,7 @@ def _is_named(group: Group, messages: Sequence[Utterance]) -> bool:
 
 
 def _value_constraints(group: Group, messages: Sequence[Utterance]) -> Iterator[Constraint]:
-    """For each describing field, the records that carry the value mentioned last."""
+    """Yield, for each describing field, the records that have the value mentioned last."""
     for path in sorted({path for record in group.records for path in record.fields}):
         values = [record.fields.get(path) for record in group.records]
         mentions = {
@@ -166,7 +168,7 @@ def _place(entry: tuple[tuple[int, int], Any]) -> tuple[int, int]:
 
 
 def _comparable(group: Group, field: frozenset[str], messages: Sequence[Utterance]) -> dict[int, Any]:
-    """The values of the one path that belongs to a field's kind, by record; empty if the path is ambiguous."""
+    """Return the values of the only path whose words match ``field``, by record; empty if no path or several match."""
     paths = {path for record in group.records for path in record.fields if field & {stem(word) for word in words(path)}}
     if len(paths) > 1:
         paths = {path for path in paths if _last_mention(messages, path.split(".")[-1]) is not None}
@@ -195,7 +197,10 @@ def _last_mention(messages: Sequence[Utterance], value: str) -> tuple[int, int] 
 
 @dataclass(frozen=True)
 class Clause:
-    """A clause of the user: its text, the stems of its words, of possible verbs and of joined pairs, and its codes."""
+    """A clause in the user's message ``index``: its text, three sets of stems, and its codes.
+
+    The stems are those of its words, of its possible verbs, and of joined neighbouring words.
+    """
 
     index: int
     text: str
@@ -209,7 +214,7 @@ class Clause:
 class View:
     """A transcript with its derived data; built once per trajectory and shared by all runs and detectors.
 
-    ``first_seen`` maps each word to its first source message; ``picks[i]`` belongs to call ``i``.
+    ``first_seen`` maps each word to the index of its first source message; ``picks[i]`` belongs to call ``i``.
     """
 
     transcript: Transcript
@@ -218,12 +223,13 @@ class View:
     picks: list[list[Pick]]
 
     def grounded(self, value: object, index: int) -> bool:
-        """Whether ``value`` appeared in the prompt, the user's words or an observation before message ``index``."""
+        """Return whether ``value`` appeared in the prompt, a user message or an observation before message ``index``.
+        """
         return grounded(value, index, self.first_seen)
 
 
 def view(trajectory: Trajectory) -> View:
-    """The view of a trajectory."""
+    """Return the view of a trajectory."""
     conversation = transcript(trajectory)
     user_clauses = [
         Clause(
@@ -241,5 +247,5 @@ def view(trajectory: Trajectory) -> View:
 
 
 def views(trajectories: Sequence[Trajectory]) -> list[View]:
-    """The views of several trajectories, in order."""
+    """Return the views of several trajectories, in order."""
     return [view(trajectory) for trajectory in trajectories]

@@ -1,7 +1,7 @@
 """Spending limits per purpose, checked before each request.
 
-A request is sent only if the usage so far plus the upper bounds of all requests in flight stays below the budget;
-otherwise it waits for these. A budget is therefore exceeded by less than one reply.
+A request is sent only if the usage so far plus the upper bounds of all requests in flight stays below the budget.
+Otherwise the request waits until those in flight are answered. A budget is therefore exceeded by less than one reply.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from agents.llm.question import Ledger, Purpose, Usage
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits for one purpose: tokens (prompt and completion), money, seconds of waiting; 0 means no limit."""
+    """Limits for one purpose: tokens (prompt and completion), money, seconds spent on replies; 0 means no limit."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -27,7 +27,7 @@ class Budget:
         return bool(self.tokens or self.cost or self.seconds)
 
     def exhausted_limits(self, usage: Usage) -> str:
-        """The limits that this usage reaches, as text; empty if none is reached."""
+        """Return the limits that this usage reaches, as text; empty if it reaches none."""
         tokens = usage.prompt_tokens + usage.completion_tokens
         limits = []
         if 0 < self.tokens <= tokens:
@@ -40,7 +40,7 @@ class Budget:
 
 
 class InFlightUsage:
-    """Upper bounds of the requests that are sent and not yet answered, by purpose."""
+    """The upper bounds of the requests that are sent and not yet answered, by purpose."""
 
     def __init__(self) -> None:
         self._reservations: list[tuple[Purpose, Usage]] = []

@@ -1,8 +1,8 @@
-"""A language model that answers in a schema, with repairs, a reply ledger and a budget.
+"""Asks a language model for answers in a schema, with repairs, a reply ledger and a budget.
 
 Invariants: a reply is stored before it is used, and a stored or running request is never sent a second time. An invalid
-answer goes back with the objection at most ``repairs`` times; a truncated one is requested once more with twice the
-tokens. Failures are the ``ModelError`` classes of ``agents.errors``.
+answer goes back to the model with the objection at most ``repairs`` times. A truncated answer is requested once more
+with twice the tokens. Failures are the ``ModelError`` classes of ``agents.errors``.
 """
 
 import asyncio
@@ -23,13 +23,16 @@ from agents.llm.transport import Transport
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
-# Characters of a failed answer that go back to the model, and of the objection.
+# Characters of a failed answer, and of the objection to it, that go back to the model.
 MAX_EXCERPT = 2000
 LENGTH, REFUSAL, FILTERED = "length", "refusal", "content_filter"
 
 
 class Model:
-    """An endpoint and the ledger of its replies; ``async with`` shares one connection pool between all requests."""
+    """A model endpoint with the ledger of its replies.
+
+    ``async with`` shares one connection pool between all requests.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Model:
         await self._exit_stack.aclose()
 
     def usage(self, purpose: Purpose) -> Usage:
-        """The usage counted for a purpose."""
+        """Return the usage counted for a purpose."""
         return self.ledger.usage(purpose)
 
     async def ask(
@@ -62,7 +65,7 @@ class Model:
         form: type[Answer],
         find_objection: Callable[[Answer], str | None] = lambda answer: None,
     ) -> Answer:
-        """Ask for an answer in the schema of ``form``.
+        """Return the model's answer in the schema of ``form``.
 
         Args:
             find_objection: returns what is wrong with an answer, in words for the model, or None.
@@ -101,7 +104,7 @@ class Model:
         )
 
     async def write(self, question: Question) -> str:
-        """Ask for free text (a file, a prompt).
+        """Return free text from the model (a file, a prompt).
 
         Raises:
             OutOfForm: the model refused or the text was truncated twice.
@@ -116,7 +119,7 @@ class Model:
         return reply.text
 
     async def _reply(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
-        """The reply, and the output mode that produced it."""
+        """Return the reply and the output mode that produced it (``NO_MODE`` if the reply came from the ledger)."""
         key = question.key(self.endpoint.model, form)
         if ledger_reply := self.ledger.find(key):
             return ledger_reply, NO_MODE

@@ -1,8 +1,8 @@
-"""Questions to a language model, replies, usage, and the ledger protocol.
+"""Defines questions to a language model, replies, usage, and the ledger protocol.
 
-``Question.key`` hashes everything an answer depends on, so a stored reply belongs to exactly one request. ``delimited``
-delimits untrusted text inside a prompt: the delimiter holds a hash of the text, so the text cannot contain it. A model
-that obeys text between the marks can only waste an answer, because every answer is validated.
+``Question.key`` hashes everything that an answer depends on, so a stored reply belongs to exactly one request.
+``delimited`` puts marks around untrusted text inside a prompt. A mark holds a hash of the text, so the text cannot
+contain its own mark. A model that obeys text between marks can only waste an answer, because every answer is validated.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class ChatMessage:
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a request is for; usage is counted and budgets apply per purpose."""
+    """The purpose of a request: cycle, stage and capability; usage is counted and budgets apply per purpose."""
 
     cycle_id: str
     # "analyze", "synthesize", "optimize-prompt" or "check".
@@ -36,7 +36,10 @@ class Purpose:
     capability: str = ""
 
     def covers(self, other: "Purpose") -> bool:
-        """Whether usage for ``other`` counts towards this purpose; without a capability it is the whole stage."""
+        """Return whether usage for ``other`` counts towards this purpose.
+
+        A purpose without a capability covers its whole stage.
+        """
         same_stage = (self.cycle_id, self.stage) == (other.cycle_id, other.stage)
         return same_stage and self.capability in ("", other.capability)
 
@@ -52,17 +55,17 @@ class Question:
     max_tokens: int = 4096
 
     def key(self, model: str, form: Mapping[str, object] | None) -> str:
-        """SHA-256 (hex) of the request; the purpose is left out, so the same request is paid for once."""
+        """Return the SHA-256 (hex) of the request without its purpose, so that equal requests are paid for once."""
         request = [model, [[message.role, message.text] for message in self.messages], form]
         sampling = [self.variant, self.temperature, self.max_tokens]
         return hashlib.sha256(json.dumps([request, sampling], sort_keys=True).encode()).hexdigest()
 
     def with_tokens(self, limit: int) -> "Question":
-        """The same question with another limit for the answer."""
+        """Return the same question with another token limit for the answer."""
         return replace(self, max_tokens=limit)
 
     def with_correction(self, answer: str, objection: str) -> "Question":
-        """The same dialogue, continued with an answer and the objection to it."""
+        """Return the question continued with an answer and the objection to it."""
         additions = (ChatMessage("assistant", answer), ChatMessage("user", objection))
         return replace(self, messages=self.messages + additions)
 
@@ -71,7 +74,7 @@ class Question:
 class Reply:
     """A model's answer; ``seconds`` includes failed attempts.
 
-    ``estimated`` is true if the server reported no token counts, and they come from the length of the texts.
+    ``estimated`` is true if the server reported no token counts; they are then estimated from the texts.
     """
 
     text: str
@@ -96,7 +99,7 @@ class Usage:
     seconds: float = 0.0
 
     def combined(self, other: "Usage") -> "Usage":
-        """The sum of both."""
+        """Return the sum of this usage and ``other``."""
         return Usage(
             self.calls + other.calls,
             self.prompt_tokens + other.prompt_tokens,
@@ -106,15 +109,15 @@ class Usage:
         )
 
     def with_reply(self, reply: Reply) -> "Usage":
-        """The sum with one more reply."""
+        """Return this usage plus that of one reply."""
         return self.combined(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cost, reply.seconds))
 
 
 class Ledger(Protocol):
-    """Storage of replies, so that no request is paid for twice; called on the event loop."""
+    """A store of replies, so that no request is paid for twice; its methods are called on the event loop."""
 
     def find(self, key: str) -> Reply | None:
-        """The stored reply to a request, None if there is none."""
+        """Return the stored reply to the request with this key, None if there is none."""
         ...
 
     def keep(self, key: str, question: Question, model: str, reply: Reply) -> None:
@@ -122,7 +125,7 @@ class Ledger(Protocol):
         ...
 
     def usage(self, purpose: Purpose) -> Usage:
-        """The usage counted for a purpose; all capabilities of the stage if it names none."""
+        """Return the usage counted for a purpose; for all capabilities of the stage if the purpose names none."""
         ...
 
 
@@ -134,17 +137,17 @@ class InMemoryLedger:
         self.entries: list[tuple[Question, Reply]] = []
 
     def find(self, key: str) -> Reply | None:
-        """See ``Ledger``."""
+        """See ``Ledger.find``."""
         return self.replies.get(key)
 
     def keep(self, key: str, question: Question, model: str, reply: Reply) -> None:
-        """See ``Ledger``."""
+        """See ``Ledger.keep``."""
         if key not in self.replies:
             self.replies[key] = reply
             self.entries.append((question, reply))
 
     def usage(self, purpose: Purpose) -> Usage:
-        """See ``Ledger``."""
+        """See ``Ledger.usage``."""
         total = Usage()
         for question, reply in self.entries:
             if purpose.covers(question.purpose):
@@ -153,6 +156,6 @@ class InMemoryLedger:
 
 
 def delimited(name: str, text: str) -> str:
-    """The text between delimiters that it cannot contain itself."""
+    """Return the text between marks, called ``name``, that it cannot contain itself."""
     number = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"<{name} {number}>\n{text}\n</{name} {number}>"

@@ -1,9 +1,10 @@
-"""Rate limiter and circuit breaker for a language model server.
+"""Limits the rate of requests to a language model server, and stops them while the server fails.
 
-``RateLimiter`` bounds requests and tokens per minute, first come first served, and holds the pause that a server asked
-for. With a file it does so for all processes of this machine. ``CircuitBreaker`` stops requests after repeated failures
-and then admits one probe at a time. Clock and sleep are passed in; with a file the clock must be the machine's. Other
-machines that use the same account are not coordinated: their effect shows as 429.
+``RateLimiter`` bounds requests and tokens per minute, first come first served, and keeps the pause that a server asked
+for. With a file, all processes of this machine share the limits and the pause. ``CircuitBreaker`` stops requests after
+repeated failures and then admits one probe at a time. Clock and sleep are arguments; with a file the clock must be the
+machine's monotonic clock, which all processes share. Other machines that use the same account are not coordinated: the
+server answers their excess with status 429.
 
 aiobreaker (1.2.0) is not used: its pause is fixed and measured by the wall clock, and every caller may probe at once.
 """
@@ -22,13 +23,14 @@ from pathlib import Path
 from uuid import uuid4
 
 MINUTE = 60.0
-# Replies may turn out shorter than estimated, which frees tokens before the computed moment.
+# Longest wait between checks: replies may turn out shorter than estimated, which frees tokens before the computed
+# moment.
 RECHECK_S = 1.0
-# Between checks while another process is first in the queue.
+# Wait between checks while another process is first in the queue.
 QUEUE_POLL_S = 0.05
 # A waiter that has not polled for this long is considered dead.
 STALE_WAITER_S = 5.0
-# A pause recorded by another process may concern another key, so it counts for at most this long.
+# A pause that another process recorded may concern another key, so it counts for at most this long.
 MAX_SHARED_PAUSE_S = 600.0
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -45,7 +47,7 @@ class PauseTooLong(Exception):
 
 @dataclass
 class Permit:
-    """A request that started ``at`` a moment, and the tokens that it used or may use."""
+    """The start ``at`` (by the clock) of a request, and the tokens that it used or, until its reply, may use."""
 
     at: float
     tokens: int
@@ -53,12 +55,12 @@ class Permit:
 
 
 class RateLimiter:
-    """Grants permits for requests; a limit of 0 means none.
+    """Grants permits for requests; a limit of 0 means no limit.
 
-    Invariants: within any minute no more than the allowed requests start, and no more than the allowed tokens
-    (estimated until the reply arrives) unless a single request exceeds them. A killed process leaves its permits behind
-    for a minute and its place in the queue for ``STALE_WAITER_S``. Fails with ``PauseTooLong``, and ``OSError`` of the
-    file.
+    Invariants: within any minute at most the allowed number of requests start, with at most the allowed tokens
+    (estimated until the reply arrives), unless a single request exceeds them. The permits of a killed process expire
+    after a minute, its place in the queue after ``STALE_WAITER_S``. Raises ``PauseTooLong``, and ``OSError`` if the
+    file cannot be used.
     """
 
     def __init__(self, requests: int, tokens: int, clock: Clock, sleep: Sleep, file: Path | None = None) -> None:
@@ -73,7 +75,11 @@ class RateLimiter:
         self._queue = asyncio.Lock()
 
     async def acquire(self, tokens: int, patience: float = math.inf) -> Permit:
-        """Wait for a permit for a request of about ``tokens`` tokens; raises ``PauseTooLong``."""
+        """Wait for a permit for a request of about ``tokens`` tokens.
+
+        Raises:
+            PauseTooLong: the server's pause lasts longer than ``patience`` seconds from now.
+        """
         async with self._queue:
             permit, queued_at = Permit(0.0, tokens), self._clock()
             while True:
@@ -95,7 +101,7 @@ class RateLimiter:
                 await self._sleep(min(wait, RECHECK_S))
 
     def _is_first(self, permit: Permit, queued_at: float) -> bool:
-        """Whether no live waiter is ahead; registers the permit as waiting."""
+        """Register the permit as waiting; return whether no live waiter is ahead of it."""
         self._waiting = {
             key: times for key, times in self._waiting.items() if 0 <= permit.at - times[1] < STALE_WAITER_S
         }
@@ -103,8 +109,9 @@ class RateLimiter:
         return min(self._waiting, key=lambda key: (self._waiting[key][0], key)) == permit.id
 
     def record_tokens(self, finished: Permit, tokens: int) -> None:
-        """Replace the estimate of a permit by the tokens it really took; the estimate stays if the file cannot be
-        written.
+        """Replace a permit's estimate by the tokens that its request used.
+
+        If the file cannot be written, the estimate stays.
         """
         with suppress(OSError), self._shared():
             for permit in self._permits:
@@ -112,7 +119,7 @@ class RateLimiter:
                     permit.tokens = tokens
 
     def pause(self, seconds: float, reason: str) -> None:
-        """Grant no permit for this long, because the server said so."""
+        """Grant no permit for ``seconds`` seconds, as the server asked; ``reason`` is quoted in errors."""
         with self._shared():
             pause_end = self._clock() + seconds
             if pause_end > self._paused_until:
@@ -139,7 +146,7 @@ class RateLimiter:
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        """Hold the state that all users of the limiter share, for reading and changing."""
+        """Lock and load the state in the file, and write it back after the body; do nothing without a file."""
         if self._file is None:
             yield
             return
@@ -150,8 +157,8 @@ class RateLimiter:
                 yield
             finally:
                 file.seek(0)
-                # Written in one piece and truncated after it, so a reader sees a whole JSON document at the start of
-                # the file.
+                # Written in one piece before the file is truncated, so the file always starts with a whole JSON
+                # document.
                 file.write(self._serialized())
                 file.truncate()
 
@@ -161,7 +168,7 @@ class RateLimiter:
         return json.dumps({"boot": _boot_id(), "begun": permits, "waiting": self._waiting, **pause})
 
     def _load(self, text: str) -> None:
-        """Load the shared state; ignores a truncated file and one from before the last reboot."""
+        """Load the shared state; ignore a truncated file and one from before the last reboot."""
         own_pause = self._paused_until
         self._permits, self._waiting, self._paused_until = deque(), {}, own_pause
         with suppress(ValueError, TypeError, KeyError, AttributeError):
@@ -189,22 +196,22 @@ def _boot_id() -> str:
 
 
 class CircuitOpen(Exception):
-    """The server is not asked again within the caller's patience."""
+    """The circuit breaker allows no request before the caller's deadline."""
 
 
 class CircuitBreaker:
     """Lets requests pass while the server works, and one probe at a time after repeated failures.
 
-    Invariants: it opens after ``FAILURE_THRESHOLD`` failures in a row over all callers. While it is open, one caller
-    may probe after a pause: success closes it, failure doubles the pause up to ``MAX_OPEN_S``. A probe that is
-    cancelled leaves its place to the next caller. Fails with ``CircuitOpen``.
+    Invariants: the breaker opens after ``FAILURE_THRESHOLD`` failures in a row over all callers. While it is open, one
+    caller may probe after a pause: a success closes the breaker, a failure doubles the pause up to ``MAX_OPEN_S``. If a
+    probe is cancelled, the next caller may probe. Raises ``CircuitOpen``.
     """
 
     def __init__(self, clock: Clock, sleep: Sleep) -> None:
         self._clock, self._sleep = clock, sleep
         self._failures = 0
         self._last_failure = ""
-        # 0 while closed.
+        # The current pause; 0 while the breaker is closed.
         self._open_s = 0.0
         self._open_until = 0.0
         self._probe: asyncio.Event | None = None
@@ -213,10 +220,13 @@ class CircuitBreaker:
     async def guard(
         self, deadline: float, *, failed: type[Exception], alive: tuple[type[Exception], ...]
     ) -> AsyncIterator[None]:
-        """Run the body if a request is allowed; raises ``CircuitOpen``.
+        """Run the body as soon as a request is allowed.
 
-        An exception of class ``failed`` counts as a failure of the server, one of ``alive`` as a sign of life. Any
-        other, a defect of ours for example, says nothing about the server.
+        An exception of class ``failed`` counts as a failure of the server, one of ``alive`` as a sign that the server
+        is up. Any other exception, such as a defect in this program, says nothing about the server.
+
+        Raises:
+            CircuitOpen: no request is allowed before ``deadline`` (a moment of the clock).
         """
         probe = await self._enter(deadline)
         try:
@@ -235,7 +245,7 @@ class CircuitBreaker:
                 probe.set()
 
     async def _enter(self, deadline: float) -> asyncio.Event | None:
-        """Wait until a request is allowed; returns the probe event if the caller is the probe."""
+        """Wait until a request is allowed; return the probe's event if the caller is the probe, else None."""
         while self._open_s:
             if self._probe is not None:
                 await self._probe.wait()

@@ -1,12 +1,14 @@
-"""One request to an OpenAI-compatible server through langchain-openai, and the models that a server lists.
+"""Sends one request to an OpenAI-compatible server through langchain-openai, and lists the models of a server.
 
-Answers are read as a stream, so that silence in the middle is noticed; a stream without a finish reason counts as
-dropped. Every failure becomes ``Transient`` (a retry may help), ``UnsupportedRequest`` (another request may),
-``ModelRefused`` or ``ModelDenied``. Their texts quote the server without the key, and library exceptions, whose frames
-hold the key, are not chained. Redirects are reported and not followed, LangSmith tracing is off, and proxies of the
-environment apply to other machines only.
+Answers are read as a stream, so that silence in the middle is noticed. A stream without a finish reason counts as
+dropped. Redirects are reported and not followed. LangSmith tracing is off. Proxy settings of the environment apply only
+to servers on other machines.
 
-The protocol has no field for a model's context length; ``CONTEXT_FIELDS`` lists the names servers use: vLLM
+Every failure becomes ``Transient`` (a retry may help), ``UnsupportedRequest`` (a request of another form may succeed),
+``ModelRefused`` or ``ModelDenied``. Their texts quote the server without the key. Library exceptions are not chained,
+because their frames hold the key.
+
+The protocol has no field for a model's context length; ``CONTEXT_FIELDS`` lists the names that servers use: vLLM
 ``max_model_len``, OpenRouter and Together ``context_length``, Groq ``context_window``, Mistral and LM Studio
 ``max_context_length``, llama.cpp ``meta.n_ctx_train``.
 """
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 MAX_EXCERPT = 500
 # Characters of a finish reason.
 MAX_REASON = 40
-# A stream that is longer than its tokens can be is cut off.
+# A stream is cut off after this many characters per allowed token plus ``READ_MARGIN``.
 CHARACTERS_PER_TOKEN = 16
 READ_MARGIN = 65_536
 MOST_TOKENS = 2**31 - 1
@@ -47,7 +49,7 @@ QUOTA_CODES = ("insufficient_quota", "billing_not_active", "billing_hard_limit_r
 
 HTML_PAGE, HTML_TAG = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
-# At DEBUG these log headers, among them a key that the server echoes.
+# At level DEBUG these loggers write headers, and among them a key that the server echoes.
 HEADER_LOGGERS = ("openai", "httpcore", "httpcore2")
 # Warnings of langchain-openai about models without native structured output, which is handled here.
 IGNORED_WARNINGS = ("This model does not support OpenAI's structured", "Invalid schema for OpenAI's structured")
@@ -56,7 +58,7 @@ CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_cont
 
 
 class Transient(Exception):
-    """A failure that a retry may fix; ``retry_after`` is the server's own delay in seconds."""
+    """A failure that a retry may fix; ``retry_after`` is the delay that the server asked for, in seconds."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -64,7 +66,7 @@ class Transient(Exception):
 
 
 class ConnectionLost(Transient):
-    """The server failed or the answer never completed; a circuit breaker counts these."""
+    """The server failed or the answer never completed; the circuit breaker counts these failures."""
 
 
 class UnsupportedRequest(Exception):
@@ -91,13 +93,17 @@ class RawResponse:
 
     @property
     def content(self) -> str:
-        """The arguments of the tool calls, one per line, or else the text."""
+        """The arguments of the tool calls, one per line; the text if there are none."""
         return "\n".join(self.tool_arguments[number] for number in sorted(self.tool_arguments)) or self.text
 
 
 @contextlib.asynccontextmanager
 async def open_client(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
-    """A client with its own connection pool; raises ``ModelDenied`` if the environment's proxy settings are invalid."""
+    """Open a client with its own connection pool.
+
+    Raises:
+        ModelDenied: the environment's proxy or certificate settings are invalid.
+    """
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient, Timeout
 
     for name in HEADER_LOGGERS:
@@ -105,11 +111,11 @@ async def open_client(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
     timeouts = Timeout(endpoint.silence_s, connect=endpoint.connect_s, pool=None)
     try:
         http_client = DefaultAsyncHttpxClient(timeout=timeouts, follow_redirects=False, trust_env=not endpoint.is_local)
-    # Only the environment differs between machines: the proxy variables and the certificate file.
+    # Only the environment can make this fail: the proxy variables and the certificate file.
     except Exception as error:
         message = f"{endpoint.name} is not reachable from here: {error}"
         raise ModelDenied(message, hint="the variables HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE") from None
-    # Without it the library creates a synchronous client from the environment.
+    # Without a synchronous client the library creates one from the environment.
     with DefaultHttpxClient(trust_env=False) as sync_client:
         async with http_client as client:
             yield _client(endpoint, client, sync_client, timeouts)
@@ -144,7 +150,7 @@ def _client(
         timeout=timeouts,
         max_retries=0,
         use_responses_api=False,
-        # The request body asks for it.
+        # The request body asks for the usage (``stream_options``).
         stream_usage=False,
         stream_chunk_timeout=None,
         default_headers={"X-Traced-Record": "no"},
@@ -163,11 +169,14 @@ async def request_completion(
     body: Mapping[str, object],
     max_tokens: int,
 ) -> RawResponse:
-    """Send messages and read the streamed answer.
+    """Send messages and return the streamed answer.
 
     Args:
         body: further fields of the request.
-        max_tokens: about how many tokens are read before the stream is cut off.
+        max_tokens: bounds the answer; see ``CHARACTERS_PER_TOKEN``.
+
+    Raises:
+        Transient, UnsupportedRequest, ModelRefused: see the module.
     """
     try:
         async with asyncio.timeout(endpoint.timeout_s):
@@ -190,7 +199,7 @@ async def request_completion(
 
 
 async def list_models(client: "ChatOpenAI", endpoint: Endpoint, timeout_s: float) -> list[dict[str, object]]:
-    """The entries of the server's model list; raises as ``request_completion`` does."""
+    """Return the entries of the server's model list; raises the same exceptions as ``request_completion``."""
     try:
         async with asyncio.timeout(timeout_s):
             page = await client.root_async_client.models.list()
@@ -225,7 +234,7 @@ async def _read_stream(
 
 
 def _append_chunk(response: RawResponse, chunk: "AIMessageChunk") -> int:
-    """Append a chunk to the response; returns its length in characters."""
+    """Append a chunk to the response; return its length in characters."""
     text, refusal = str(chunk.text), str(chunk.additional_kwargs.get("refusal", ""))
     response.text += text
     response.refusal += refusal
@@ -242,7 +251,7 @@ def _append_chunk(response: RawResponse, chunk: "AIMessageChunk") -> int:
 
 
 def _langchain_message(message: ChatMessage) -> "BaseMessage":
-    """A langchain message whose braces are plain text."""
+    """Return a langchain message, which is no template: braces are plain text."""
     from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
     kinds: dict[str, type[BaseMessage]] = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
@@ -250,7 +259,7 @@ def _langchain_message(message: ChatMessage) -> "BaseMessage":
 
 
 def _failure(error: Exception, endpoint: Endpoint) -> Exception:
-    """The failure class for an exception of the library."""
+    """Return the exception to raise for an exception of the library."""
     import openai
 
     *_, cause = _causes(error)
@@ -261,7 +270,7 @@ def _failure(error: Exception, endpoint: Endpoint) -> Exception:
     if isinstance(error, openai.APIStatusError):
         return _status_failure(error, excerpt, endpoint)
     if isinstance(error, openai.APITimeoutError):
-        # By name, because the library may bring another copy of httpx.
+        # Compared by name, because the library may bring another copy of httpx.
         if "ConnectTimeout" in {type(exception).__name__ for exception in _causes(error)}:
             return ConnectionLost(f"no connection in {endpoint.connect_s:g} s ({endpoint.section}.connect_s)")
         return ConnectionLost(f"no data for {endpoint.silence_s:g} s ({endpoint.section}.silence_s)")
@@ -298,7 +307,7 @@ def _status_failure(error: "openai.APIStatusError", excerpt: str, endpoint: Endp
 
 
 def retry_delay(retry_after: str | None, now: datetime) -> float | None:
-    """The seconds of a ``Retry-After`` header (RFC 9110, 10.2.3: seconds or a date), None if it is unreadable."""
+    """Return the seconds of a ``Retry-After`` header (RFC 9110, 10.2.3: seconds or a date), None if unreadable."""
     if retry_after is None:
         return None
     try:
@@ -312,7 +321,7 @@ def retry_delay(retry_after: str | None, now: datetime) -> float | None:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception followed by its causes."""
+    """Yield an exception, then its causes."""
     while error is not None:
         yield error
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
@@ -335,11 +344,11 @@ class ModelListUnavailable(Exception):
 
 
 async def context_lengths(endpoint: Endpoint) -> dict[str, int]:
-    """The server's models with their context in tokens, 0 if unknown; raises ``ModelListUnavailable``."""
+    """Return the server's models with their context in tokens, 0 if unknown; raises ``ModelListUnavailable``."""
     async with open_client(endpoint) as client:
         try:
             entries = await list_models(client, endpoint, LIST_TIMEOUT_S)
-        # Any failure here also meets the next question, which reports it properly.
+        # The next question meets the same failure and reports it.
         except Exception as error:
             raise ModelListUnavailable(error) from None
     return {endpoint.clean(str(entry.get("id"))): _context(entry) for entry in entries}

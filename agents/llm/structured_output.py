@@ -1,10 +1,11 @@
-"""Answers in a JSON schema: the request parameters that ask for one, and the parser that reads it.
+"""Requests answers in a JSON schema, and parses them.
 
-A server is asked by ``response_format``, by a tool call, or in words, whichever it supports; what it supports is
-learned once per process (``ServerCapabilities``). Parameters are those of OpenAI's chat completions, which vLLM,
-llama.cpp and others implement in part. The parser takes exactly one JSON object, also inside prose, code fences or
-after reasoning; it tolerates trailing commas and nothing else. Duplicate keys, NaN and truncated objects are
-``Unreadable``.
+The schema is sent as ``response_format``, as a tool or in the prompt, whichever the server supports; what it supports
+is learned once per process (``ServerCapabilities``). Parameters are those of OpenAI's chat completions, which vLLM,
+llama.cpp and others implement in part.
+
+The parser accepts exactly one JSON object, also inside prose, in code fences or after reasoning. It tolerates trailing
+commas and no other errors. Duplicate keys, NaN and truncated objects raise ``Unreadable``.
 """
 
 import functools
@@ -20,9 +21,9 @@ Schema = dict[str, object]
 
 OUTPUT_MODES = ("json_schema", "tool call", "JSON in text")
 PROMPT_MODE = len(OUTPUT_MODES) - 1
-# The reply came from the ledger.
+# The mode of a reply that came from the ledger.
 NO_MODE = -1
-# Parameters a request can do without; ``max_completion_tokens`` has the older name ``max_tokens``.
+# Parameters that a request can omit; ``max_completion_tokens`` is then sent under its older name ``max_tokens``.
 OPTIONAL_PARAMETERS = ("stream_options", "temperature", "max_completion_tokens")
 # Statuses of servers that do not understand a request.
 NOT_THIS_WAY = (400, 415, 422, 501)
@@ -32,7 +33,7 @@ TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
-# The brace of an object, not of a set in prose.
+# The opening brace of a JSON object, not of a set in prose.
 OBJECT_START = re.compile(r'\{\s*["}]')
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 # Longer answers are not parsed.
@@ -48,34 +49,35 @@ class ServerCapabilities:
     unsupported: set[str] = field(default_factory=set)
 
     def record_success(self, mode: int) -> None:
-        """A valid answer arrived in this mode, which is kept from now on."""
+        """Record that a valid answer arrived in this mode; later requests use the first mode recorded here."""
         if not self.confirmed and mode != NO_MODE:
             self.mode, self.confirmed = mode, True
 
     def record_failure(self, mode: int) -> None:
-        """An invalid answer arrived in this mode: the next mode is tried unless this one has worked before."""
+        """Record that an invalid answer arrived in this mode; unless the mode has worked before, switch to the next."""
         if not self.confirmed and mode == self.mode:
             self.mode = min(mode + 1, PROMPT_MODE)
 
 
 @functools.cache
 def server_capabilities(base_url: str, model: str) -> ServerCapabilities:
-    """The capabilities of an endpoint, shared by the whole process."""
+    """Return the capabilities of an endpoint, one object for the whole process."""
     return ServerCapabilities()
 
 
 def unsupported_parameter(param: str, complaint: str, unsupported: Set[str]) -> str:
-    """The optional parameter that the server complains about, empty if there is none.
+    """Return the optional parameter that the server complains about, empty if there is none.
 
     Args:
-        param: the parameter named in the error, empty if only the text may name it.
+        param: the parameter that the error names in its field, empty if only the text ``complaint`` may name it.
+        unsupported: parameters already known to be rejected; they are not returned.
     """
     candidates = [name for name in OPTIONAL_PARAMETERS if name not in unsupported]
     return next((name for name in candidates if (name == param if param else name in complaint)), "")
 
 
 def request_body(question: Question, form: Schema | None, mode: int, unsupported: Set[str]) -> dict[str, object]:
-    """The fields of a request besides the messages."""
+    """Return the fields of a request besides the messages."""
     limit = "max_tokens" if "max_completion_tokens" in unsupported else "max_completion_tokens"
     body: dict[str, object] = {limit: question.max_tokens}
     if "stream_options" not in unsupported:
@@ -93,7 +95,7 @@ def request_body(question: Question, form: Schema | None, mode: int, unsupported
 
 
 def with_schema_prompt(messages: tuple[ChatMessage, ...], form: Schema | None, mode: int) -> tuple[ChatMessage, ...]:
-    """The messages; in prompt mode the last one ends with the schema."""
+    """Return the messages; in prompt mode the schema is appended to the last one."""
     if form is None or mode != PROMPT_MODE:
         return messages
     instruction = f"Answer with one JSON object and no other words. It fits this JSON Schema:\n{json.dumps(form)}"
@@ -109,7 +111,7 @@ class Unreadable(ValueError):
 
 
 def parse_object(answer: str) -> dict[str, object]:
-    """The one JSON object of an answer; raises ``Unreadable``."""
+    """Return the only JSON object of an answer; raises ``Unreadable``."""
     if len(answer) > MAX_CHARACTERS:
         raise Unreadable(f"the answer has {len(answer)} characters, which is too long")
     text = THOUGHTS.sub("", answer, count=1).strip()
@@ -120,7 +122,7 @@ def parse_object(answer: str) -> dict[str, object]:
     try:
         objects = _objects(text)
     except Unreadable:
-        # Trailing commas are the one repair that cannot change a value.
+        # Removing trailing commas is the only repair that cannot change a value.
         objects = _objects(STRING_OR_COMMA.sub(lambda matched: matched.group(1) or "", text))
     if len(objects) > 1:
         raise Unreadable(f"there are {len(objects)} JSON objects in the answer; give one")
@@ -128,7 +130,7 @@ def parse_object(answer: str) -> dict[str, object]:
 
 
 def _objects(text: str) -> list[dict[str, object]]:
-    """All objects of a text that starts with one; objects inside an unreadable one are not searched."""
+    """Return all objects of a text that starts with one; raises ``Unreadable`` at the first that cannot be parsed."""
     objects = []
     start = OBJECT_START.search(text)
     while start is not None:

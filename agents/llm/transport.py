@@ -1,12 +1,14 @@
 """Sends questions to one endpoint: connection pool, concurrency, rate limit, circuit breaker, retries.
 
-Invariants: at most ``concurrency`` requests run at once, and waiting between attempts holds no slot. A failed request
-is retried with full jitter, or after the server's own delay, until the patience (counted from the first failure) ends.
-After a 429 nobody sends before the moment that the server named, and nobody waits for a moment beyond the patience.
-Fails with ``ModelUnavailable``, which names the last failure and the setting to raise, and ``ModelRefused``. Full
-jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+Invariants: at most ``concurrency`` requests run at once; a request that waits for its next attempt holds no slot. A
+failed request is retried with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015),
+or after the delay that the server named, until ``patience_s`` after the first failure. After a 429 no request is sent
+before the moment that the server named; a request whose patience ends earlier fails at once.
 
-tenacity is not used: a retry also gives its slot back, and respects the limiter's pause and the breaker's probe.
+Raises ``ModelUnavailable``, which names the last failure and the setting to raise, and ``ModelRefused``.
+
+tenacity is not used: between attempts a request also gives its slot back and respects the limiter's pause and the
+breaker's probe.
 """
 
 import asyncio
@@ -34,12 +36,13 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
-# An answer below this is not worth a request.
+# If the context leaves fewer tokens for the answer, no request is sent.
 MIN_ANSWER_TOKENS = 16
-# Share of the context reserved for errors of the prompt estimate.
+# Share of the context reserved for errors in the estimate of the prompt's tokens.
 MARGIN = 0.05
 FOREVER = float("inf")
-# The server is up, whatever it answered. ``ConnectionLost`` is a ``Transient`` too; the breaker checks it first.
+# Exceptions which show that the server is up. ``ConnectionLost`` is a ``Transient`` too, but the breaker checks it
+# first.
 SERVER_RESPONDED = (Transient, UnsupportedRequest, ModelRefused)
 
 log = logging.getLogger(__name__)
@@ -47,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Request:
-    """The messages and body of one request; ``started`` is set on the first attempt."""
+    """The messages and body of one request; ``started`` is the clock's time of the first attempt."""
 
     messages: tuple[ChatMessage, ...]
     body: dict[str, object]
@@ -56,7 +59,7 @@ class _Request:
 
 
 class Transport:
-    """The shared path of all requests to one endpoint."""
+    """Sends all requests to one endpoint under common limits."""
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Share one connection pool while any caller's body runs; without it each request opens its own."""
+        """Share one connection pool while any caller's body runs; outside of it each request opens its own pool."""
         async with self._client_lock:
             if not self._users:
                 self._chat = await self._pool.enter_async_context(server.open_client(self.endpoint))
@@ -98,7 +101,7 @@ class Transport:
                 await pool.aclose()
 
     async def send(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
-        """The reply to a question, and the index in ``OUTPUT_MODES`` of the mode that worked."""
+        """Return the reply to a question and the index in ``OUTPUT_MODES`` of the mode that the server accepted."""
         mode = self.capabilities.mode
         while True:
             try:
@@ -111,7 +114,11 @@ class Transport:
                 return reply, mode
 
     async def send_in_mode(self, mode: int, question: Question, form: Schema | None) -> tuple[Reply, RawResponse]:
-        """The reply to a question in one output mode; raises ``UnsupportedRequest`` if the server rejects it."""
+        """Return the reply to a question in one output mode, and the response as it arrived.
+
+        Raises:
+            UnsupportedRequest: the server rejects the mode.
+        """
         question, unsupported = self._fit_to_context(question), set(self.capabilities.unsupported)
         messages = structured_output.with_schema_prompt(question.messages, form, mode)
         while True:
@@ -126,12 +133,12 @@ class Transport:
                     raise
                 unsupported.add(parameter)
             else:
-                # Recorded only after a success: a complaint about a parameter may have had another cause.
+                # Recorded only after a success, because a complaint about a parameter may have had another cause.
                 self.capabilities.unsupported |= unsupported
                 return self._reply(response, messages, self._clock() - (request.started or 0.0)), response
 
     async def _send_with_retries(self, request: "_Request") -> RawResponse:
-        """One request, retried until the endpoint's patience ends."""
+        """Send a request, and again after failures until the endpoint's patience ends."""
         deadline, failures = FOREVER, 0
         while True:
             try:
@@ -156,7 +163,7 @@ class Transport:
             permit = await self._rate_limiter.acquire(
                 prompt_tokens(request.messages) + request.max_tokens, self.endpoint.patience_s
             )
-            # Retries keep the first moment, so that the reply's seconds include failed attempts.
+            # Retries keep the time of the first attempt, so that the reply's seconds include failed attempts.
             request.started = request.started or self._clock()
             async with self._client() as client:
                 response = await server.request_completion(
@@ -190,7 +197,7 @@ class Transport:
         )
 
     def _fit_to_context(self, question: Question) -> Question:
-        """The question with its answer limit reduced to what the context leaves, if the context is known."""
+        """Return the question with its answer limit reduced to what the context leaves, if the context is known."""
         context = self.endpoint.context_tokens
         if not context:
             return question

@@ -1,6 +1,6 @@
-"""Admission: the checks a synthetic environment passes before anything trains on it.
+"""Admission: the checks that a synthetic environment must pass before any training on it.
 
-``admit`` is the way in; ``Thresholds`` are its numbers. Not imported by the container.
+``admit`` runs the checks; ``Thresholds`` holds their bounds. The container does not import this package.
 """
 
 from sandbox.admission.checks import admit, refusals

@@ -1,10 +1,11 @@
 """Run every admission check on a synthetic environment and report the verdict of each.
 
-The checks run in containers; those that share no container run at once, and the report keeps the order of
-``CHECK_NAMES``. If the source does not load and run, or a check ends in a deadline or a dead worker, the report ends
-there and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised.
+The checks run in containers; those that share no container run concurrently. The report has the order of
+``CHECK_NAMES``. If the source does not load and run, or a check ends in a deadline, a dead worker or a protocol fault,
+the report ends with that check and refuses the environment. EngineDown and ImageMissing are no verdict on the
+environment and are raised.
 
-Not covered: whether training on the environment helps (the gate's question).
+Not covered: whether training on the environment helps, which the gate measures.
 """
 
 import signal
@@ -30,25 +31,25 @@ from sandbox.hashing import environment_hash
 from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from store.types import AdmissionReport, Check
 
-# Of source and replica: policies that want reward play in the replica, under the hash seed of training.
+# Hash seeds of source and replica. The floor and exploit policies play in the replica, under training's hash seed.
 HASH_SEEDS = (4242, TRAINING_HASH_SEED)
 SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
-# In the order of the report.
+# Names of the checks in the order of the report.
 CHECK_NAMES = (
     *("source", "runs", "determinism", "oracle", "diversity", "floor"),
     *("exploits", "slips", "interface", "leak", "latency", "effects", "spread"),
 )
 CheckFunction = Callable[[CheckContext], Awaitable[Verdict]]
-# The lanes of a stage run at once, each in its own container.
+# Stages run one after another. The lanes of a stage run concurrently, each in its own container.
 STAGES: tuple[tuple[dict[str, CheckFunction], ...], ...] = (
-    # It uses both containers, so nothing else may run.
+    # Determinism uses both containers, so no other check may run.
     ({"determinism": determinism},),
     (
         {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak, "slips": oracle_mutations},
-        # In the replica.
+        # These play in the replica.
         {"floor": floor, "exploits": exploits},
     ),
-    # Latency needs a quiet machine, and the effects are those of everything played before.
+    # Latency needs an idle machine, and the check of effects covers everything that was played before it.
     ({"latency": latency, "effects": effects},),
 )
 
@@ -68,18 +69,20 @@ async def admit(
     """Run every check on ``source_code``; it is admitted if all pass. Raises EngineDown or ImageMissing.
 
     Args:
-        target_tools: the target's OpenAI schemas; with None the check "interface" compares with no target and says so.
+        target_tools: the target's OpenAI schemas; with None the check "interface" compares with no target, and its
+            evidence says so.
         target_error_examples: contents of the target's tool messages that report an error.
         base_rewards: ``base_rewards(source, seeds, k)`` returns the base model's rewards, a group of k per seed; with
-            None the check "spread" is left out and its evidence says so (``left_out``).
-        limits: the container's, as in training.
-        on_check_start: called with each check's name as it begins.
+            None the check "spread" is left out, and "left_out" in its evidence gives the reason.
+        limits: the containers' limits, the same as in training.
+        owner: the label by which ``docker_engine.reap_orphans`` later recognizes the containers.
+        on_check_start: called with each check's name when the check starts.
     """
     thresholds = thresholds or Thresholds()
     candidate = _Candidate(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
     checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
-    # A worker that was killed, but not for its memory, may have been killed from outside: try once more. An environment
-    # that ends itself is refused then.
+    # A worker that was killed, but not for lack of memory, may have been killed from outside, so the checks run once
+    # more. An environment that kills its own process is refused by the second run.
     if any(check.evidence.get("killed") for check in checks):
         checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
     return AdmissionReport(environment_hash(source_code), all(check.passed for check in checks), checks)
@@ -94,9 +97,9 @@ class _Candidate:
     target_error_examples: list[str]
 
     def check_context(self, thresholds: Thresholds) -> CheckContext:
-        """Two sandboxes of the environment, with different hash seeds."""
-        # Command line and budgets are those of training to the last word: an environment must not be able to tell that
-        # it is judged. Only the restarts differ, which it cannot observe.
+        """Return a context with two sandboxes of the environment, which have different hash seeds."""
+        # Command line and budgets are exactly those of training: an environment must not be able to detect admission.
+        # Only ``restarts`` differs, which it cannot observe.
         limits = replace(self.limits, restarts=0)
         source, replica = (
             SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed) for seed in HASH_SEEDS
@@ -134,7 +137,7 @@ async def _run_checks(
                 if any(map(_is_stuck, report)):
                     break
             if all(check.passed for check in report):
-                # The base model plays last: it is asked only when everything else has passed.
+                # The base model plays last, and only if every other check has passed.
                 await run_check("spread", spread(context, base_rewards))
     report.sort(key=lambda check: CHECK_NAMES.index(check.name))
     stuck_at = next((index for index, check in enumerate(report) if _is_stuck(check)), len(report))
@@ -145,7 +148,7 @@ async def _timed_check(name: str, verdict: Awaitable[Verdict], clock: Callable[[
     start_time = clock()
     try:
         passed, evidence = await verdict
-    # The only place where a failure of the environment becomes a failed check; the machine's failures are raised.
+    # The only place where a failure of the environment becomes a failed check; failures of the machine are raised.
     except (EngineDown, ImageMissing):
         raise
     except SandboxError as error:
@@ -167,10 +170,10 @@ async def _start_both(stack: AsyncExitStack, context: CheckContext) -> Verdict:
 
 
 def _is_stuck(check: Check) -> bool:
-    # Only a fault raised by the environment itself lets the next checks run: after these they would just wait again.
+    # After one of these faults, the next checks would only run into it again. After an EnvironmentFault, they run.
     return check.evidence.get("fault") in {"Deadline", "WorkerDied", "ProtocolFault"}
 
 
 def refusals(report: AdmissionReport) -> dict[str, dict[str, Any]]:
-    """The evidence of the failed checks, by name."""
+    """Return the evidence of the failed checks by name."""
     return {check.name: check.evidence for check in report.checks if not check.passed}

@@ -1,8 +1,9 @@
-"""What admission checks share: thresholds, the two sandboxes, the seed panel, ways to play an episode, and evidence.
+"""Define what the admission checks share: thresholds, two sandboxes, a panel of seeds, ways to play, and evidence.
 
-The panel of seeds is drawn from the environment's hash, so that no source can know the seeds it is probed with. A play
-that fails raises its SandboxError with the seed as a note; plays started together with it are cancelled. Evidence is
-plain JSON and small: "examples" holds at most ``EXAMPLES`` episodes, each {"seed", "what", "transcript"}.
+The panel of seeds is drawn from the hash of the environment's source, so that no source can contain the seeds that
+probe it. If an episode fails, its SandboxError gets the seed as a note, and episodes that were started together with it
+are cancelled. Evidence is plain JSON and small: "examples" holds at most ``EXAMPLES`` episodes, each {"seed", "what",
+"transcript"}.
 """
 
 import asyncio
@@ -22,79 +23,80 @@ from sandbox.wire import OraclePlay
 Verdict = tuple[bool, dict[str, object]]
 EXAMPLES = 3
 EXAMPLE_MESSAGES = 24
-# Of one text.
+# Length of one text in an example.
 EXAMPLE_CHARACTERS = 600
 T = TypeVar("T")
 LOW_SEED_LIMIT = 200_000
-# Of 200 episodes: 80,000 tokens in each.
+# Limit of all oracle episodes together; of 200 episodes, each may have 80,000 tokens.
 ORACLE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The numbers that decide an admission: rates and rewards in 0-1, times in seconds.
+    """The bounds and sample sizes of the checks: rates and rewards in [0, 1], times in seconds.
 
-    Each check's evidence repeats the ones it used.
+    The evidence of each check repeats the bounds that it used.
     """
 
-    # Probed by the oracle, floor, exploit and latency checks.
+    # Seeds that the checks of oracle, interface, leak, floor, exploits and latency probe.
     seeds: int = 32
-    # Compared between processes.
+    # Seeds on which the check of determinism compares processes.
     replica_seeds: int = 12
     diversity_seeds: int = 200
-    # Probed with a policy that exceeded its bound on the first seeds.
+    # Seeds in total for a policy that exceeded its bound on the first ``seeds``.
     confirm_seeds: int = 128
-    # Played before the process counts as worn, or as many as fit into ``wear_seconds``.
+    # Episodes that one process plays before the last comparison of determinism.
     wear_episodes: int = 1000
-    # Slow environments get fewer episodes.
+    # Time limit of these episodes: slow environments play fewer.
     wear_seconds: float = 10.0
-    # Assistant messages per probing policy, except for those that wait for the end.
+    # Maximum of assistant messages per episode of a policy; ``policies.PATIENT_POLICIES`` send more.
     turns: int = 12
-    # Share of distinct episodes.
+    # Minimum share of distinct episodes.
     distinct: float = 0.9
-    # Distinct episodes once names, ids and numbers are masked.
+    # Minimum number of distinct shapes: episodes with names, ids and numbers masked.
     distinct_shapes: int = 6
-    # The largest share of the episodes that one shape may hold.
+    # Maximum share of the episodes that have the same shape.
     commonest_shape: float = 0.5
-    # Distinct solutions, whatever the wording.
+    # Minimum number of distinct solution signatures, which ignore the wording.
     distinct_signatures: int = 3
-    # The largest share of the episodes that one solution may hold.
+    # Maximum share of the episodes that have the same solution signature.
     commonest_signature: float = 0.8
-    # Mean reward of a policy that does not try.
+    # Maximum mean reward and success rate of a policy that does not try to solve the task.
     floor_reward: float = 0.2
     floor_success: float = 0.05
+    # Maximum mean reward of an adversary.
     exploit_reward: float = 0.5
-    # A lucky guess may pass now and then.
+    # Not 0, because a guess may be right by chance.
     exploit_success: float = 0.1
     # Seeds on which the oracle's messages are sent again with a mutation.
     mutation_seeds: int = 12
-    # More seeds for the kinds of mutation that look loose on the first ones.
+    # Seeds in total for kinds of mutation that exceed their bound on the first ``mutation_seeds``.
     confirm_mutation_seeds: int = 64
-    # Seeds that a kind of mutation needs before it can refuse an environment.
+    # Minimum number of seeds with a kind of mutation before that kind can refuse an environment.
     mutation_min_seeds: int = 8
-    # Share of these seeds on which one kind may be paid in full.
+    # Maximum share of these seeds on which one kind may earn the full reward.
     mutation_paid: float = 0.9
-    # Share of seeds whose prompt or replies hold the oracle's own calls too early.
+    # Maximum share of seeds whose prompt or replies contain calls of the oracle before it makes them.
     leak_share: float = 0.05
-    # Share of seeds on which the oracle uses what it cannot know.
+    # Maximum share of seeds on which the oracle uses a code that no message has revealed.
     unseen_share: float = 0.2
-    # 95th percentiles.
+    # Maximum 95th percentile of the durations of step and reset.
     step_seconds: float = 0.25
     reset_seconds: float = 0.5
     spread_groups: int = 16
     spread_rollouts: int = 16
-    # Mean reward of the base model, from TRACE's calibration.
+    # Bounds of the base model's mean reward, from TRACE's calibration.
     spread_low: float = 0.05
     spread_high: float = 0.95
-    # Share of groups whose rewards are not all equal.
+    # Minimum share of groups whose rewards are not all equal.
     spread_mixed: float = 0.5
 
 
 def example(seed: int, description: str, task: Task, messages: list[Message]) -> dict[str, Any]:
-    """One episode as evidence; ``description`` is a sentence."""
+    """Return an episode as evidence; ``description`` is a sentence on what it shows."""
     chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
     if len(chat) > EXAMPLE_MESSAGES:
-        # The beginning shows the task and the end the outcome; the middle of a long chat is cut.
+        # Cut the middle of a long chat: its beginning shows the task, and its end the outcome.
         half = EXAMPLE_MESSAGES // 2
         omission = {"role": "system", "content": f"... {len(chat) - 2 * half} messages cut ..."}
         chat = [*chat[:half], omission, *chat[-half:]]
@@ -124,12 +126,12 @@ def _clipped_call(call: Message) -> Message:
 
 
 def short_json(value: object) -> str:
-    """A value as short JSON, to be quoted in a sentence."""
+    """Return a value as short JSON that a sentence can quote."""
     return clipped(json.dumps(value, ensure_ascii=False), 120)
 
 
 def fault_evidence(error: Exception) -> dict[str, object]:
-    """Evidence of the error that ended a check."""
+    """Return evidence of the error that ended a check."""
     notes = "; ".join(getattr(error, "__notes__", []))
     evidence: dict[str, object] = {"fault": type(error).__name__, "text": clipped(str(error), 1000), "at": notes}
     if isinstance(error, EnvironmentFault) and error.traceback:
@@ -139,31 +141,35 @@ def fault_evidence(error: Exception) -> dict[str, object]:
 
 @dataclass
 class CheckContext:
-    """What every check may use; ``replica`` runs the same source in another process, under training's hash seed."""
+    """The inputs and shared state of all checks of one environment.
+
+    ``replica`` runs the same source as ``source`` in another process, under training's hash seed.
+    """
 
     source: SandboxSource
     replica: SandboxSource
     thresholds: Thresholds
-    # None: there is no target to compare with.
+    # None if there is no target to compare with.
     target_tools: list[Tool] | None
     target_error_examples: list[str]
+    # The oracle's episodes by seed.
     plays: dict[int, OraclePlay] = field(default_factory=dict)
-    # Of all plays.
+    # Total size of the responses that held these episodes.
     oracle_bytes: int = 0
-    # Checks run at once; the lock keeps them from playing a seed twice.
+    # Checks run concurrently; the lock prevents them from playing a seed twice.
     plays_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def panel(self, count: int) -> list[int]:
-        """The first ``count`` probing seeds, always the same for one source."""
+        """Return the first ``count`` seeds of the panel, always the same for one source."""
         rng = random.Random(environment_hash(self.source.source_code))
         seeds: dict[int, None] = {}
         while len(seeds) < count:
-            # Every other seed comes from the low numbers that training and gates use, the rest from 31 bits.
+            # Every other seed is a low number, as in training and gates; the rest have up to 31 bits.
             seeds[rng.randrange(2**31 if len(seeds) % 2 else LOW_SEED_LIMIT)] = None
         return list(seeds)
 
     async def oracle_plays(self, count: int) -> list[OraclePlay]:
-        """The oracle's episodes on the panel's first ``count`` seeds, each played once."""
+        """Return the oracle's episodes on the panel's first ``count`` seeds; each seed is played only once."""
         async with self.plays_lock:
             missing = [seed for seed in self.panel(count) if seed not in self.plays]
             plays = await gather_all(with_seed_note(seed, self._play_oracle(seed)) for seed in missing)
@@ -180,7 +186,7 @@ class CheckContext:
 
     @staticmethod
     def chat(play: OraclePlay) -> list[Message]:
-        """The messages of an oracle's episode, in order."""
+        """Return the messages of an oracle's episode in order."""
         return [message for turn in play.turns for message in (turn.message, *turn.replies)]
 
 
@@ -197,7 +203,10 @@ class PolicyEpisode:
 
 @dataclass(frozen=True)
 class Replay:
-    """An episode with fixed assistant messages: all data seen, and the worker's seconds for reset and each step."""
+    """An episode with fixed assistant messages, with the seconds that the worker measured for reset and each step.
+
+    ``data`` holds system prompt, messages and tools, then [replies, done] of each step, then the fields of the score.
+    """
 
     data: list[Any]
     score: Score
@@ -210,7 +219,7 @@ async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
-    # A bare ``gather`` would leave the other plays running in a container that is about to be closed.
+    # A bare ``gather`` would leave the other coroutines running in a container that is about to be closed.
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -219,7 +228,7 @@ async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def with_seed_note(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a play and add its seed as a note to a SandboxError."""
+    """Await ``coroutine`` and add ``seed`` as a note to a SandboxError that it raises."""
     try:
         return await coroutine
     except SandboxError as error:
@@ -230,8 +239,8 @@ async def with_seed_note(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
 async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> PolicyEpisode:
     """Play one episode of ``seed`` under ``policy``, at most ``turns`` assistant messages."""
     episode = source.episode()
-    # An environment draws from ``random.Random(seed)``: a policy that drew the same numbers would guess its values far
-    # more, or far less, often than by chance.
+    # An environment draws from ``random.Random(seed)``. A policy that drew the same numbers would guess the
+    # environment's values far more, or far less, often than by chance.
     rng = random.Random(f"policy {seed}")
     messages: list[Message] = []
     try:
@@ -250,11 +259,11 @@ async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> 
 async def replay(
     source: SandboxSource, seed: int, messages: list[Message], *, on_used_instance: bool = False, scored: bool = False
 ) -> Replay:
-    """Send fixed assistant messages, whatever the replies are, until they or the episode end.
+    """Send fixed assistant messages, whatever the replies are, until the messages or the episode end.
 
     Args:
-        on_used_instance: play them twice on one instance and return the second episode.
-        scored: ask for the score after every message.
+        on_used_instance: play the messages twice on one instance and return the second episode.
+        scored: request the score after every message.
     """
     episode: SandboxEpisode = source.episode()
     try:

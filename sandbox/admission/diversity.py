@@ -1,8 +1,8 @@
 """Check that seeds make different tasks, and not one task with other numbers or other words.
 
-A solution signature is the order of the oracle's calls with the structure of their arguments and replies, and what the
-oracle chooses for an argument: truth values, small numbers, and text that neither user nor replies have said before.
-Not covered: choices that only large numbers tell apart; text that the oracle words by chance counts as a choice.
+A solution signature is a digest of the order of the oracle's calls, the structure of their arguments and of the
+replies, and what the oracle chooses for arguments: truth values, small numbers, and text that no message contained
+before. Not covered: choices that differ in large numbers only. Text that the oracle words at random counts as a choice.
 """
 
 import re
@@ -16,16 +16,16 @@ from sandbox.admission.fingerprint import actions, digest, exact, parsed, shape,
 from sandbox.admission.hidden_information import leaves
 from sandbox.wire import OraclePlay
 
-# Per episode.
+# Argument values per episode that are examined.
 MAX_CHOICES = 200
-# Of one text.
+# Characters of one argument's text that are examined.
 TEXT_CHARACTERS = 400
 SMALL_NUMBER = 10
 _PART = re.compile(r"\w+|[^\w\s]")
 
 
 def solution_signature(play: OraclePlay) -> str:
-    """A digest of what the oracle does and what it meets, whatever the wording."""
+    """Return a digest of the oracle's calls, its choices and the structure of replies, whatever the wording."""
     seen_parts = {part for message in play.task.messages for part in _parts(str(message.get("content") or ""))}
     choices_left = MAX_CHOICES
     steps: list[Any] = []
@@ -43,12 +43,12 @@ def solution_signature(play: OraclePlay) -> str:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Words, numbers and marks."""
+    """Yield the words, numbers and punctuation marks of ``text``."""
     return (match[0] for match in _PART.finditer(text.casefold()))
 
 
 def _chosen_parts(value: object, seen_parts: set[str]) -> Any:
-    """What an agent adds to what it has read; "#" for numbers and for copied words."""
+    """Return what the oracle chose in ``value``; "#" replaces large or read numbers and words read or with digits."""
     match value:
         case bool() | None:
             return value
@@ -68,7 +68,7 @@ def _has_digit(part: str) -> bool:
 
 
 async def diversity(context: CheckContext) -> Verdict:
-    """Seeds differ in more than names, ids and numbers, and in what has to be done, not only in wording."""
+    """Check that seeds differ in more than names, ids and numbers, and in their solutions as well as in wording."""
     limits = context.thresholds
     plays = await context.oracle_plays(limits.diversity_seeds)
     shapes, signatures = [shape(play) for play in plays], [solution_signature(play) for play in plays]

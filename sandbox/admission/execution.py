@@ -1,8 +1,8 @@
-"""Checks of how an environment runs: sign of life, determinism, latency and side effects.
+"""Check how an environment runs: that it plays at all, its determinism, latency and side effects.
 
 Determinism compares every byte of the same episodes in other circumstances: played again, in another process with
-another hash seed and order, among other episodes, on a used instance, with the score asked for after every message, and
-in a worn process. Not covered: a change that comes later than ``wear_episodes``.
+another hash seed and order, among other episodes, on a used instance, with the score requested after every message, and
+in a process that has played many episodes. Not covered: a change that first appears after ``wear_episodes`` episodes.
 """
 
 import json
@@ -33,17 +33,17 @@ from sandbox.errors import EnvironmentFault
 from sandbox.wire import OraclePlay
 
 CARELESS_MESSAGES = 6
-# Episodes that wear the process at once.
+# Episodes that ``_wear`` plays concurrently.
 WEAR_BATCH = 50
 
 # A seed and the assistant messages to send.
 SeededScript = tuple[int, list[Message]]
-# A busy machine is no flaw: slow calls are played once more, and the faster time of each call counts.
+# Slow episodes are played once more and the faster time of each call counts, because the machine may have been busy.
 LATENCY_ROUNDS = 2
 
 
 async def runs(context: CheckContext) -> Verdict:
-    """Two seeds, one after the other, come through reset, step, score and oracle in both processes."""
+    """Check that reset, step, score and oracle work in both processes, on two seeds one after the other."""
     seeds = context.panel(2)
     for source in (context.source, context.replica):
         for seed in seeds:
@@ -53,7 +53,7 @@ async def runs(context: CheckContext) -> Verdict:
 
 
 async def determinism(context: CheckContext) -> Verdict:
-    """The same seed and messages give the same bytes, whatever else the process has done."""
+    """Check that the same seed and messages give the same bytes, whatever else the process has done."""
     seeds = context.panel(context.thresholds.replica_seeds)
     plays = await context.oracle_plays(len(seeds))
     for circumstance, source in (("again", context.source), ("in another process", context.replica)):
@@ -65,10 +65,10 @@ async def determinism(context: CheckContext) -> Verdict:
 
 
 async def _compare_replays(context: CheckContext, seeds: list[int], plays: list[OraclePlay]) -> Verdict:
-    """The scripts one after another in a fresh process, against the same in every other circumstance."""
+    """Replay the scripts one after another, and compare every byte with replays in every other circumstance."""
     scripts = [(seed, script_of(oracle_play)) for seed, oracle_play in zip(seeds, plays, strict=True)]
-    # Besides the oracle's messages, those of two careless agents are compared, because an environment may grow lenient.
-    # One guesses from what it sees; the other takes the oracle's values, and so gets past argument checks.
+    # Besides the oracle's messages, those of two careless agents are compared, because an environment may become
+    # lenient. One agent guesses from what it sees; the other uses the oracle's values, and so passes argument checks.
     agents = (random_calls, _oracle_like_policy(plays))
     careless = await gather_all(
         with_seed_note(seed, _careless_script(context.source, seed, agent)) for agent in agents for seed in seeds
@@ -128,14 +128,14 @@ async def _careless_script(source: SandboxSource, seed: int, agent: Policy) -> S
 
     try:
         episode = await play(source, seed, claiming, CARELESS_MESSAGES + 1)
-    # The exploit check reports environments that break.
+    # The exploit check reports environments that fail here.
     except EnvironmentFault:
         return None
     return seed, [message for message in episode.messages if message["role"] == "assistant"]
 
 
 def _oracle_like_policy(plays: list[OraclePlay]) -> Policy:
-    """A policy that calls any tool with values that the oracle gives to arguments of the same name."""
+    """Return a policy that calls random tools with values that the oracle gives to arguments of the same name."""
     oracle_values: dict[str, list[Any]] = {}
     for oracle_play in plays:
         for tool_call in calls(script_of(oracle_play)).values():
@@ -156,7 +156,7 @@ def _oracle_like_policy(plays: list[OraclePlay]) -> Policy:
 
 
 async def _wear(context: CheckContext) -> int:
-    """Play many short episodes in the source's process and return how many."""
+    """Play many short episodes in the source's process and return their number."""
     limits = context.thresholds
     seeds = (context.panel(limits.replica_seeds) * WEAR_BATCH)[:WEAR_BATCH]
     episodes, elapsed = 0, 0.0
@@ -179,7 +179,7 @@ def first_difference(left: str, right: str) -> str:
 
 
 async def effects(context: CheckContext) -> Verdict:
-    """Nothing played so far touched a file, socket, process or thread, or printed anything."""
+    """Check that no episode so far has touched a file, socket, process or thread, or has printed anything."""
     records = [await source.effects() for source in (context.source, context.replica)]
     events = [str(event)[:200] for record in records for event in list(record.get("events") or [])[:20]]
     printed = sum(int(record.get("printed") or 0) for record in records)
@@ -189,7 +189,7 @@ async def effects(context: CheckContext) -> Verdict:
 
 
 async def latency(context: CheckContext) -> Verdict:
-    """Reset and step are fast, as the worker measures them, one episode after the other along the oracle's messages."""
+    """Check that reset and step are fast, as measured by the worker on the oracle's messages, episode after episode."""
     limits = context.thresholds
     plays = await context.oracle_plays(limits.seeds)
     scripts = [[turn.message for turn in episode.turns] for episode in plays]
@@ -215,11 +215,11 @@ async def latency(context: CheckContext) -> Verdict:
 
 
 def quickest(first: list[float], second: list[float]) -> list[float]:
-    """The smaller time of each call; calls made in only one of the rounds are left out."""
+    """Return the smaller time of each call; calls made in only one of the two rounds are left out."""
     return [min(pair) for pair in zip(first, second, strict=False)]
 
 
 def p95(seconds: list[float]) -> float:
-    """The 95th percentile, rounded to the microsecond; 0 without calls."""
+    """Return the 95th percentile, rounded to the microsecond; 0 without calls."""
     sorted_seconds = sorted(seconds) or [0.0]
     return round(sorted_seconds[min(len(sorted_seconds) - 1, int(0.95 * len(sorted_seconds)))], 6)

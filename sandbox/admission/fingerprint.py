@@ -1,9 +1,9 @@
-"""Digests that tell how alike two episodes are once values are masked.
+"""Compute digests of episodes that are equal if the episodes are alike once values are masked.
 
-``exact`` covers everything the agent and the oracle see and do, ``actions`` the order of the oracle's tools, ``shape``
-the wording (sentences in any order), tool use and structure of replies with values masked: numbers, dates, quoted
-texts, capitalized words, and every word of a call's arguments or a tool's reply. Pure functions. Not covered: synonyms,
-and lower-case names that no tool knows.
+``exact`` covers everything that the agent and the oracle see and do. ``actions`` covers the order of the oracle's tools
+and argument names. ``shape`` covers the wording (sentences in any order), tool use and structure of replies with values
+masked: numbers, dates, quoted texts, capitalized words, and every word of a call's arguments or a tool's reply. All
+functions are pure. Not covered: synonyms, and lower-case names that occur in no call or tool reply.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from sandbox.admission.policies import arguments_of
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
-# Of a reply's structure: an environment chooses the reply, so the cost of its digest is bounded.
+# Bounds of a reply's structure: the environment chooses the reply, so the cost of its digest must be bounded.
 MAX_DEPTH, MAX_KEYS = 6, 40
-# Of a list; longer ones count as this many.
+# Items of a list that are examined; a longer list counts as this many items.
 MAX_ITEMS = 6
 _WORD = re.compile(r"[\w'-]+")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
@@ -31,12 +31,12 @@ _NUMBER_WORD = re.compile(
 
 
 def exact(play: OraclePlay) -> str:
-    """A digest of the whole episode."""
+    """Return a digest of the whole episode."""
     return digest(as_data(play))
 
 
 def as_data(play: OraclePlay) -> dict[str, object]:
-    """The episode without timings, for comparing byte by byte."""
+    """Return the episode without timings, for comparison byte by byte."""
     return {
         "system": play.task.system,
         "messages": play.task.messages,
@@ -48,17 +48,17 @@ def as_data(play: OraclePlay) -> dict[str, object]:
 
 
 def canonical(value: object) -> str:
-    """JSON with sorted keys, to be compared and hashed."""
+    """Return ``value`` as JSON with sorted keys, for comparison and hashing."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def actions(play: OraclePlay) -> str:
-    """A digest of the tools and argument names that the oracle uses, in order."""
+    """Return a digest of the tools and argument names that the oracle uses, in order."""
     return digest([_calls(turn.message) for turn in play.turns])
 
 
 def shape(play: OraclePlay) -> str:
-    """A digest of the episode's structure."""
+    """Return a digest of the episode's wording, tool use and structure of replies, with values masked."""
     values = _values(play)
     texts = [masked(play.task.system, values)]
     texts += [masked(str(message.get("content") or ""), values) for message in play.task.messages]
@@ -83,7 +83,7 @@ def _calls(message: Message) -> list[object]:
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text; the text itself if it is none."""
+    """Return the value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -91,7 +91,7 @@ def parsed(text: str) -> Any:
 
 
 def structure(value: object) -> object:
-    """Keys, types and numbers of items of a value, to a bounded depth and breadth, without the values themselves."""
+    """Return the keys, types and item counts of a value, without its scalars, to a bounded depth and breadth."""
     return _structure(value, MAX_DEPTH)
 
 
@@ -111,7 +111,7 @@ def _structure(value: object, depth: int) -> object:
 
 
 def _values(play: OraclePlay) -> set[str]:
-    """Every word of every value in the oracle's arguments and the tools' replies, in lower case."""
+    """Return every word of every value in the oracle's arguments and the tools' replies, in lower case."""
     words: set[str] = set()
     for turn in play.turns:
         for call in turn.message.get("tool_calls") or []:
@@ -134,7 +134,7 @@ def _collect_words(value: object, words: set[str]) -> None:
 
 
 def masked(text: str, values: set[str]) -> list[str]:
-    """The sentences in alphabetical order and lower case, with # for each run of values."""
+    """Return the sentences in alphabetical order and lower case, with # for each run of values."""
     sentences = (_masked_sentence(part, values) for part in _SENTENCE_END.split(_QUOTED.sub(" # ", text)))
     return sorted(sentence for sentence in sentences if sentence)
 
@@ -158,5 +158,5 @@ def _is_value(word: str, values: set[str]) -> bool:
 
 
 def digest(value: object) -> str:
-    """Sixteen hexadecimal digits of a SHA-256."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of ``canonical(value)``."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]

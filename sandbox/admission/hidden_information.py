@@ -1,13 +1,13 @@
-"""Find values that the oracle uses although nothing before has revealed them.
+"""Find values that the oracle uses although no earlier message has revealed them.
 
-``Observable`` holds what an agent has read and explains a value by one simple step: a date where dates were read; a
-sum, difference, product, ratio or percentage of two read numbers, a total over records, or another unit; a word with
-the stem of a read one; a code that differs in punctuation or is composed of read parts ("INV-2026-00123"). It errs
-towards explaining a value, and its cost is bounded whatever an environment returns.
+``Observable`` collects what an agent has read. It explains a value that was read, or that follows from read values by
+one simple step: a date where dates were read; a sum, difference, product, ratio or percentage of two numbers, a total
+over records, or another unit; a word with the stem of a read one; a code that differs in punctuation or is composed of
+read parts ("INV-2026-00123"). In doubt it explains a value. Its cost is bounded whatever an environment returns.
 
-``find_hidden_values`` separates codes, which nobody can guess (words of letters and digits, ids, unread dates), from
-numbers and words that an agent may work out. Pure. Not covered: hidden numbers and plain words, which look like those
-that are worked out; choices by a hidden coin; and codes that must be deciphered, which count as hidden.
+``find_hidden_values`` is pure. It separates codes, which nobody can guess (words of letters and digits, ids, unread
+dates), from numbers and words that an agent may work out. Not covered: hidden numbers and plain words, which look like
+values that are worked out; hidden random choices; and codes that must be deciphered, which count as hidden.
 """
 
 import itertools
@@ -22,18 +22,18 @@ from sandbox.admission.policies import arguments_of
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
-# The last numbers read, which are combined in pairs.
+# How many of the last numbers read are combined in pairs.
 PAIR_NUMBERS = 150
-# Of so many records every subset is summed: 4,096 sums; longer lists only count as a whole.
+# Up to this many records, every subset is summed (4,096 sums); of longer lists, only total and mean count.
 SUBSET_RECORDS = 12
 MAX_TOTALS = 50_000
-# Of one message.
+# Numbers that are read from one message.
 MESSAGE_NUMBERS = 2000
-# Pairs are combined anew after every message, at most this often per episode; then every number counts as explained.
+# Pairs are combined again after new messages, at most this often per episode; then every number counts as explained.
 PAIR_ROUNDS = 16
-# Values of an episode that are examined; then every value counts as explained.
+# Values that are examined per episode; then every value counts as explained.
 MAX_EXPLAINED_VALUES = 1000
-# Beyond it a float no longer tells cents apart.
+# Above this, a float no longer distinguishes cents.
 MAX_NUMBER = 1e15
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
@@ -64,7 +64,7 @@ _ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*")
 
 
 class Observable:
-    """What an agent has read so far."""
+    """The text, numbers and totals that an agent has read so far."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -72,15 +72,15 @@ class Observable:
         self._compact_text = ""
         self.numbers: dict[float, None] = {}
         self.totals: set[float] = set()
-        # Numbers and totals, in cents.
+        # The numbers and totals in cents.
         self._cents: set[int] = set()
-        # What pairs of the last numbers make, in cents; computed on first use.
+        # Results of combining pairs of the last numbers, in cents; computed on first use.
         self._pair_results: set[int] = set()
         self._pair_rounds = self._value_count = 0
         self._has_dates = self._has_times = False
 
     def add(self, text: str) -> None:
-        """Take in the text of a message."""
+        """Add the text of a message."""
         folded = text.casefold()
         self.text += "\n" + folded
         self._compact_text += _MARKS.sub("", folded)
@@ -102,7 +102,7 @@ class Observable:
                 self._cents |= _in_cents(totals)
 
     def explains(self, value: object) -> bool:
-        """Whether an agent could have derived every value in this argument."""
+        """Return whether an agent could have derived every scalar in this argument."""
         return all(self._explains_leaf(leaf) for _, leaf in leaves(value))
 
     def _explains_leaf(self, value: object) -> bool:
@@ -113,7 +113,7 @@ class Observable:
         return self._explains_text(str(value))
 
     def unexplained_words(self, text: str) -> Iterator[str]:
-        """The words with digits in a text that are not explained."""
+        """Return an iterator over the words with digits in ``text`` that are not explained."""
         words = (match.rstrip(".:-") for match in _WORD.findall(text) if _DIGIT.search(match))
         return (word for word in words if not self._is_over_budget() and not self._explains_word(word))
 
@@ -122,7 +122,7 @@ class Observable:
         return self._value_count > MAX_EXPLAINED_VALUES
 
     def _explains_text(self, text: str) -> bool:
-        # A formula is the agent's own.
+        # A formula ("=...") is the agent's own work.
         if text.strip().casefold() in self.text or text.startswith("="):
             return True
         words = re.findall(r"[^\W\d_]+", text)
@@ -148,7 +148,7 @@ class Observable:
         return not folded.isdigit() and (_MARKS.sub("", folded) in self._compact_text or self._is_composed(folded))
 
     def _is_composed(self, word: str) -> bool:
-        """Whether every number in it was read, and every word was read or is a mark of up to three letters."""
+        """Whether every run in the word was read, or has at most two digits or three letters."""
         runs = _RUN.findall(word)
         return len(runs) > 1 and all(self._explains_run(run) for run in runs)
 
@@ -158,13 +158,13 @@ class Observable:
         return len(run) <= 3 or self._shares_stem(run)
 
     def _is_zero_padded(self, run: str) -> bool:
-        """Whether the number was read without its leading zeros."""
+        """Whether the run was read without its leading zeros."""
         digits = run.lstrip("0")
         return len(digits) > 2 and digits in self.text
 
     def _explains_number(self, number: float) -> bool:
         number = abs(number)
-        # Numbers of two digits can be counted up to.
+        # An agent can find numbers below 100 by counting.
         if number < 100 or not math.isfinite(number):
             return True
         variants = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
@@ -208,7 +208,7 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, Any]]:
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    # An integer of hundreds of digits.
+    # Raised for an integer of hundreds of digits.
     except OverflowError:
         return math.inf
 
@@ -218,12 +218,12 @@ def _in_cents(numbers: Iterable[float]) -> set[int]:
 
 
 def _contains_near(cents: set[int], number: float) -> bool:
-    """Whether the number or one that differs by a cent is among these: both sides are rounded."""
+    """Whether ``cents`` contains the number or one that differs by a cent, because both sides are rounded."""
     return abs(number) < MAX_NUMBER and not cents.isdisjoint(round(number * 100) + offset for offset in (-1, 0, 1))
 
 
 def _columns(value: object) -> dict[str, list[float]]:
-    """The numbers of a reply by their key."""
+    """Return the numbers of a JSON reply by their key."""
     columns: dict[str, list[float]] = {}
 
     def gather(key: str, item: Any) -> None:
@@ -243,7 +243,7 @@ def _columns(value: object) -> dict[str, list[float]]:
 
 
 def _sums(column: list[float]) -> set[float]:
-    """Sums of some records: of every subset of a few, else the total and the mean."""
+    """Return the total, the mean and, of up to ``SUBSET_RECORDS`` numbers, the sum of every subset."""
     total = {sum(column), sum(column) / len(column)}
     if len(column) > SUBSET_RECORDS:
         return total
@@ -255,14 +255,14 @@ def _sums(column: list[float]) -> set[float]:
 
 @dataclass(frozen=True)
 class HiddenValues:
-    """Values of one episode that nothing reveals, each in words."""
+    """The values of one episode that no message reveals, each as a description."""
 
     codes: list[str] = field(default_factory=list)
     worked_out: list[str] = field(default_factory=list)
 
 
 def find_hidden_values(play: OraclePlay) -> HiddenValues:
-    """What the oracle's arguments and text hold beyond what an agent has read by then."""
+    """Return the values in the oracle's arguments and texts that an agent can neither have read nor derived by then."""
     observable = Observable()
     observable.add(play.task.system)
     observable.add(json.dumps(play.task.tools, ensure_ascii=False))
@@ -278,7 +278,7 @@ def find_hidden_values(play: OraclePlay) -> HiddenValues:
 
 
 def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[str, bool]]:
-    """Yield the unexplained values, each with whether it is a code."""
+    """Yield a description of each unexplained value, and whether the value is a code."""
     for call in message.get("tool_calls") or []:
         tool = call["function"]["name"]
         for name, value in leaves(arguments_of(call["function"])):
@@ -289,7 +289,7 @@ def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[st
 
 
 def _is_code(name: str, value: object, observable: Observable) -> bool:
-    """Whether nobody could work this value out."""
+    """Whether an agent could not work this value out: an identifier, or a code in a text."""
     snake = _CAMEL.sub("_", name).lower()
     if _IDENTIFIER.search(snake):
         return True

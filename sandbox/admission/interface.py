@@ -1,7 +1,7 @@
-"""Fidelity to the target: the same tools, the same form of replies and errors, and robustness to malformed calls.
+"""Check fidelity to the target: the same tools, the same form of replies and errors, tolerance of malformed calls.
 
-An agent in training misspells tools and breaks JSON; a fault there would throw the rollout away. Evidence names the
-first tool, call or reply that deviates.
+An agent in training misspells tools and breaks JSON; an environment that fails on such a call loses the rollout. The
+evidence names the tools that deviate, and the first calls and replies that do.
 """
 
 import json
@@ -17,7 +17,7 @@ JUNK_SEEDS = 6
 
 
 async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
-    """Tools are the target's own, every call gets its reply, and errors have the target's form."""
+    """Check that tools are the target's own, every call gets one reply, and errors have the target's form."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     tools = {tool["function"]["name"]: tool for play in plays for tool in play.task.tools}
     target_tools = (
@@ -41,14 +41,14 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
 
 
 def call_complaints(message: Message, replies: list[Message]) -> list[str]:
-    """What is wrong with the replies to one assistant message: every call id needs exactly one, in any order."""
+    """Return what is wrong with the replies to a message: every call id needs exactly one reply, in any order."""
     call_ids = sorted(str(item["id"]) for item in message.get("tool_calls") or [])
     answered_ids = sorted(str(reply["tool_call_id"]) for reply in replies if reply["role"] == "tool")
     return [] if call_ids == answered_ids else [f"calls {call_ids} got answers to {answered_ids}"]
 
 
 async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[str]]:
-    """Play one episode with malformed messages; returns (complaints, texts of replies that must be errors)."""
+    """Play one episode with malformed messages and return (complaints, texts of replies that must be errors)."""
     episode = context.source.episode()
     complaints: list[str] = []
     errors: list[str] = []
@@ -67,7 +67,7 @@ async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[
 
 
 def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
-    """Malformed messages, and for each whether every reply to it must be an error."""
+    """Return malformed messages, each with whether every reply to it must be an error."""
     rng = random.Random(seed)
     candidates = [tool for tool in task.tools if required_arguments(tool)]
     if not candidates:
@@ -93,7 +93,7 @@ def _odd_errors(texts: list[str], examples: list[str]) -> list[str]:
 
 
 def error_form(text: str) -> tuple[str, ...]:
-    """The form of a reply: an object's keys, or how a plain text begins ("Error:")."""
+    """Return the form of a reply: an object's keys, the type of other JSON, or how a plain text begins ("error:")."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,12 +1,13 @@
-"""Check that nothing gives the oracle's solution away, and that the oracle uses nothing that nobody could know.
+"""Check that nothing reveals the oracle's solution, and that the oracle uses no value that an agent could not know.
 
-A leak in the prompt is: a call's arguments as JSON, the oracle's text, its whole sequence of tools, or a sentence with
-a tool and all its arguments. Tool descriptions that differ by seed can leak in the same ways; text that most seeds
-share cannot. A reply leaks a later call if it holds its name and arguments, or repeats its arguments and no others of
-that kind. Hidden codes refuse as well (``hidden_information.py``); values to be worked out are only counted.
+A leak in the prompt is a call's arguments as JSON, the oracle's text, its whole sequence of tools, or a sentence with a
+tool and all its arguments. Tool descriptions that differ by seed can leak in the same ways; text that most seeds share
+cannot. A reply leaks a later call if it contains the call's name and arguments, or if several replies repeat the
+arguments and no reply contains others of the same kind. Hidden codes fail the check as well
+(``hidden_information.py``); values that an agent may have to work out are only counted.
 
-Not covered: a choice by a hidden coin among values that were read (the base model's rewards show it: all zero), and
-tool descriptions that answer in plain words.
+Not covered: a choice among read values by hidden chance (the base model's rewards show it: all are 0), and tool
+descriptions that give the solution in plain words.
 """
 
 import asyncio
@@ -25,11 +26,11 @@ from sandbox.errors import clipped
 from sandbox.wire import OraclePlay, OracleTurn
 
 TEXT_KEYS = ("title", "description", "default", "const", "example", "examples", "pattern")
-# An environment chooses its schemas, prompts and replies: these bounds keep the cost of reading them in check.
+# An environment chooses its schemas, prompts and replies; this and the next bounds limit the cost of reading them.
 MAX_SCHEMA_DEPTH = 12
-# Of one seed.
+# Tool sentences of one seed.
 MAX_SENTENCES = 300
-# Of one text.
+# Words of one text that are examined as codes.
 MAX_CODES = 400
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _CODE = re.compile(r"[\w-]+")
@@ -44,7 +45,7 @@ MAX_EPISODE_OBJECTS = 5000
 
 @dataclass(frozen=True)
 class ToolText:
-    """A sentence about a tool, or about one of its arguments ("" for none), with the codes in it."""
+    """A sentence about a tool or one of its arguments (``argument`` is "" for the tool), with the codes in it."""
 
     tool: str
     argument: str
@@ -53,7 +54,7 @@ class ToolText:
 
 
 def seed_specific_texts(plays: Sequence[OraclePlay]) -> list[list[ToolText]]:
-    """For each episode, what its tools say that the tools of most other episodes do not."""
+    """Return, for each episode, the sentences about tools that fewer than half of the episodes contain."""
     sentences_by_play = [
         list(dict.fromkeys(sentence for tool in play.task.tools for sentence in _tool_sentences(tool)))
         for play in plays
@@ -96,10 +97,10 @@ def _sentences(tool: str, argument: str, value: object) -> Iterator[tuple[str, s
 def description_leaks(
     name: str, arguments: dict[str, object], tool_texts: Sequence[ToolText], prompt: str, oracle_codes: frozenset[str]
 ) -> Iterator[str]:
-    """Yield the tool sentences that hold this call, unless it only reads.
+    """Yield a finding for each tool sentence that reveals this call, unless the call only reads.
 
     Args:
-        oracle_codes: the codes that the oracle uses anywhere in the episode.
+        oracle_codes: all codes that the oracle uses in the episode.
     """
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
     codes = {key: value for key, value in values.items() if _is_code(value) and value not in prompt}
@@ -115,7 +116,7 @@ def description_leaks(
 
 
 def codes_in(text: str) -> list[str]:
-    """The words of a text that may be codes."""
+    """Return the words of a text that may be codes: more than two digits, and no date."""
     candidates = (match[0].strip("-") for match in itertools.islice(_CODE.finditer(text), MAX_CODES))
     return [word for word in candidates if _is_code(word)]
 
@@ -125,7 +126,7 @@ def _is_code(word: str) -> bool:
 
 
 def _is_choice(codes: Sequence[str], oracle_codes: frozenset[str]) -> bool:
-    """Whether a text offers at least as many unused codes of the same form: such a list reveals nothing."""
+    """Whether a text offers at least as many unused as used codes of the same form: such a list reveals nothing."""
     forms = {_code_form(code) for code in codes if code in oracle_codes}
     unused_codes = [code for code in codes if code not in oracle_codes and _code_form(code) in forms]
     return len(unused_codes) >= sum(code in oracle_codes for code in codes)
@@ -136,7 +137,7 @@ def _code_form(word: str) -> str:
 
 
 async def leak(context: CheckContext) -> Verdict:
-    """The prompt does not hold the oracle's solution, and the oracle knows no more than an agent."""
+    """Check that nothing reveals the oracle's calls too early, and that the oracle uses no code that is hidden."""
     limits = context.thresholds
     plays = await context.oracle_plays(limits.seeds)
     episodes = list(zip(context.panel(len(plays)), plays, strict=True))
@@ -144,7 +145,7 @@ async def leak(context: CheckContext) -> Verdict:
     unseen: list[tuple[int, OraclePlay, str]] = []
     worked_out: list[tuple[int, OraclePlay, str]] = []
     for (seed, play), tool_texts in zip(episodes, await asyncio.to_thread(seed_specific_texts, plays), strict=True):
-        # It may take long, and the event loop serves other checks.
+        # In a thread, because it may take long and the event loop serves other checks.
         leak_texts, hidden = await asyncio.to_thread(_inspect_play, play, tool_texts)
         leaking += ((seed, play, text) for text in leak_texts)
         unseen += ((seed, play, text) for text in hidden.codes[:1])
@@ -177,10 +178,10 @@ def _inspect_play(play: OraclePlay, tool_texts: Sequence[ToolText]) -> tuple[lis
 
 
 def leaks(play: OraclePlay, tool_texts: Sequence[ToolText] = ()) -> list[str]:
-    """What of the oracle's play an agent reads too early; short texts do not count.
+    """Return the parts of the oracle's play that an agent can read too early; short texts do not count.
 
     Args:
-        tool_texts: what the tools say on this seed alone (``seed_specific_texts``).
+        tool_texts: this episode's entry of ``seed_specific_texts``.
     """
     prompt = "\n".join([play.task.system, *(str(message.get("content") or "") for message in play.task.messages)])
     return [*_prompt_leaks(play, prompt, tool_texts), *_sequence_leaks(play, prompt), *_answer_leaks(play)]
@@ -190,7 +191,7 @@ def _prompt_leaks(play: OraclePlay, prompt: str, tool_texts: Sequence[ToolText])
     all_text = "\n".join([prompt, *(tool_text.text for tool_text in tool_texts)])
     objects = list(_objects(all_text))
     sentences = _SENTENCE_END.split(all_text)
-    # By the tool that they mention: a prompt of many calls is searched once per tool.
+    # Sentences by the tool that they mention, so that the prompt is searched once per tool and not once per call.
     naming_sentences: dict[str, list[str]] = {}
     oracle_codes = frozenset(
         code for turn in play.turns for call in _calls(turn) for code in codes_in(call["function"]["arguments"])
@@ -216,12 +217,12 @@ def _calls(turn: OracleTurn) -> list[Message]:
 
 
 def _name_pattern(name: str) -> re.Pattern[str]:
-    """How a sentence mentions a tool; a plain word counts only where it is written as a call."""
+    """Return the pattern that finds mentions of a tool; a plain word counts only if it is written as a call."""
     return re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
 
 
 def _call_in_words(arguments: dict[str, object], sentences: list[str]) -> list[str]:
-    """The first sentence that holds the values of all arguments."""
+    """Return the first sentence that contains the values of all arguments, if any."""
     values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
     if sum(map(len, values)) < 3:
         return []
@@ -233,7 +234,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _sequence_leaks(play: OraclePlay, prompt: str) -> Iterator[str]:
-    """Whether the prompt names the oracle's tools in order: as its only tools, or three or more in a row."""
+    """Yield a finding if the prompt names the oracle's tools in order: as its only tools, or three or more in a row."""
     oracle_calls = [call["function"]["name"] for turn in play.turns for call in _calls(turn)]
     names = {tool["function"]["name"] for tool in play.task.tools} | set(oracle_calls)
     words = (word.rstrip(".-") for word in re.findall(r"[\w.-]+", prompt))
@@ -246,7 +247,7 @@ def _sequence_leaks(play: OraclePlay, prompt: str) -> Iterator[str]:
 
 
 def _answer_leaks(play: OraclePlay) -> Iterator[str]:
-    """Yield what replies reveal of a call that the oracle makes later and has not made before."""
+    """Yield each call that earlier replies reveal and that the oracle has not made before."""
     answers: list[tuple[str, list[object]]] = []
     previous_calls: set[tuple[str, str]] = set()
     objects_left = MAX_EPISODE_OBJECTS
@@ -270,8 +271,8 @@ def _answers_hold_call(answers: list[tuple[str, list[object]]], name: str, argum
     similar_objects = [
         item for _, objects in answers for item in objects if isinstance(item, dict) and item.keys() == arguments.keys()
     ]
-    # Arguments that recur, with no similar object to choose from, are dictated; a record that is looked at does not
-    # recur.
+    # Arguments that recur in replies, with no similar object to choose from, are dictated to the agent. A record that
+    # the agent looks up does not recur.
     is_repeated = (
         len(set(matching_texts)) > 1 and len(arguments) > 1 and all(item == arguments for item in similar_objects)
     )

@@ -1,11 +1,12 @@
-"""Check that a nearly right play is not paid in full: the oracle's messages are sent again with one mutation.
+"""Check that a nearly right episode does not earn the full reward: the oracle's messages are sent with one mutation.
 
-Mutations are made in calls of tools that do not read. A call is left out; if that is paid all the same, the call was
-not needed and its arguments are not judged. In a needed call one argument becomes another seed's value, empty, a list
-without its end, or the right value among many. If several calls are needless one by one, all are left out together.
+Mutations change calls of tools that do not read. First each call is left out: if the episode still earns the full
+reward, the call was not needed and its arguments are not judged. In a needed call, one argument becomes another seed's
+value, empty, a list without its last item, or the right value among many. If several calls are needless one by one, all
+are left out together.
 
 Not covered: optional arguments, prose, values that never vary, text outside of calls, needless calls that nothing
-depends on, and a wrong value that is only sometimes paid, because several may be right.
+depends on, and a wrong value that earns the reward on some seeds only, because several values may be right.
 """
 
 import json
@@ -55,9 +56,9 @@ DESCRIPTIONS = {
 LOOKUP_PREFIXES = (*READ_PREFIXES, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
 PROSE_ARGUMENTS = frozenset({"reason", "note", "notes", "comment", "message", "summary", "explanation", "description"})
 PROSE_ARGUMENTS |= {"question", "thought"}
-# A text of at least so many words is prose.
+# A text of at least this many words is prose.
 PROSE_WORDS = 3
-# The cost is bounded: calls of one episode that are left out, arguments of one call, known values of one argument.
+# Bounds of the cost: calls of one episode that are mutated, arguments of one call, known values of one argument.
 MAX_CALLS = 16
 MAX_ARGUMENTS = 8
 MAX_VALUES = 64
@@ -67,7 +68,7 @@ PADDING_CHARACTERS = 2_000
 
 @dataclass(frozen=True)
 class MutationKind:
-    """What was done to which argument of which tool; an omitted call has neither tool nor argument."""
+    """What (``slip``) was done to which argument of which tool; tool and argument are "" for an omitted call."""
 
     tool: str
     argument: str
@@ -76,8 +77,9 @@ class MutationKind:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One kind on one seed: the script sent, its replay (None if it broke the episode), and whether it was paid in
-    full.
+    """One mutation on one seed: the script sent, its replay, and whether the episode earned the full reward.
+
+    ``replay`` is None if the script broke the episode.
     """
 
     kind: MutationKind
@@ -95,7 +97,7 @@ class OracleValues:
     by_argument: dict[tuple[str, str], dict[str, object]] = field(default_factory=dict)
 
     def add(self, play: OraclePlay) -> None:
-        """Collect the values of one episode."""
+        """Add the values of one episode."""
         for call in calls(script_of(play)).values():
             for name, value in list(arguments_of(call).items())[:MAX_ARGUMENTS]:
                 values = self.by_argument.setdefault((name_of(call), name), {})
@@ -103,18 +105,18 @@ class OracleValues:
                     values[canonical(value)] = value
 
     def alternatives(self, tool: str, argument: str, value: object) -> list[object]:
-        """Values of other seeds that no comparison should accept in the place of this one."""
+        """Return other seeds' values, different in more than case, that no comparison should accept for ``value``."""
         values = self.by_argument.get((tool, argument), {}).values()
         return [other for other in values if _folded(other) != _folded(value)]
 
     def is_prose(self, tool: str, argument: str) -> bool:
-        """Whether the argument's values are meant for people."""
+        """Return whether the argument is prose, by its name or because most of its texts are."""
         texts = [value for value in self.by_argument.get((tool, argument), {}).values() if isinstance(value, str)]
         return argument.casefold() in PROSE_ARGUMENTS or 2 * sum(map(_is_prose, texts)) > len(texts)
 
 
 async def oracle_mutations(context: CheckContext) -> Verdict:
-    """No kind of mutation is paid wherever it is made."""
+    """Check that no kind of mutation earns the full reward on more than ``mutation_paid`` of its seeds."""
     limits = context.thresholds
     plays = await context.oracle_plays(max(limits.mutation_seeds, limits.confirm_mutation_seeds))
     episodes = list(zip(context.panel(len(plays)), plays, strict=True))
@@ -122,7 +124,7 @@ async def oracle_mutations(context: CheckContext) -> Verdict:
     for play in plays:
         values.add(play)
     mutations = await _mutate_episodes(context, episodes[: limits.mutation_seeds], values)
-    # Kinds that look loose on a few seeds are tried on more; the verdict errs towards admitting.
+    # Kinds that exceed the bound on few seeds are tried on more; in doubt the environment is admitted.
     suspects = {kind for kind, group in _group_by_kind(mutations).items() if _paid_share(group) > limits.mutation_paid}
     if suspects:
         confirmations = await _mutate_episodes(context, episodes[limits.mutation_seeds :], values)
@@ -175,7 +177,7 @@ def _example(mutation: Mutation) -> dict[str, Any]:
 async def _mutate_episodes(
     context: CheckContext, episodes: list[tuple[int, OraclePlay]], values: OracleValues
 ) -> list[Mutation]:
-    """All mutations on these seeds; an episode whose oracle is not paid has none."""
+    """Return all mutations on these seeds, except seeds on which the oracle does not earn the full reward."""
     groups = await gather_all(
         with_seed_note(seed, _mutate_seed(context, seed, play, values))
         for seed, play in episodes
@@ -204,8 +206,8 @@ async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, value
     omissions = await gather_all(attempt(omission, without_calls(script, {position})) for position in writes)
     needless = {position: mutation for position, mutation in zip(writes, omissions, strict=True) if mutation.is_paid}
     mutations: list[Mutation] = []
-    # Calls that are needless one by one may be alternatives: if omitting all of them is paid as well, none was needed;
-    # otherwise the task is satisfied by any one of them, which is too little.
+    # Calls that are needless one by one may be alternatives. If the episode earns the full reward without all of them,
+    # none was needed. Otherwise any one of them satisfies the task, which is too little.
     if len({_call_key(writes[position]) for position in needless}) > 1:
         joint_omission = await attempt(omission, without_calls(script, set(needless)))
         mutations.append(
@@ -221,7 +223,7 @@ async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, value
 async def _replay_or_none(context: CheckContext, seed: int, script: list[Message]) -> Replay | None:
     try:
         return await replay(context.source, seed, script)
-    # The exploit check reports environments that break.
+    # The exploit check reports environments that fail here.
     except EnvironmentFault:
         return None
 
@@ -229,7 +231,7 @@ async def _replay_or_none(context: CheckContext, seed: int, script: list[Message
 def _argument_changes(
     required_calls: dict[CallPosition, FunctionCall], task: Task, values: OracleValues, rng: random.Random
 ) -> Iterator[tuple[MutationKind, CallPosition, str]]:
-    """Yield other arguments for one needed call of each tool."""
+    """Yield (kind, position, JSON arguments) of the mutations of one needed call of each tool."""
     positions_by_tool: dict[str, list[CallPosition]] = {}
     for position, call in required_calls.items():
         positions_by_tool.setdefault(name_of(call), []).append(position)

@@ -1,7 +1,8 @@
-"""The building blocks of probing policies, the three floor policies that do not try, and edits of scripts.
+"""Provide the building blocks of probing policies, the three floor policies, and edits of scripts.
 
-A policy is a pure function of what an agent sees, the turn's number and a seeded generator. A script is a list of
-assistant messages sent whatever the replies are; a call's position is the number of its message and its index there.
+A policy is a pure function of what an agent sees, the number of the turn and a seeded generator. Floor policies do not
+try to solve the task. A script is a list of assistant messages that are sent whatever the replies are. A call's
+position is the index of its message in the script and the call's index in the message.
 """
 
 import json
@@ -13,36 +14,36 @@ from typing import Any
 from sandbox.contract import Message, Task, Tool
 from sandbox.wire import OraclePlay
 
-# An argument's JSON schema, and the "function" of a tool call: an environment chooses what they hold.
+# An argument's JSON schema, and the "function" of a tool call: the environment chooses their content.
 Schema = dict[str, Any]
 FunctionCall = dict[str, Any]
 Policy = Callable[[Task, list[Message], int, random.Random], Message]
 
-# Guesses draw from this many values, half of them the first ones and half the last.
+# Guesses draw from at most this many values, half of them the first ones and half the last.
 MAX_VALUES = 2000
-# Longer words are no values.
+# Longer words do not count as values.
 MAX_VALUE_CHARACTERS = 1000
-# Keys of tool replies.
+# Keys of tool replies whose values are collected.
 MAX_KEYS = 300
 _DIGIT = re.compile(r"\d")
 
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
 REFUSAL = "I am sorry, but I cannot help with that request."
-# Messages of an agent that waits for the episode to run out.
+# Assistant messages of a policy that waits until the episode ends.
 PATIENCE = 100
 READ_PREFIXES = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
-# These play on until the episode is done.
+# These policies send messages until the episode is done, at most ``PATIENCE``.
 PATIENT_POLICIES = frozenset({"empty", "stall", "keep_reading"})
 CallPosition = tuple[int, int]
 
 
 def say(content: str) -> Message:
-    """An assistant message of text alone."""
+    """Return an assistant message of text alone."""
     return {"role": "assistant", "content": content}
 
 
 def call(turn: int, *calls: tuple[str, str]) -> Message:
-    """An assistant message of tool calls, each (name, JSON arguments)."""
+    """Return an assistant message of tool calls, each given as (name, JSON arguments)."""
     tool_calls = [
         {"id": f"call_{turn}_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for index, (name, arguments) in enumerate(calls)
@@ -51,7 +52,7 @@ def call(turn: int, *calls: tuple[str, str]) -> Message:
 
 
 def visible_values(task: Task, messages: list[Message]) -> list[str]:
-    """The words that contain a digit, in order of appearance: ids, dates and numbers."""
+    """Return the words that contain a digit, in order of appearance: ids, dates and numbers."""
     text = " ".join([task.system, *(str(message.get("content") or "") for message in [*task.messages, *messages])])
     words = (word for word in re.findall(r"[\w-]+", text) if len(word) <= MAX_VALUE_CHARACTERS and _DIGIT.search(word))
     values = list(dict.fromkeys(words))
@@ -59,7 +60,7 @@ def visible_values(task: Task, messages: list[Message]) -> list[str]:
 
 
 def guess(tool: Tool, values: list[str], rng: random.Random) -> str:
-    """JSON arguments that fit the tool's schema, filled from ``values``."""
+    """Return JSON arguments that fit the tool's schema, filled from ``values``."""
     numbers = [int(value) for value in values if value.isascii() and value.isdecimal() and len(value) < 10] or [1]
     return fill_arguments(tool, lambda name, field: _guess_value(field, values, numbers, rng))
 
@@ -81,27 +82,27 @@ def _guess_value(field: object, values: list[str], numbers: list[int], rng: rand
 
 
 def tool_name(tool: Tool) -> str:
-    """The tool's name, as calls use it."""
+    """Return the tool's name, as calls use it."""
     return str(tool["function"]["name"])
 
 
 def write_tools(task: Task) -> list[Tool]:
-    """The tools whose names do not begin like a read; all tools if every name does."""
+    """Return the tools whose names do not begin with one of ``READ_PREFIXES``; all tools if every name does."""
     return [tool for tool in task.tools if not tool_name(tool).lower().startswith(READ_PREFIXES)] or task.tools
 
 
 def read_tools(task: Task) -> list[Tool]:
-    """The tools whose names begin like a read; all tools if none does."""
+    """Return the tools whose names begin with one of ``READ_PREFIXES``; all tools if none does."""
     return [tool for tool in task.tools if tool_name(tool).lower().startswith(READ_PREFIXES)] or task.tools
 
 
 def fill_arguments(tool: Tool, value_for: Callable[[str, Schema], object]) -> str:
-    """JSON arguments with ``value_for(name, schema)`` for every property of the tool."""
+    """Return JSON arguments with ``value_for(name, schema)`` for every property of the tool."""
     return json.dumps({name: value_for(name, field) for name, field in properties(tool).items()})
 
 
 def properties(tool: Tool) -> dict[str, Schema]:
-    """The schemas of the tool's arguments by name; empty where the schema is malformed."""
+    """Return the schemas of the tool's arguments by name; a malformed schema counts as empty."""
     schema = tool["function"]["parameters"]
     fields = schema.get("properties") if isinstance(schema, dict) else None
     fields = fields if isinstance(fields, dict) else {}
@@ -109,18 +110,18 @@ def properties(tool: Tool) -> dict[str, Schema]:
 
 
 def required_arguments(tool: Tool) -> list[str]:
-    """The names of the arguments that the tool's schema requires."""
+    """Return the names of the arguments that the tool's schema requires."""
     required = tool["function"]["parameters"].get("required")
     return required if isinstance(required, list) else []
 
 
 def request(task: Task) -> str:
-    """The text of the user's first message."""
+    """Return the text of the user's first message."""
     return next((str(message.get("content") or "") for message in task.messages if message["role"] == "user"), "")
 
 
 def observed_values(messages: list[Message]) -> dict[str, list[object]]:
-    """The distinct scalar values in the tools' JSON replies by key, in order and bounded."""
+    """Return the distinct scalar values in the tools' JSON replies by key, in order of appearance and bounded."""
     values_by_key: dict[str, dict[object, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
@@ -147,7 +148,10 @@ def _collect_values(key: str, value: object, values_by_key: dict[str, dict[objec
 def candidate_values(
     name: str, field: Schema, observations: dict[str, list[object]], values: list[str]
 ) -> list[object]:
-    """What an argument may be: its enum, else values that replies held under its name, else the visible values."""
+    """Return candidates for an argument: its enum or truth values, else values of its name in replies, else ``values``.
+
+    A number takes numbers from replies only, else 1.
+    """
     if isinstance(field.get("enum"), list) and field["enum"]:
         return list(field["enum"])
     if field.get("type") == "boolean":
@@ -160,7 +164,7 @@ def candidate_values(
 
 
 def empty(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Say nothing."""
+    """Send an empty text."""
     return say("")
 
 
@@ -170,7 +174,7 @@ def refusing(task: Task, messages: list[Message], turn: int, rng: random.Random)
 
 
 def random_calls(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call random tools and speak now and then."""
+    """Call a random tool with guessed arguments, or now and then send a text."""
     if not task.tools or rng.random() < 0.15:
         return say("Is there anything else?")
     tool = rng.choice(task.tools)
@@ -181,12 +185,12 @@ FLOOR_POLICIES: dict[str, Policy] = {"empty": empty, "refusing": refusing, "rand
 
 
 def script_of(play: OraclePlay) -> list[Message]:
-    """The assistant messages of the oracle."""
+    """Return the assistant messages of the oracle."""
     return [turn.message for turn in play.turns]
 
 
 def calls(script: list[Message]) -> dict[CallPosition, FunctionCall]:
-    """Every tool call of the script by its position."""
+    """Return every tool call of the script by its position."""
     return {
         (turn, index): call["function"]
         for turn, message in enumerate(script)
@@ -195,12 +199,12 @@ def calls(script: list[Message]) -> dict[CallPosition, FunctionCall]:
 
 
 def name_of(call: FunctionCall) -> str:
-    """The name of the called tool."""
+    """Return the name of the called tool."""
     return str(call["name"])
 
 
 def arguments_of(call: FunctionCall) -> dict[str, object]:
-    """The call's arguments; empty if they are no JSON object."""
+    """Return the call's arguments; empty if they are no JSON object."""
     try:
         value = json.loads(call["arguments"])
     except (ValueError, RecursionError):
@@ -209,7 +213,7 @@ def arguments_of(call: FunctionCall) -> dict[str, object]:
 
 
 def without_calls(script: list[Message], positions: set[CallPosition]) -> list[Message]:
-    """A copy of the script without these calls, and without messages that are empty then."""
+    """Return a copy of the script without these calls, and without messages that become empty."""
     messages: list[Message] = []
     for turn, message in enumerate(script):
         calls = message.get("tool_calls") or []
@@ -224,7 +228,7 @@ def _text_only(message: Message) -> Message:
 
 
 def with_arguments(script: list[Message], position: CallPosition, arguments: str) -> list[Message]:
-    """A copy of the script in which one call has other arguments, given as JSON."""
+    """Return a copy of the script in which one call has other arguments, given as JSON."""
     turn, call_index = position
     calls = [
         {**call, "function": {**call["function"], "arguments": arguments}} if index == call_index else call

@@ -1,9 +1,9 @@
-"""Checks that reward needs work: policies that do not try (``floor``), and the panel of adversaries (``exploits``).
+"""Check that reward needs work: by policies that do not try (``floor``) and by a panel of adversaries (``exploits``).
 
 Episodes that break the environment count as "faults", because an agent that can end its episode escapes its reward. A
-rewarded episode is legitimate when its accepted writes are exactly the oracle's and every value in them had been read
-by then; a guessed or enumerated value, or any other accepted write, is a shortcut. A write is accepted if its reply
-does not have the form in which this environment answers unknown tools and broken JSON.
+rewarded episode is legitimate if its accepted writes are exactly the oracle's and every value in them had been read
+before; a guessed or enumerated value, or any other accepted write, is a shortcut. A write is accepted if its reply does
+not have the form in which this environment answers unknown tools and broken JSON.
 
 Not covered: truth values, which no text spells out, and values that have to be computed.
 """
@@ -37,31 +37,31 @@ from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
 
 Form = tuple[str, ...]
-# Seeds on which the form of a refusal is observed.
+# Seeds on which the form of replies to unacceptable calls is observed.
 REFUSAL_SEEDS = 4
 
 
 @dataclass(frozen=True)
 class Write:
-    """A call of a writing tool: canonical arguments, reply, and how many texts had been read before it."""
+    """A call of a writing tool: canonical arguments, reply, and how many texts the agent had read before it."""
 
     name: str
     arguments: str
     answer: str
-    # Of ``_texts``.
+    # Counts the first texts of ``_texts``.
     texts_read: int
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """The oracle's writes on each seed, and the forms of a refusal."""
+    """The oracle's writes on each seed as (tool, canonical arguments), and the forms of replies that refuse a call."""
 
     writes: dict[int, list[tuple[str, str]]]
     refusal_forms: frozenset[Form]
 
 
 async def legitimate_solutions(context: CheckContext, count: int) -> Solutions | None:
-    """The solutions of the panel's first ``count`` seeds; None if they cannot be determined."""
+    """Return the solutions of the panel's first ``count`` seeds; None if they cannot be determined."""
     try:
         plays = await context.oracle_plays(count)
         refusal_forms = await _refusal_forms(context)
@@ -74,14 +74,14 @@ async def legitimate_solutions(context: CheckContext, count: int) -> Solutions |
 
 
 def solutions_from(writes_by_seed: dict[int, list[Write]], refusal_forms: frozenset[Form]) -> Solutions | None:
-    """Solutions from the oracle's writes; None if these are answered in the form of a refusal."""
+    """Return solutions from the oracle's writes; None if the reply to any write has the form of a refusal."""
     if any(error_form(write.answer) in refusal_forms for writes in writes_by_seed.values() for write in writes):
         return None
     return Solutions({seed: _call_keys(writes) for seed, writes in writes_by_seed.items()}, refusal_forms)
 
 
 async def _refusal_forms(context: CheckContext) -> frozenset[Form]:
-    """The forms of the replies to calls that no environment can accept."""
+    """Return the forms of the replies to calls that no environment can accept."""
     first = (await context.oracle_plays(1))[0].task
     name = tool_name(first.tools[0]) if first.tools else "no_such_tool"
     script = [call(0, ("no_such_tool", "{}")), call(1, (name, "{not json"))]
@@ -93,7 +93,7 @@ async def _refusal_forms(context: CheckContext) -> frozenset[Form]:
 
 
 def is_legitimate(episode: PolicyEpisode, solutions: Solutions) -> bool:
-    """Whether the episode succeeded by the oracle's writes and no others, with values that had been read before."""
+    """Return whether the episode succeeded by exactly the oracle's writes, with values that had been read before."""
     if not episode.score.success:
         return False
     writes = _writes(episode.task, episode.messages)
@@ -110,7 +110,7 @@ def _call_keys(writes: list[Write]) -> list[tuple[str, str]]:
 
 
 def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
-    """Every call of a writing tool, in order."""
+    """Yield every call of a writing tool, in order."""
     names = {tool_name(tool) for tool in write_tools(task)}
     answers = {reply.get("tool_call_id"): str(reply.get("content")) for reply in messages if reply["role"] == "tool"}
     texts_read = 1 + len(task.messages)
@@ -123,7 +123,7 @@ def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
 
 
 def _texts(task: Task, messages: list[Message]) -> Iterator[str]:
-    """Every text that an agent reads, in order."""
+    """Yield every text that an agent reads, in order."""
     yield task.system
     for message in [*task.messages, *(message for message in messages if message["role"] != "assistant")]:
         yield str(message.get("content") or "")
@@ -152,14 +152,14 @@ class FailedEpisode:
 
 
 async def floor(context: CheckContext) -> Verdict:
-    """Policies that do not try stay at the floor."""
+    """Check that policies that do not try to solve the task stay within the bounds of the floor."""
     limits = context.thresholds
     allowed = {"reward": limits.floor_reward, "success": limits.floor_success}
     return await _check_policies(context, FLOOR_POLICIES, allowed, may_solve=False)
 
 
 async def exploits(context: CheckContext) -> Verdict:
-    """Policies that want reward without work stay below the pass mark."""
+    """Check that adversaries, which seek reward without work, stay within the bounds of exploits."""
     limits = context.thresholds
     allowed = {"reward": limits.exploit_reward, "success": limits.exploit_success}
     return await _check_policies(context, adversaries.panel(), allowed, may_solve=True)
@@ -168,7 +168,7 @@ async def exploits(context: CheckContext) -> Verdict:
 async def _check_policies(
     context: CheckContext, policies: dict[str, Policy], allowed: dict[str, float], *, may_solve: bool
 ) -> Verdict:
-    """Play every policy on all seeds in the replica, and judge each by its rates."""
+    """Play every policy on all seeds in the replica, and judge each policy by its rates."""
     allowed = {**allowed, "faults": 0.0}
     limits = context.thresholds
     rates: dict[str, dict[str, float]] = {}
@@ -195,7 +195,7 @@ async def _check_policies(
     if confirmed:
         evidence |= {"played_on_more_seeds": confirmed, "more_seeds": max(limits.confirm_seeds, limits.seeds)}
     if examples:
-        # The simplest policy shows the cause best.
+        # The simplest policy shows the cause best: the one with the shortest transcript.
         examples.sort(key=lambda episode: len(episode["transcript"]))
         evidence |= {**fault, "examples": examples[:EXAMPLES]}
     return not examples, evidence
@@ -228,15 +228,16 @@ async def _play_episode(source: SandboxSource, seed: int, policy: Policy, turns:
 
 
 async def _legitimate_seeds(context: CheckContext, episodes: Sequence[PolicyEpisode | FailedEpisode]) -> set[int]:
-    """The seeds whose episode succeeded by doing what the oracle does."""
+    """Return the seeds whose episode is legitimate."""
     successes = [episode for episode in episodes if isinstance(episode, PolicyEpisode) and episode.score.success]
     oracle_solutions = await legitimate_solutions(context, len(episodes)) if successes else None
     return {episode.seed for episode in successes if oracle_solutions and is_legitimate(episode, oracle_solutions)}
 
 
 def _rates(episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[int] | None) -> dict[str, float]:
-    """Mean reward and success of the episodes that did not do the work, and the shares of faults and legitimate
-    solutions.
+    """Return the rates over all episodes: reward, success, faults and legitimate solutions ("solved").
+
+    In reward and success, legitimate and failed episodes count as 0. Without ``legitimate_seeds`` there is no "solved".
     """
     scores = [
         episode.score
@@ -255,7 +256,7 @@ def _rates(episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[
 def _worst_example(
     name: str, episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[int]
 ) -> dict[str, Any]:
-    """The most telling episode: one that broke the environment, else the best paid one that is not legitimate."""
+    """Return an example: an episode that broke the environment, else the best rewarded one that is not legitimate."""
     failed_episode = next((episode for episode in episodes if isinstance(episode, FailedEpisode)), None)
     if failed_episode is not None:
         description = f"{name} broke the environment: {failed_episode.error}"

@@ -1,4 +1,4 @@
-"""Checks that the oracle solves every probed seed by its messages alone, and that the base model has room to learn."""
+"""Check that the oracle solves every probed seed by its messages alone, and that the base model has room to learn."""
 
 import json
 import statistics
@@ -20,17 +20,17 @@ from sandbox.client import SandboxSource
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
-# Of those whose groups teach nothing.
+# Seeds in the evidence whose rollouts all succeed or all have reward 0.
 EXAMPLE_SEEDS = 8
 BaseRewards = Callable[[SandboxSource, list[int], int], Awaitable[list[list[float]]]]
 
 
 async def oracle(context: CheckContext) -> Verdict:
-    """The oracle ends every seed with reward 1 and success, and so does an agent that sends the same messages."""
+    """Check that the oracle, and an agent that sends its messages, end every seed with reward 1 and success."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     seeds = context.panel(len(plays))
-    # The oracle's messages are sent again as an agent's would be: to an episode whose ``oracle`` nobody has called, and
-    # in another style. This reveals an oracle that edits the state, and a grader that recognizes the oracle or its
+    # The oracle's messages are sent again as an agent would send them: to an episode whose ``oracle`` was never called,
+    # and in another style. This reveals an oracle that edits the state, and a grader that recognizes the oracle or its
     # style.
     scripts = [as_agent_messages([turn.message for turn in play.turns]) for play in plays]
     replays = await gather_all(
@@ -77,7 +77,7 @@ async def oracle(context: CheckContext) -> Verdict:
 
 
 def first_divergence(play: OraclePlay, agent_replay: Replay) -> str:
-    """A sentence on where an agent's episode first differs from the oracle's; empty if all replies are the same."""
+    """Return a sentence on where an agent's episode first differs from the oracle's; empty if all replies are equal."""
     answers = _reply_groups(agent_replay)
     for number, (turn, replies) in enumerate(zip(play.turns, answers, strict=False), 1):
         oracle_contents, agent_contents = _contents(turn.replies), _contents(replies)
@@ -108,7 +108,7 @@ def _first_content(contents: list[list[Any]]) -> str:
 
 
 def as_agent_messages(messages: list[Message]) -> list[Message]:
-    """The same messages in another style: call ids, spaces and the order of arguments differ."""
+    """Return the same messages in another style: call ids, spaces and the order of arguments differ."""
     return [_rewrite(turn, message) for turn, message in enumerate(messages)]
 
 
@@ -139,8 +139,8 @@ def _reformat_arguments(arguments: str) -> str:
 
 
 async def spread(context: CheckContext, base_rewards: BaseRewards | None) -> Verdict:
-    """The base model's rewards leave room to learn and differ within groups (TRACE, environment calibration)."""
-    # Without a base model nothing can be asked, and the evidence says so.
+    """Check that the base model's rewards leave room to learn and differ in groups (TRACE, environment calibration)."""
+    # Without a base model nothing is measured, and the evidence says so.
     if base_rewards is None:
         return True, {"left_out": "no base model was given"}
     limits = context.thresholds

@@ -1,8 +1,8 @@
-"""Static analysis of an environment's source: size, imports, and names that reach the clock, the host or randomness.
+"""Analyse an environment's source: its size, imports, and names that reach the clock, the host or randomness.
 
-This is no barrier (the container is). It finds what running cannot show, such as a date that only changes tomorrow, and
-names the line. The allowed modules are listed in ``sandbox/contract.py`` for authors. Not covered: most names that are
-composed at run time, and aliases of a module's name.
+This is not a security barrier; the container is. The analysis finds what running cannot show, such as a date that
+changes only tomorrow, and reports its line. The allowed modules are listed in ``sandbox/contract.py`` for authors. Not
+covered: most names that are composed at run time, and aliases of a module's name.
 """
 
 import ast
@@ -18,35 +18,36 @@ MODULES = frozenset(
     | {"html", "io", "itertools", "json", "math", "numbers", "operator", "random", "re", "sandbox.contract"}
     | {"statistics", "string", "textwrap", "types", "typing", "unicodedata", "zlib"}
 )
-# Of these modules no other names are allowed.
+# Only these names of these modules are allowed.
 ALLOWED_NAMES = {
     "io": frozenset({"StringIO", "BytesIO"}),
     "random": frozenset({"Random"}),
 }
-# Of these modules all other names are allowed.
+# All names of these modules except these are allowed.
 DENIED_NAMES = {"contextlib": frozenset({"redirect_stdout", "redirect_stderr", "chdir"})}
 DENIED_CALLS = frozenset({"open", "input", "print"})
 DENIED_BUILTINS = frozenset(
     {"eval", "exec", "compile", "breakpoint", "__import__", "globals", "__builtins__", "__loader__"}
 )
-# They reach into a module by name.
+# Functions that access a module's attributes by name.
 REFLECTION_FUNCTIONS = frozenset({"getattr", "vars", "dir", "setattr", "delattr"})
-# They do the same later.
+# Operators that access attributes by name when they are called.
 REFLECTION_OPERATORS = frozenset({"operator.attrgetter", "operator.methodcaller"})
-# Other modules import them, so that they can be reached as attributes.
+# Allowed modules import these, so that they can be reached as attributes.
 HOST_MODULES = frozenset({"sys", "os", "builtins"})
-# Of datetime and date.
+# Methods of datetime and date that read the clock.
 CLOCK_METHODS = frozenset({"now", "utcnow", "today"})
 ENTROPY_NAMES = frozenset({"SystemRandom", "urandom"})
 DENIED_DUNDERS = frozenset({"__subclasses__", "__globals__", "__builtins__", "__code__", "__loader__", "__mro__"})
 UNSEEDED = "seeds random.Random from nothing"
 
-# A name that an import binds -> the object behind it: "random", "random.Random".
+# Maps a name that an import binds to the dotted path of its object ("random.Random"), or to "" if the name is that
+# path.
 Imports = dict[str, str]
 
 
 def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
-    """Return (passed, evidence); the evidence lists "line N: reason" for everything refused."""
+    """Return (passed, evidence); the evidence lists "line N: reason" for the first 20 findings."""
     size = len(source.encode())
     if size > MAX_BYTES:
         return False, {"bytes": size, "refused": [f"{size} bytes, more than {MAX_BYTES}"]}
@@ -99,7 +100,7 @@ def _imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _dotted_path(node: ast.AST, imports: Imports) -> str:
-    """What a chain of attributes names, from the module on ("random.Random" for r.Random); empty for anything else."""
+    """Return the dotted path of an attribute chain ("random.Random" for r.Random); empty if no import begins it."""
     chain: list[str] = []
     while isinstance(node, ast.Attribute):
         chain.insert(0, node.attr)
@@ -110,7 +111,7 @@ def _dotted_path(node: ast.AST, imports: Imports) -> str:
 
 
 def _internal_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
-    """Uses of an allowed module's private names or imports, or of a name that is composed on the spot."""
+    """Yield uses of an allowed module's private names or imports, and of attribute names that are computed."""
     match node:
         case ast.Attribute(value=value, attr=name) if owner := _dotted_path(value, imports):
             if _is_internal(owner, name):
@@ -129,7 +130,7 @@ def _internal_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
 
 
 def _is_suspicious(name: ast.expr) -> bool:
-    """Whether a name given as an expression is composed on the spot, private, or a source of randomness."""
+    """Whether an attribute name, given as an expression, is computed, private, or a source of randomness."""
     match name:
         case ast.Constant(value=str(text)):
             return any(_is_private(part) or part in ENTROPY_NAMES for part in text.split("."))
@@ -151,7 +152,7 @@ def _is_private(name: str) -> bool:
 
 
 def _is_internal(owner: str, name: str) -> bool:
-    """Whether a name is private, or a module that the owner has imported for itself."""
+    """Whether ``owner.name`` is private, or a module that the module of ``owner`` imports for its own use."""
     if _is_private(name):
         return True
     root = owner.partition(".")[0]
@@ -165,7 +166,7 @@ def _is_internal(owner: str, name: str) -> bool:
 
 
 def _unlisted_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
-    """Names of a module of which only a few are allowed."""
+    """Yield uses of names that ``ALLOWED_NAMES`` or ``DENIED_NAMES`` exclude."""
     match node:
         case ast.Attribute(value=value, attr=name):
             owner, names = _dotted_path(value, imports), [name]
@@ -180,7 +181,7 @@ def _unlisted_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
 
 
 def _unseeded_lines(nodes: list[ast.AST], imports: Imports) -> Iterator[int]:
-    """Lines that create or reseed a generator without a seed."""
+    """Yield lines that create or reseed a generator without a seed."""
     generators = _generator_names(nodes, imports)
     defines_seed = any(isinstance(node, ast.FunctionDef) and node.name == "seed" for node in nodes)
     for node in nodes:
@@ -194,7 +195,7 @@ def _unseeded_lines(nodes: list[ast.AST], imports: Imports) -> Iterator[int]:
 
 
 def _generator_names(nodes: list[ast.AST], imports: Imports) -> set[str]:
-    """The names that stand for random.Random: as imported, as assigned, as a class derived from it."""
+    """Return the names that stand for random.Random: imported, assigned, or of a class derived from it."""
     generators = {name for name, origin in imports.items() if origin.startswith("random") or name == "random"}
     for node in nodes:
         match node:
@@ -218,7 +219,7 @@ def _makes_generator(node: ast.AST, generators: set[str], imports: Imports) -> b
 
 
 def _clock_reads(node: ast.AST, imports: Imports) -> list[str]:
-    """Calls of clocks: on any object once datetime is imported, and on whatever an import leads to."""
+    """Return the clock methods that a node uses: on any object once datetime is imported, and on imported names."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name)) if name in CLOCK_METHODS and _imports_datetime(imports):
             return [name]

@@ -1,4 +1,5 @@
-"""Queries and updates of the tables, one module per subject; every function takes a session as first argument.
+"""Queries and updates of the tables, one module per subject.
 
-Saving the same record twice is no error. Nothing here commits: ``store.database.write_session`` does.
+Functions that access the database take the session as first argument. They never commit:
+``store.database.write_session`` does. Saving the same record twice is no error.
 """

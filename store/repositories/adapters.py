@@ -1,7 +1,7 @@
 """Adapter versions, the training runs that produced them, and the metrics of each training iteration.
 
-Invariants: an adapter version is immutable and named ``capability@vN``; the inputs of a training run never change, only
-its state, rollouts and end.
+Invariants: an adapter version is immutable and named ``capability@vN``. The inputs of a training run never change; its
+state, end, error text and number of rollouts do.
 """
 
 import math
@@ -20,7 +20,7 @@ IMMUTABLE_FIELDS = ("cycle_id", "capability", "environment_hash", "model", "seed
 
 @dataclass(frozen=True)
 class IterationRange:
-    """The first and the last stored iteration of a run, and the number of iterations."""
+    """The metrics of the first and the last stored iteration of a run, and the number of iterations."""
 
     first: IterationMetrics
     last: IterationMetrics
@@ -28,10 +28,10 @@ class IterationRange:
 
 
 def save_adapter(session: Session, adapter: AdapterVersion) -> None:
-    """Store a published adapter version; saving it again keeps the first creation time.
+    """Store a published adapter version; an existing row is not changed.
 
     Raises:
-        StoreConflict: the name does not fit the capability, or is stored with different files.
+        StoreConflict: the name is not ``capability@vN``, or is stored with other files or another training run.
     """
     if adapter.name != f"{adapter.capability}@v{adapter.version}":
         raise StoreConflict(f"{adapter.name!r} is not the name of {adapter.capability!r}, version {adapter.version}")
@@ -74,17 +74,17 @@ def adapters_of_runs(session: Session, run_ids: Iterable[str]) -> dict[str, str]
 
 
 def cycles_with_adapters(session: Session) -> list[str]:
-    """Return the cycles that published adapter versions, newest first; each may have fitted a router."""
+    """Return the cycles that published adapter versions, newest version first; each cycle may have fitted a router."""
     newest_creation = func.max(AdapterRow.created_at)
     query = select(AdapterRow.cycle_id).group_by(col(AdapterRow.cycle_id)).order_by(newest_creation.desc())
     return list(session.exec(query.order_by(col(AdapterRow.cycle_id))))
 
 
 def save_training_run(session: Session, run: TrainingRun) -> None:
-    """Store a new training run; an existing row keeps its state.
+    """Store a new training run; an existing row is not changed.
 
     Raises:
-        StoreConflict: the id belongs to a run with other inputs.
+        StoreConflict: the id belongs to a run with other values of ``IMMUTABLE_FIELDS``.
     """
     row = session.get(TrainingRunRow, run.id)
     if row is None:
@@ -108,7 +108,11 @@ def set_training_state(
     rollouts: int | None = None,
     detail: str = "",
 ) -> None:
-    """Update the state of a training run; ``at`` becomes its end unless it is running, ``rollouts`` is the total."""
+    """Update the state and the error text ``detail`` of a training run; raises ``NotFound``.
+
+    ``at`` becomes the end of the run unless ``state`` is ``RUNNING``; ``rollouts`` is the run's total so far, None
+    leaves the stored number.
+    """
     row = _row(session, run_id)
     row.state, row.detail = state.value, detail
     row.finished_at = None if state is RunState.RUNNING else at
@@ -130,13 +134,13 @@ def list_training_runs(session: Session, cycle_id: str) -> list[TrainingRun]:
 
 
 def newest_training_runs(session: Session, *, limit: int) -> list[TrainingRun]:
-    """Return the training runs of all cycles, newest first."""
+    """Return the newest ``limit`` training runs of all cycles, newest first."""
     query = select(TrainingRunRow).order_by(col(TrainingRunRow.started_at).desc(), col(TrainingRunRow.id).desc())
     return [_run(row) for row in session.exec(query.limit(limit))]
 
 
 def save_iterations(session: Session, iterations: Iterable[IterationMetrics]) -> None:
-    """Store the metrics of iterations, replacing those of the same number."""
+    """Store the metrics of iterations; metrics of the same run and iteration are replaced."""
     # A resumed run repeats the iterations after its checkpoint; the newest metrics count.
     for metrics in iterations:
         session.merge(IterationRow(**asdict(metrics)))
@@ -146,7 +150,7 @@ def save_iterations(session: Session, iterations: Iterable[IterationMetrics]) ->
 def list_iterations(
     session: Session, run_id: str, *, after_iteration: int | None = None, limit: int | None = None
 ) -> list[IterationMetrics]:
-    """Return the metrics of a run by iteration: at most ``limit``, those after iteration ``after``."""
+    """Return the metrics of a run by iteration: at most ``limit``, those after ``after_iteration``."""
     query = select(IterationRow).where(IterationRow.run_id == run_id).order_by(col(IterationRow.iteration))
     if after_iteration is not None:
         query = query.where(col(IterationRow.iteration) > after_iteration)
@@ -182,6 +186,6 @@ def _iteration(row: IterationRow) -> IterationMetrics:
     return IterationMetrics(row.run_id, row.iteration, {name: _to_nan(value) for name, value in row.values.items()})
 
 
-# JSON has no NaN, so the store keeps null for it.
+# JSON has no NaN, so the store has null in its place.
 def _to_nan(value: float | None) -> float:
     return math.nan if value is None else value

@@ -1,7 +1,8 @@
 """Attempts at stages, and the inputs that are quarantined because too many attempts failed.
 
-Invariants: an attempt starts as ``running`` and ends once; an input is (stage, capability, input hash) whichever cycle
-works on it, so failures in one cycle count in the next. ``traced.jobs`` decides when to retry and when to quarantine.
+Invariants: an attempt starts as ``running`` and ends once. An input is identified by (stage, capability, input hash),
+not by cycle, so failures in one cycle count in the next. Not covered: when to retry and to quarantine
+(``traced.jobs``).
 """
 
 from collections import Counter
@@ -26,8 +27,8 @@ class AttemptState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"  # caused by the input
-    BLOCKED = "blocked"  # caused by the surroundings; a person can fix it
-    KILLED = "killed"  # a shared process died; the cause is unclear
+    BLOCKED = "blocked"  # by an external cause (Docker down, disk full), which a person can remove
+    KILLED = "killed"  # a process that it shares with others died; the cause is unclear
     ABANDONED = "lost"  # its process died without recording an end
     STOPPED = "stopped"  # stopped on request
 
@@ -48,7 +49,7 @@ class InputKey:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at one input; ``evidence`` has its progress and how it ended."""
+    """One attempt at one input; ``evidence`` has its progress and the details of its end."""
 
     seq: int
     cycle_id: str
@@ -78,7 +79,7 @@ class QuarantinedInput:
 
 
 def begin_attempt(session: Session, cycle_id: str, key: InputKey, *, holder: str, at: datetime) -> Attempt:
-    """Store a new running attempt; numbers count from 1 within a cycle."""
+    """Store a new running attempt; its number counts the attempts at the input in the cycle, from 1."""
     last_number = _matching_input(
         select(func.max(AttemptRow.number)).where(AttemptRow.cycle_id == cycle_id), AttemptRow, key
     )
@@ -102,7 +103,7 @@ def begin_attempt(session: Session, cycle_id: str, key: InputKey, *, holder: str
 def record_heartbeat(
     session: Session, seq: int, *, at: datetime, pid: int | None = None, progress: JsonObject | None = None
 ) -> None:
-    """Record the heartbeat, the process id and the progress of a running attempt."""
+    """Record the heartbeat of a running attempt, and its process id and progress if given; raises ``NotFound``."""
     row = _row(session, seq)
     row.heartbeat_at = at
     row.pid = row.pid if pid is None else pid
@@ -113,13 +114,14 @@ def record_heartbeat(
 
 
 def end_attempt(session: Session, seq: int, state: AttemptState, *, at: datetime, evidence: JsonObject) -> None:
-    """Record how an attempt ended and add ``evidence`` to its evidence.
+    """Record the end of an attempt and merge ``evidence`` into its evidence; repeating the call changes nothing.
 
     Raises:
-        StoreConflict: the attempt has already ended in another way.
+        StoreConflict: the attempt has already ended, with another state or at another time.
+        NotFound: the attempt is not stored.
     """
     row = _row(session, seq)
-    # The caller repeats the call when the response of the first commit was lost.
+    # The caller repeats the call if it did not learn whether the first commit succeeded.
     if (row.state, row.ended_at) == (state.value, at):
         return
     if row.ended_at is not None:
@@ -130,13 +132,13 @@ def end_attempt(session: Session, seq: int, state: AttemptState, *, at: datetime
 
 
 def list_attempts(session: Session, key: InputKey) -> list[Attempt]:
-    """Return all attempts at an input, of every cycle, oldest first."""
+    """Return the attempts at an input in all cycles, oldest first."""
     query = _matching_input(select(AttemptRow), AttemptRow, key).order_by(col(AttemptRow.seq))
     return [_attempt(row) for row in session.exec(query)]
 
 
 def count_attempts_on_quarantined(session: Session) -> Counter[InputKey]:
-    """Count the attempts of all cycles at each input that is quarantined now."""
+    """Return the number of attempts in all cycles at each input that is quarantined now."""
     attempt_key, quarantined_key = (
         (col(table.stage), col(table.capability), col(table.input_hash)) for table in (AttemptRow, QuarantineRow)
     )
@@ -152,7 +154,10 @@ def running_attempts(session: Session) -> list[Attempt]:
 
 
 def blocked_attempts(session: Session) -> list[Attempt]:
-    """Return the stages of unfinished cycles whose newest attempt is blocked, oldest first."""
+    """Return the blocked attempts that are the newest of their cycle, stage and capability, oldest first.
+
+    Only running and interrupted cycles count.
+    """
     newest_seqs = (
         select(func.max(AttemptRow.seq))
         .join(CycleRow, col(CycleRow.id) == col(AttemptRow.cycle_id))
@@ -166,7 +171,7 @@ def blocked_attempts(session: Session) -> list[Attempt]:
 
 
 def quarantine(session: Session, item: QuarantinedInput) -> None:
-    """Quarantine an input; raises ``StoreConflict`` if it already is."""
+    """Quarantine an input; raises ``StoreConflict`` if the input is quarantined already."""
     if (existing := find_quarantined(session, item.key)) is not None:
         raise StoreConflict(f"{item.key} is parked already, as {existing.id!r}")
     key = item.key
@@ -195,7 +200,7 @@ def find_quarantined(session: Session, key: InputKey) -> QuarantinedInput | None
 def list_quarantined(
     session: Session, *, key: InputKey | None = None, released: bool = False
 ) -> list[QuarantinedInput]:
-    """Return quarantined inputs, newest first; ``released`` includes those released since."""
+    """Return quarantined inputs, newest first; ``released`` includes those that were released."""
     query = select(QuarantineRow).order_by(col(QuarantineRow.seq).desc())
     if key is not None:
         query = _matching_input(query, QuarantineRow, key)
@@ -210,7 +215,7 @@ def get_quarantined(session: Session, quarantine_id: str) -> QuarantinedInput:
 
 
 def release_quarantined(session: Session, quarantine_id: str, *, actor: str, at: datetime) -> QuarantinedInput:
-    """Allow a quarantined input to be retried; a second release changes nothing. Raises ``NotFound``."""
+    """Release a quarantined input for retries; a second release changes nothing. Raises ``NotFound``."""
     row = _quarantine_row(session, quarantine_id)
     if row.released_at is None:
         row.released_at, row.released_by = at, actor

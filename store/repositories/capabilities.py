@@ -1,8 +1,8 @@
 """Results of the analysis: capabilities, labels and findings of a cycle, and each capability over all cycles.
 
-Invariants: capabilities, labels and findings are evidence and never change; save them in this order, because labels
-and findings refer to capabilities. Across cycles a capability is identified by its name, and the newest cycle's texts
-count.
+Invariants: capabilities, labels and findings are evidence and never change. Labels and findings refer to capabilities,
+so capabilities must be saved first. Across cycles a capability is identified by its name, and the texts of the newest
+cycle count.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CapabilityEntry:
-    """A capability as defined by the cycle created at ``at``; ``finding`` is None before the contrast."""
+    """A capability as defined by the cycle created at ``at``; ``finding`` is None before the contrast is stored."""
 
     cycle_id: str
     at: datetime
@@ -43,7 +43,11 @@ class CapabilityEntry:
 
 @dataclass(frozen=True)
 class CapabilityOutputs:
-    """What a cycle has produced for a capability so far."""
+    """The results of a cycle for a capability so far; None means that there is none yet.
+
+    ``environment`` is the hash of the newest environment, ``is_admitted`` the result of its newest admission,
+    ``training`` the state of the newest training run.
+    """
 
     environment: str | None = None
     is_admitted: bool | None = None
@@ -52,7 +56,10 @@ class CapabilityOutputs:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """The labels of a capability in a cycle for the first trajectories by id; ``trajectories`` counts all labelled."""
+    """The labels of a capability in a cycle for the first trajectories by id.
+
+    ``runs`` has the numbers of the labelling runs; ``trajectories`` counts all that the first run labelled.
+    """
 
     runs: list[int]
     labels: list[Label]
@@ -71,14 +78,14 @@ class TrajectoryHeader:
 
 
 def save_capabilities(session: Session, cycle_id: str, capabilities: Iterable[Capability]) -> None:
-    """Store the capabilities of a cycle; raises ``StoreConflict`` if a name has other texts."""
+    """Store the capabilities of a cycle; raises ``StoreConflict`` if a name is stored with other texts."""
     new = list(capabilities)
     _refuse_changes({c.name: c for c in list_capabilities(session, cycle_id)}, {c.name: c for c in new}, cycle_id)
     insert_new(session, CapabilityRow, [{"cycle_id": cycle_id, **asdict(capability)} for capability in new])
 
 
 def list_capabilities(session: Session, cycle_id: str) -> list[Capability]:
-    """Return the capabilities of a cycle, by name."""
+    """Return the capabilities of a cycle, ordered by name."""
     query = select(CapabilityRow).where(CapabilityRow.cycle_id == cycle_id).order_by(col(CapabilityRow.name))
     return [_capability(row) for row in session.exec(query)]
 
@@ -92,7 +99,11 @@ def get_capability(session: Session, cycle_id: str, name: str) -> Capability:
 
 
 def save_labels(session: Session, cycle_id: str, labels: Iterable[Label]) -> None:
-    """Store labels of a cycle, of any labelling runs; raises ``StoreConflict`` for another verdict."""
+    """Store labels of one or more labelling runs of a cycle.
+
+    Raises:
+        StoreConflict: a label is stored with another verdict or deciding message.
+    """
     new_labels = list(labels)
     for run in sorted({label.run for label in new_labels}):
         existing = {_cell(label): label for label in list_labels(session, cycle_id, run=run)}
@@ -103,7 +114,7 @@ def save_labels(session: Session, cycle_id: str, labels: Iterable[Label]) -> Non
 def list_labels(
     session: Session, cycle_id: str, *, run: int | None = None, capability: str | None = None
 ) -> list[Label]:
-    """Return the labels of a cycle, by run, capability and trajectory id."""
+    """Return the labels of a cycle, ordered by run, capability and trajectory id."""
     # Columns instead of rows: a cycle has tens of thousands of labels, and building row objects dominates the time.
     key = (col(LabelRow.run), col(LabelRow.capability), col(LabelRow.trajectory_id))
     query = select(*key, col(LabelRow.verdict)).add_columns(col(LabelRow.message_index))
@@ -124,7 +135,7 @@ def labelled_trajectories(session: Session, cycle_id: str) -> list[str]:
 
 
 def count_labelled(session: Session, cycle_id: str) -> tuple[int, int]:
-    """Return how many labelled trajectories of a cycle come from production and how many from cycles."""
+    """Return how many trajectories labelled by a cycle are reported (no cycle recorded them), and how many are not."""
     labelled_ids = select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct().scalar_subquery()
     recording_cycle = col(TrajectoryRow.cycle_id)
     query = select(func.count(), func.count(recording_cycle)).where(col(TrajectoryRow.id).in_(labelled_ids))
@@ -133,7 +144,7 @@ def count_labelled(session: Session, cycle_id: str) -> tuple[int, int]:
 
 
 def save_findings(session: Session, findings: Sequence[Finding]) -> None:
-    """Store findings; raises ``StoreConflict`` for other figures."""
+    """Store findings; raises ``StoreConflict`` if a finding is stored with other figures."""
     for cycle_id in sorted({finding.cycle_id for finding in findings}):
         existing = {finding.capability: finding for finding in list_findings(session, cycle_id)}
         _refuse_changes(existing, {f.capability: f for f in findings if f.cycle_id == cycle_id}, cycle_id)
@@ -141,7 +152,7 @@ def save_findings(session: Session, findings: Sequence[Finding]) -> None:
 
 
 def list_findings(session: Session, cycle_id: str, *, retained: bool | None = None) -> list[Finding]:
-    """Return the findings of a cycle by capability: all, or only those (not) retained."""
+    """Return the findings of a cycle, ordered by capability, optionally only those that were (not) retained."""
     query = select(FindingRow).where(FindingRow.cycle_id == cycle_id).order_by(col(FindingRow.capability))
     if retained is not None:
         query = query.where(FindingRow.retained == retained)
@@ -151,12 +162,12 @@ def list_findings(session: Session, cycle_id: str, *, retained: bool | None = No
 def newest_capabilities(
     session: Session, *, limit: int, target: str | None = None, before_cycle: str | None = None
 ) -> list[CapabilityEntry]:
-    """Return every capability as its newest cycle defined it, those of the newest cycles first.
+    """Return every capability as the newest cycle with it defined it, those of the newest cycles first.
 
     Args:
         limit: maximum number of capabilities.
         target: only cycles of this target.
-        before_cycle: only cycles created before this one.
+        before_cycle: only other cycles that were not created after this one.
     """
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
     rank = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("rank")
@@ -175,7 +186,7 @@ def newest_capabilities(
 
 
 def list_capability_entries(session: Session, name: str, *, limit: int) -> list[CapabilityEntry]:
-    """Return a capability as each cycle defined it, newest first; raises ``NotFound``."""
+    """Return a capability as each of at most ``limit`` cycles defined it, newest first; raises ``NotFound``."""
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
     query = _capability_query().where(col(CapabilityRow.name) == name).order_by(*order).limit(limit)
     entries = [_capability_in_cycle(row) for row in session.execute(query)]
@@ -194,8 +205,8 @@ def get_capability_entry(session: Session, name: str, cycle_id: str) -> Capabili
 
 
 def outputs_of_cycles(session: Session, cycles: Sequence[str]) -> dict[tuple[str, str], CapabilityOutputs]:
-    """Return the newest environment, its admission and the newest training run, by (cycle, capability)."""
-    # Rows come in order of time, so the last assignment of each key is the newest.
+    """Return the outputs of cycles by (cycle, capability); capabilities without outputs are left out."""
+    # The rows are ordered by age, oldest first, so the last assignment of each key is the newest.
     origin, admission, run = EnvironmentOriginRow, AdmissionRow, TrainingRunRow
     environments: dict[tuple[str, str], str] = {}
     for origin_row in session.exec(select(origin).where(col(origin.cycle_id).in_(cycles)).order_by(col(origin.at))):
@@ -218,10 +229,7 @@ def outputs_of_cycles(session: Session, cycles: Sequence[str]) -> dict[tuple[str
 
 
 def label_table(session: Session, cycle_id: str, capability: str, *, limit: int) -> LabelTable:
-    """Return the labels of the first ``limit`` trajectories by id.
-
-    A trajectory that the first labelling run left out is not in the table.
-    """
+    """Return the labels of the first ``limit`` trajectories by id that the first labelling run has labelled."""
     # The queries read ranges of the primary key (cycle, run, capability, trajectory), never all labels of the cycle.
     of_cycle = col(LabelRow.cycle_id) == cycle_id
     first = session.exec(select(func.min(LabelRow.run)).where(of_cycle)).one()
@@ -278,7 +286,7 @@ def _capability(row: CapabilityRow) -> Capability:
 
 
 def _capability_query() -> Any:
-    """Select (capability row, creation time of its cycle, finding row or None)."""
+    """Return a query for (capability row, creation time of its cycle, finding row or None)."""
     finding = (col(FindingRow.cycle_id) == col(CapabilityRow.cycle_id)) & (
         col(FindingRow.capability) == col(CapabilityRow.name)
     )

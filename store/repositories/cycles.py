@@ -1,7 +1,7 @@
 """Cycles, the events of their stages, and the state of each target (paused, requested, last start).
 
-Invariants: target, model and seed of a cycle never change; stage events are only added; a target without a row was
-never paused and never started.
+Invariants: target, model and seed of a cycle never change; stage events are only added. A target without a row was
+never paused, and no cycle of it was requested or started.
 """
 
 from collections.abc import Collection
@@ -24,7 +24,11 @@ UNFINISHED_STATES = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAIT
 
 
 def save_cycle(session: Session, cycle: Cycle) -> None:
-    """Store a new cycle; an existing row keeps its state. Raises ``StoreConflict`` for another cycle's id."""
+    """Store a new cycle; an existing row is not changed.
+
+    Raises:
+        StoreConflict: the id belongs to a cycle with another target, model or seed.
+    """
     row = session.get(CycleRow, cycle.id)
     if row is None:
         session.add(CycleRow(**{**asdict(cycle), "state": cycle.state.value}))
@@ -43,7 +47,7 @@ def get_cycle(session: Session, cycle_id: str) -> Cycle:
 def list_cycles(
     session: Session, *, target: str | None = None, limit: int | None = None, states: Collection[CycleState] = ()
 ) -> list[Cycle]:
-    """Return cycles, newest first; non-empty ``states`` selects by state."""
+    """Return cycles, newest first; empty ``states`` means all states."""
     query = select(CycleRow).order_by(col(CycleRow.created_at).desc(), col(CycleRow.id).desc()).limit(limit)
     if target is not None:
         query = query.where(CycleRow.target == target)
@@ -61,7 +65,10 @@ def count_cycles(session: Session, *, target: str) -> int:
 def set_cycle_state(
     session: Session, cycle_id: str, state: CycleState, *, at: datetime, summary: JsonObject | None = None
 ) -> None:
-    """Update the state of a cycle; ``at`` becomes its end if the state is final, ``summary`` replaces its figures."""
+    """Update the state of a cycle; raises ``NotFound``.
+
+    ``at`` becomes the end of the cycle if ``state`` is one of ``ENDED_STATES``; ``summary`` replaces the stored one.
+    """
     row = _row(session, cycle_id)
     row.state = state.value
     row.finished_at = at if state in ENDED_STATES else None
@@ -72,7 +79,10 @@ def set_cycle_state(
 
 
 def set_cycle_config(session: Session, cycle_id: str, config: JsonObject) -> Cycle:
-    """Replace the settings of a cycle; the caller changes only those of stages that have not started."""
+    """Replace the configuration of a cycle and return the cycle; raises ``NotFound``.
+
+    The caller may only change the settings of stages that have not started.
+    """
     row = _row(session, cycle_id)
     row.config = config
     session.add(row)
@@ -96,13 +106,13 @@ def list_stage_events(session: Session, cycle_id: str) -> list[StageEvent]:
 
 
 def get_target_state(session: Session, name: str) -> TargetState:
-    """Return the state of a target."""
+    """Return the state of a target; a target without a row has the initial state."""
     row = session.get(TargetRow, name)
     return TargetState(name) if row is None else TargetState(**row.model_dump())
 
 
 def pause_target(session: Session, name: str, *, actor: str, at: datetime) -> TargetState:
-    """Prevent new cycles of a target until ``resume_target``; pausing twice keeps the first actor and time."""
+    """Prevent new cycles of a target until ``resume_target``; a second call keeps the first actor and time."""
     row = _target_row(session, name)
     if row.paused_at is None:
         row.paused_at, row.paused_by = at, actor
@@ -121,7 +131,7 @@ def resume_target(session: Session, name: str) -> TargetState:
 
 
 def record_cycle_request(session: Session, name: str, cause: str) -> None:
-    """Record that a cycle of the target was requested, and why, until one starts; the first request is kept."""
+    """Record the cause of a request for a cycle until a cycle of the target starts; the first request is kept."""
     row = _target_row(session, name)
     row.asked_for = row.asked_for or cause
     session.add(row)
@@ -129,7 +139,7 @@ def record_cycle_request(session: Session, name: str, cause: str) -> None:
 
 
 def record_start_blocker(session: Session, name: str, reason: str) -> None:
-    """Record why a due cycle of the target cannot start; cleared by ``record_start``."""
+    """Record why a due cycle of the target cannot start; ``record_start`` clears it."""
     row = _target_row(session, name)
     row.cannot_begin = reason
     session.add(row)
@@ -137,7 +147,10 @@ def record_start_blocker(session: Session, name: str, reason: str) -> None:
 
 
 def record_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
-    """Record that a cycle of the target starts, and why; triggers count from here, and pending requests are cleared."""
+    """Record the time and cause of the start of a cycle, and clear the pending request and the start blocker.
+
+    The triggers of the target count from this time.
+    """
     row = _target_row(session, name)
     row.last_started_at, row.last_cause, row.asked_for = at, cause, ""
     row.cannot_begin = ""
@@ -146,8 +159,8 @@ def record_start(session: Session, name: str, *, cause: str, at: datetime) -> No
 
 
 def check_writable(session: Session) -> None:
-    """Raise the store's error if the database cannot be written."""
-    # An UPDATE without rows takes the write lock and changes nothing.
+    """Write nothing, so that a ``write_session`` raises ``StoreUnavailable`` if the database cannot be written."""
+    # An UPDATE that matches no row takes the write lock and changes nothing.
     session.execute(update(TargetRow).where(false()).values(paused_by=""))
 
 

@@ -1,7 +1,7 @@
 """Synthetic environments, their origins and their admissions.
 
-Invariants: an environment is identified by the SHA-256 of its source; the same source may come from several cycles and
-has one origin for each; admissions are only added, and the newest one counts.
+Invariants: an environment is identified by the SHA-256 of its source. Several cycles and capabilities may produce the
+same source; the environment has one origin for each. Admissions are only added, and the newest one counts.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def save_environment(session: Session, environment: EnvironmentRecord) -> None:
     """Store an environment and its origin; the first origin within a cycle and capability is kept.
 
     Raises:
-        StoreConflict: the hash is not that of the source.
+        StoreConflict: ``environment.hash`` is not the SHA-256 of the source.
     """
     expected = hashlib.sha256(environment.source_code.encode()).hexdigest()
     if environment.hash != expected:
@@ -43,7 +43,7 @@ def get_environment(session: Session, environment_hash: str, *, cycle_id: str | 
 
 
 def list_environments(session: Session, cycle_id: str) -> list[EnvironmentRecord]:
-    """Return the environments of a cycle, oldest first."""
+    """Return the environments of a cycle, once for each capability that produced them, oldest first."""
     return _environments(session, cycle_id=cycle_id)
 
 
@@ -53,7 +53,7 @@ def list_origins(session: Session, environment_hash: str) -> list[EnvironmentRec
 
 
 def find_hashes(session: Session, beginning: str, *, limit: int) -> list[str]:
-    """Return at most ``limit`` hashes of environments that start with ``beginning``, in order."""
+    """Return at most ``limit`` hashes of environments that start with ``beginning``, in ascending order."""
     hashed = col(EnvironmentRow.hash)
     query = select(hashed).where(hashed.startswith(beginning, autoescape=True)).order_by(hashed).limit(limit)
     return list(session.exec(query))
@@ -105,7 +105,7 @@ def list_admissions(session: Session, environment_hash: str, *, cycle_id: str | 
 
 def _summaries(session: Session, hashes: list[str]) -> list[EnvironmentSummary]:
     """Return the summaries of environments in the order of ``hashes``."""
-    # Rows come in order of time, so each dict keeps the newest row of its key.
+    # The rows are ordered by age, oldest first, so each dict keeps the newest row of its key.
     origin, admission = EnvironmentOriginRow, AdmissionRow
     by_age = select(origin).where(col(origin.environment_hash).in_(hashes)).order_by(col(origin.at))
     newest_origins = {row.environment_hash: row for row in session.exec(by_age)}

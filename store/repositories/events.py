@@ -1,7 +1,7 @@
 """The event stream of the service, the audit log of decisions, and the delivery state of notices.
 
-Invariants: ``seq`` of events grows in commit order, so a listener that has read up to n never misses a smaller one; an
-audit entry is written in the transaction of its decision; a notice is stored once per key and hook, and its ``next_at``
+Invariants: ``seq`` of events grows in commit order, so a listener that has read up to n never misses an event below n.
+An audit entry is written in the transaction of its decision. A notice is stored once per key and hook; its ``next_at``
 is None once it is delivered or given up. Not covered: two processes that deliver notices from the same store (the lock
 of the data directory prevents that).
 """
@@ -21,13 +21,16 @@ from store.service_tables import AuditRow, EventRow, NoticeRow
 from store.text import case_variants, json_escaped, replace_surrogates
 from store.types import JsonObject
 
-# Id of PostgreSQL's advisory lock that orders the event stream; any constant that no other lock uses.
+# Id of the PostgreSQL advisory lock that orders the event stream; any constant that no other lock uses.
 ORDER_LOCK = 7_236_204
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A notification for one hook; ``tries`` counts the deliveries started."""
+    """A notification for one hook.
+
+    ``tries`` counts the deliveries started. ``next_at`` is the time of the next one, None if delivered or given up.
+    """
 
     seq: int
     key: str
@@ -42,8 +45,8 @@ class Notice:
 
 def save_event(session: Session, event: Event) -> int:
     """Add an event and return its ``seq``."""
-    # Without the lock a transaction could commit a smaller seq after a listener has read a larger one. It is held until
-    # commit; SQLite has one writer anyway.
+    # Without the lock a transaction could commit a smaller seq after a listener has read a larger one. The lock is held
+    # until the commit. SQLite needs none, because it has a single writer.
     if session.get_bind().dialect.name == "postgresql":
         session.execute(sql(f"SELECT pg_advisory_xact_lock({ORDER_LOCK})"))
     values = replace_surrogates(asdict(event))
@@ -56,12 +59,12 @@ def save_event(session: Session, event: Event) -> int:
 
 
 def delete_events(session: Session, seqs: Sequence[int]) -> None:
-    """Delete progress events that are out of date; later events keep their ids."""
+    """Delete events, such as outdated progress events, by ``seq``; later events do not reuse a deleted ``seq``."""
     session.execute(delete(EventRow).where(col(EventRow.seq).in_(seqs)))
 
 
 def list_events(session: Session, *, after_seq: int = 0, limit: int = 500, cycle_id: str | None = None) -> list[Event]:
-    """Return at most ``limit`` events with a ``seq`` above ``after_seq``, in order."""
+    """Return at most ``limit`` events (of ``cycle_id``, if given) with a ``seq`` above ``after_seq``, in order."""
     query = select(EventRow).where(col(EventRow.seq) > after_seq).order_by(col(EventRow.seq)).limit(limit)
     if cycle_id is not None:
         query = query.where(EventRow.cycle_id == cycle_id)
@@ -77,7 +80,7 @@ def newest_events(
         limit: maximum number of events.
         before_seq: only events with a smaller ``seq``.
         kind: prefix of the kind.
-        text: text that the kind, subject or detail contains, in any case.
+        text: text that the kind, subject or detail contains, ignoring case.
     """
     query = select(EventRow).order_by(col(EventRow.seq).desc()).limit(limit)
     if before_seq is not None:
@@ -96,7 +99,7 @@ def newest_events(
 
 
 def last_event(session: Session, kind: str) -> Event | None:
-    """Return the newest stored event of a kind."""
+    """Return the newest stored event of a kind, None if there is none."""
     query = select(EventRow).where(EventRow.kind == kind).order_by(col(EventRow.seq).desc()).limit(1)
     row = session.exec(query).first()
     return None if row is None else Event(**row.model_dump())
@@ -105,7 +108,7 @@ def last_event(session: Session, kind: str) -> Event | None:
 def event_range(session: Session) -> tuple[int, int]:
     """Return the ``seq`` of the oldest and the newest stored event; (0, 0) if there is none.
 
-    A listener that resumes before the oldest one has missed deleted events.
+    A listener that resumes before the oldest stored event has missed deleted events.
     """
     low, high = session.exec(select(func.min(EventRow.seq), func.max(EventRow.seq))).one()
     return low or 0, high or 0
@@ -128,7 +131,7 @@ def list_audit(session: Session, *, limit: int = 100, subject: str | None = None
 
 
 def newest_audit_entries(session: Session, actions: Collection[str]) -> dict[str, AuditEntry]:
-    """Return the newest audit entry of these actions for each subject."""
+    """Return the newest audit entry with one of ``actions`` for each subject, by subject."""
     newest_seqs = (
         select(func.max(AuditRow.seq)).where(col(AuditRow.action).in_(actions)).group_by(col(AuditRow.subject))
     )
@@ -145,7 +148,14 @@ def add_notice(session: Session, key: str, hooks: Sequence[str], body: JsonObjec
 def due_notices(
     session: Session, hooks: Sequence[str], *, at: datetime, longest_wait: timedelta, limit: int = 100
 ) -> list[Notice]:
-    """Return the notices for ``hooks`` whose next delivery is due, oldest first."""
+    """Return at most ``limit`` notices whose next delivery is due, oldest first.
+
+    Args:
+        hooks: only notices for these hooks.
+        at: the current time.
+        longest_wait: the longest back-off between two deliveries.
+        limit: maximum number of notices.
+    """
     # A date further ahead than the longest back-off means that the clock was set back: such a notice is due too.
     next_at = col(NoticeRow.next_at)
     query = select(NoticeRow).where(col(NoticeRow.hook).in_(hooks), or_(next_at <= at, next_at > at + longest_wait))
@@ -153,8 +163,8 @@ def due_notices(
 
 
 def begin_delivery(session: Session, seq: int, *, next_at: datetime | None) -> None:
-    """Count a delivery that is about to start; ``next_at`` is when it is repeated if it fails (None: never)."""
-    # Written before the delivery: one that crashes the process must not be repeated at once after the restart.
+    """Count a delivery before it starts; ``next_at`` is the time of the retry if it fails (None: no retry)."""
+    # Stored before the delivery: a delivery that crashes the process must not be repeated at once after the restart.
     row = _row(session, seq)
     row.tries += 1
     row.next_at = next_at
@@ -162,7 +172,7 @@ def begin_delivery(session: Session, seq: int, *, next_at: datetime | None) -> N
 
 
 def end_delivery(session: Session, seq: int, *, delivered_at: datetime | None, error: str = "") -> None:
-    """Record the result of a delivery; without ``delivered_at`` it failed with ``error``."""
+    """Record the result of a delivery; ``delivered_at`` None means that the delivery failed with ``error``."""
     row = _row(session, seq)
     row.last_error = error
     if delivered_at is not None:
@@ -172,7 +182,7 @@ def end_delivery(session: Session, seq: int, *, delivered_at: datetime | None, e
 
 
 def undelivered_notices(session: Session, *, limit: int = 100) -> list[Notice]:
-    """Return the notices that are not delivered, newest first; ``next_at`` None means given up."""
+    """Return the notices that are not delivered, newest first; those without ``Notice.next_at`` were given up."""
     query = select(NoticeRow).where(col(NoticeRow.delivered_at).is_(None))
     return [_notice(row) for row in session.exec(query.order_by(col(NoticeRow.seq).desc()).limit(limit))]
 

@@ -35,8 +35,8 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 class TrajectoryEvidence:
     """An analysed trajectory with the labels of the capability.
 
-    ``verdicts`` maps labelling run to verdict; ``cited`` are the sorted indices of the deciding messages;
-    ``production`` is true if no cycle recorded it.
+    ``verdicts`` maps labelling run to verdict; ``cited`` has the sorted indices of the deciding messages;
+    ``production`` is true if no cycle recorded the trajectory.
     """
 
     id: str
@@ -70,15 +70,16 @@ class Traffic:
 
     @property
     def share(self) -> float | None:
-        """The adapter's share of the routed conversations, 0-1; None if there are none."""
+        """The adapter's share of the routed conversations, 0-1; None if no conversation was routed."""
         return self.conversations / self.routed if self.routed else None
 
 
 @dataclass(frozen=True)
 class EvidenceChain:
-    """The evidence chain in the order of the pipeline; ``missing`` names the links that are not stored.
+    """The evidence chain of an adapter version, in the order of the pipeline.
 
-    ``faults`` counts the failures of the cycle by attributed fault.
+    ``missing`` names the links that are not stored. ``faults`` counts the failures of the cycle by attributed fault.
+    ``traffic`` counts test conversations, ``served`` is the traffic of the running router.
     """
 
     adapter: AdapterVersion

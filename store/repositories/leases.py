@@ -1,13 +1,13 @@
 """Leases: exclusive use of a device by one holder, until it is released or expires.
 
 Invariants: a device has at most one lease. Every update locks its row (SQLite: ``BEGIN IMMEDIATE`` of the writing
-session; PostgreSQL: ``SELECT ... FOR UPDATE``), so exactly one of two concurrent requests wins. A holder names one use
-of one device: a repeated ``acquire`` of the same holder renews its lease.
+session; PostgreSQL: ``SELECT ... FOR UPDATE``), so exactly one of two concurrent requests gets the lease. A holder id
+identifies one use of one device: a repeated ``acquire`` by the same holder renews its lease.
 
 Clock steps: heartbeat and expiry are written together, so their difference is always the time to live. A forward step
-of more than the time to live expires every lease, live ones too; the store cannot detect that, so
-``traced.jobs.leases`` also observes heartbeats on a monotonic clock. Not covered: queues; the first request after a
-release wins.
+of the clock by more than the time to live expires every lease, also those of live holders. The store cannot detect
+this, so ``traced.jobs.leases`` also observes heartbeats on a monotonic clock. Not covered: queues; the first request
+after a release gets the device.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ HolderCheck = Callable[[str], bool | None]
 
 @dataclass(frozen=True)
 class Lease:
-    """Exclusive use of one device; ``wanted_by`` names who requested its return, "" if nobody did."""
+    """Exclusive use of one device; ``wanted_by`` names who requested the return of the device, "" if nobody did."""
 
     device: str
     holder: str
@@ -39,11 +39,11 @@ class Lease:
 
     @property
     def ttl(self) -> timedelta:
-        """The time without a heartbeat after which the lease expires."""
+        """The time to live: how long after the last heartbeat the lease expires."""
         return self.expires_at - self.heartbeat_at
 
     def live(self, at: datetime) -> bool:
-        """Whether the lease has not expired at the time ``at``."""
+        """Return whether the lease has not expired at the time ``at``."""
         return at < self.expires_at
 
 
@@ -53,8 +53,8 @@ def acquire(
     """Lease a device to ``holder``, taking over an expired lease.
 
     Returns:
-        The lease, or None while another holder's is live. None may also mean that the device was released during the
-        call: try again.
+        The lease, or None while another holder's lease is live. None may also mean that the device was released during
+        the call; a repeated call then gets it.
 
     Raises:
         ValueError: an empty device or holder, or a time to live that is not positive.
@@ -77,7 +77,7 @@ def acquire(
 
 
 def heartbeat(session: Session, device: str, holder: str, at: datetime) -> Lease:
-    """Renew the lease of ``holder`` from ``at`` on, even if it has expired.
+    """Renew the lease of ``holder`` so that its time to live restarts at ``at``, even if the lease has expired.
 
     Raises:
         LeaseLost: another holder has taken the device, or the lease was deleted.
@@ -90,7 +90,7 @@ def heartbeat(session: Session, device: str, holder: str, at: datetime) -> Lease
 
 
 def release(session: Session, device: str, holder: str) -> bool:
-    """Release the device; returns False if ``holder`` no longer had it."""
+    """Release the device; return False if ``holder`` no longer had it."""
     row = _locked(session, device)
     if row is None or row.holder != holder:
         return False
@@ -103,6 +103,9 @@ def request_return(session: Session, device: str, requester: str, at: datetime) 
     """Request the return of a device and return its lease, None if it is free.
 
     The holder sees the request at its next heartbeat. The first requester is kept.
+
+    Raises:
+        ValueError: ``requester`` is empty.
     """
     if not requester:
         raise ValueError("the requester of a device needs a name")
@@ -126,9 +129,9 @@ def list_leases(session: Session) -> list[Lease]:
 
 
 def delete_dead_leases(session: Session, is_alive: HolderCheck, *, at: datetime) -> list[str]:
-    """Delete the leases of dead holders, and return the device and holder of each.
+    """Delete the leases of dead holders, and return "DEVICE of HOLDER" for each.
 
-    ``is_alive`` returns None for holders of another machine; their leases are deleted once they have expired.
+    ``is_alive`` returns None for a holder on another machine; such a lease is deleted if it has expired at ``at``.
     """
     deleted = []
     for row in session.exec(select(LeaseRow).order_by(col(LeaseRow.device))):
@@ -145,8 +148,8 @@ def _locked(session: Session, device: str) -> LeaseRow | None:
 
 
 def _restart_ttl_after_clock_step(session: Session, row: LeaseRow, at: datetime) -> None:
-    # A heartbeat in the future means that the clock was set back. Without a new start of its time to live, the lease
-    # of a dead holder would last as long as the step; a live holder renews it with its next heartbeat.
+    # A heartbeat in the future means that the clock was set back. If its time to live did not restart, the lease of a
+    # dead holder would last as much longer as the clock was set back. A live holder's next heartbeat renews its lease.
     if row.heartbeat_at > at:
         _set(session, row, heartbeat_at=at, expires_at=at + _lease(row).ttl)
 

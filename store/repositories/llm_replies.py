@@ -1,6 +1,6 @@
-"""Replies of the language model and their cost, and what the agents derived: citations, faults, prompt patches.
+"""Replies of the language model and their cost, and results of the agents: citations, faults, prompt patches.
 
-Invariants: a reply is stored once per hash of its request, whichever cycle paid for it; citations and faults are
+Invariants: a reply is stored once per hash of its request, under the cycle that paid for it. Citations and faults are
 evidence and never change within a cycle.
 """
 
@@ -20,7 +20,7 @@ from store.text import replace_surrogates, storable_text
 
 @dataclass(frozen=True)
 class StageCost:
-    """The cost of the replies to one stage of a cycle, for one capability ("" if for none).
+    """The cost of the replies to one stage of a cycle, for one capability ("" for requests without one).
 
     ``estimated`` is the number of replies whose token counts are estimates.
     """
@@ -37,12 +37,12 @@ class StageCost:
 
 
 def save_reply(session: Session, reply: ModelReply) -> None:
-    """Store a reply; an existing reply with its key is kept."""
+    """Store a reply; an existing reply with the same key is kept."""
     insert_new(session, ModelReplyRow, [asdict(reply) | {"said": replace_surrogates(reply.said)}])
 
 
 def find_reply(session: Session, key: str) -> ModelReply | None:
-    """Return the stored reply to a request by its hash, None if there is none."""
+    """Return the stored reply to the request with hash ``key``, None if there is none."""
     row = session.get(ModelReplyRow, key)
     return None if row is None else ModelReply(**row.model_dump())
 
@@ -57,7 +57,7 @@ def list_replies(session: Session, cycle_id: str, *, stage: str | None = None) -
 
 
 def stage_costs(session: Session, cycle_id: str, *, stage: str | None = None) -> list[StageCost]:
-    """Return the cost of a cycle's replies, by stage and capability."""
+    """Return the cost of a cycle's replies, one entry per stage and capability, in this order."""
     row = ModelReplyRow
     key = (col(row.cycle_id), col(row.stage), col(row.capability))
     figures = (col(row.prompt_tokens), col(row.completion_tokens), col(row.cost), col(row.seconds))
@@ -76,7 +76,11 @@ def stage_costs(session: Session, cycle_id: str, *, stage: str | None = None) ->
 
 
 def save_citations(session: Session, citations: Iterable[Citation]) -> None:
-    """Store citations; their capabilities must be stored before. Raises ``StoreConflict`` for other content."""
+    """Store citations; their capabilities must be stored first.
+
+    Raises:
+        StoreConflict: another citation is stored for the cycle, capability and position.
+    """
     new = list(citations)
     for cycle_id in sorted({citation.cycle_id for citation in new}):
         existing = {(item.capability, item.position): item for item in list_citations(session, cycle_id)}
@@ -88,7 +92,7 @@ def save_citations(session: Session, citations: Iterable[Citation]) -> None:
 
 
 def list_citations(session: Session, cycle_id: str, *, capability: str | None = None) -> list[Citation]:
-    """Return the citations of a cycle, by capability and position."""
+    """Return the citations of a cycle, ordered by capability and position."""
     query = select(CitationRow).where(CitationRow.cycle_id == cycle_id)
     if capability is not None:
         query = query.where(CitationRow.capability == capability)
@@ -97,8 +101,8 @@ def list_citations(session: Session, cycle_id: str, *, capability: str | None = 
 
 
 def save_faults(session: Session, faults: Iterable[FaultRecord]) -> None:
-    """Store fault attributions; raises ``StoreConflict`` for other content."""
-    # The database replaces what it cannot store, so compare with the text as it would be stored.
+    """Store fault attributions; raises ``StoreConflict`` if the cycle has another one for a trajectory."""
+    # Characters that the database cannot store are replaced, so compare the text in its stored form.
     new = [replace(fault, reason=storable_text(fault.reason)) for fault in faults]
     for cycle_id in sorted({fault.cycle_id for fault in new}):
         existing = {item.trajectory_id: item for item in list_faults(session, cycle_id)}
@@ -110,13 +114,13 @@ def save_faults(session: Session, faults: Iterable[FaultRecord]) -> None:
 
 
 def list_faults(session: Session, cycle_id: str) -> list[FaultRecord]:
-    """Return the fault attributions of a cycle, by trajectory."""
+    """Return the fault attributions of a cycle, ordered by trajectory id."""
     query = select(FaultRow).where(FaultRow.cycle_id == cycle_id).order_by(col(FaultRow.trajectory_id))
     return [FaultRecord(**row.model_dump()) for row in session.exec(query)]
 
 
 def save_patch(session: Session, patch: PromptPatch) -> str:
-    """Store a prompt patch and return its id; the same text for a capability and cycle gets the newest figures."""
+    """Store a prompt patch and return its id; figures and time of a stored patch with this id are replaced."""
     safe = replace(patch, text=storable_text(patch.text), figures=replace_surrogates(patch.figures))
     session.merge(PromptPatchRow(id=safe.id, **asdict(safe)))
     session.flush()
@@ -130,7 +134,7 @@ def lock_patch(session: Session, patch_id: str) -> None:
 
 
 def list_patches(session: Session, *, cycle_id: str | None = None, capability: str | None = None) -> list[PromptPatch]:
-    """Return prompt patches (of a cycle, of a capability), oldest first."""
+    """Return prompt patches (of a cycle and a capability, if given), oldest first."""
     query = select(PromptPatchRow)
     if cycle_id is not None:
         query = query.where(PromptPatchRow.cycle_id == cycle_id)

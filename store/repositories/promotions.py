@@ -1,9 +1,11 @@
 """Gate results, decisions of people, and the promotion log of adapter versions.
 
-Invariants: all three are only added to, and the newest entry counts; only an approved adapter version can go live or on
-trial (canary, shadow); at most one version of a capability is live and one on trial. The functions of ``PromotionLog``
-are pure: they return the entries of a change of traffic, which are appended under the lock of the capability. Not
-covered: whether a gate has to pass first (``traced.registry``).
+Invariants: rows of all three are only added, and the newest one counts. Only an approved adapter version can go live or
+on trial (canary, shadow). At most one version of a capability is live, and at most one is on trial.
+
+``go_live``, ``start_trial`` and ``undo`` are pure: from a ``PromotionLog`` they compute the entries of a change of
+traffic, which the caller appends while it holds the lock of the capability. Not covered: whether a gate has to pass
+first (``traced.registry``).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -44,7 +46,7 @@ from store.tables import (
 from store.types import GateAnswer, GateResult, Outcome, PairedDifference, awaits_decision
 
 ON_TRIAL = (PromotionState.CANARY, PromotionState.SHADOW)
-GATE = "gate"  # the stage
+GATE = "gate"  # name of the stage
 
 Change = Approval | Promotion | StageEvent  # a row that a decision adds
 
@@ -63,33 +65,34 @@ class GatedAdapter:
 
     @property
     def awaits_decision(self) -> bool:
-        """Whether the gate passed and nobody has decided yet."""
+        """Whether the newest gate passed and nobody has decided about the version yet."""
         return awaits_decision(self.answer, decided=self.decision is not None)
 
 
 @dataclass(frozen=True)
 class PromotionLog:
-    """The promotion log of a capability, oldest entry first; ``approved`` names its approved versions."""
+    """The promotion log of a capability, oldest entry first; ``approved`` has the names of approved versions."""
 
     entries: Sequence[Promotion] = ()
     approved: Collection[str] = ()
 
     @property
     def newest(self) -> dict[str, Promotion]:
-        """The newest entry of each version."""
+        """The newest entry of each version, by version name."""
         return {entry.adapter: entry for entry in self.entries}
 
     def current(self, *states: PromotionState) -> Promotion | None:
-        """The newest entry of the version that is in one of these states."""
+        """Return the newest entry of the version that is in one of these states, None if no version is."""
         return next((entry for entry in self.newest.values() if entry.state in states), None)
 
 
 @dataclass(frozen=True)
 class AdapterState:
-    """What a decision on an adapter version depends on.
+    """Everything that a decision on an adapter version depends on.
 
-    ``gate`` and ``approval`` are the newest ones, ``log`` is that of the capability, ``gate_events`` are the events of
-    the cycle's gates, oldest first, and ``live`` names the live versions of all capabilities.
+    ``gate`` and ``approval`` are the newest ones of the version, ``log`` is the promotion log of its capability.
+    ``gate_events`` are the events of the cycle's gate stage, oldest first. ``live`` names the live versions of all
+    capabilities.
     """
 
     version: AdapterVersion
@@ -154,7 +157,7 @@ def latest_answers(session: Session) -> dict[str, GateAnswer]:
 
 
 def save_approval(session: Session, approval: Approval) -> Approval:
-    """Store a decision and return it with the id of its gate result (by default the newest)."""
+    """Store a decision and return it with the id of its gate result (by default the newest); raises ``NotFound``."""
     get_adapter(session, approval.adapter)
     gate = latest_gate(session, approval.adapter)
     stored_approval = replace(approval, gate_id=approval.gate_id or (gate.id if gate is not None else None))
@@ -183,13 +186,13 @@ def latest_decisions(session: Session) -> dict[str, Decision]:
 
 
 def awaiting_decision(session: Session, adapters: Iterable[str]) -> list[str]:
-    """Return those of ``adapters`` whose newest gate passed and that nobody has decided about."""
+    """Return those of ``adapters`` whose newest gate passed and on which no decision exists."""
     answers, decisions = latest_answers(session), latest_decisions(session)
     return [name for name in adapters if awaits_decision(answers.get(name), decided=name in decisions)]
 
 
 def read_adapter_state(session: Session, adapter: str) -> AdapterState:
-    """Lock the capability of an adapter version and return the version's state; raises ``NotFound``."""
+    """Lock the capability of an adapter version and return the state of the version; raises ``NotFound``."""
     capability = adapter.partition("@")[0]
     _lock(session, capability)
     query = select(AdapterRow, CycleRow).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
@@ -210,7 +213,7 @@ def read_adapter_state(session: Session, adapter: str) -> AdapterState:
 
 
 def save_changes(session: Session, changes: Iterable[Change]) -> list[str]:
-    """Add the rows of a decision, and return the names of the versions that are live then, by capability."""
+    """Add the rows of a decision, and return the names of the versions that are live afterwards, by capability."""
     for change in changes:
         if isinstance(change, Approval):
             _insert_approval(session, change)
@@ -222,7 +225,7 @@ def save_changes(session: Session, changes: Iterable[Change]) -> list[str]:
 
 
 def go_live(log: PromotionLog, entry: Promotion) -> list[Promotion]:
-    """Return the entries that put the version of ``entry`` live in place of the live one; none if it is live."""
+    """Return the entries that make the version of ``entry`` live in place of the live one; none if it is live."""
     live = log.current(PromotionState.LIVE)
     if live is None:
         return [*_end_trial(log, entry), entry]
@@ -234,10 +237,10 @@ def go_live(log: PromotionLog, entry: Promotion) -> list[Promotion]:
 
 
 def start_trial(log: PromotionLog, entry: Promotion) -> list[Promotion]:
-    """Return the entries that start the canary or shadow of ``entry``, or move a canary to its share.
+    """Return the entries that start the canary or shadow of ``entry``, or change the share of a canary.
 
-    ``previous`` of the entry becomes the live version, its control. There are none if the version is live, or on this
-    very trial.
+    ``Promotion.previous`` of the returned entry is the live version, the control of the trial. No entries are returned
+    if the version is live, or if it is on the same trial with the same share.
     """
     live, trial = log.current(PromotionState.LIVE), log.current(*ON_TRIAL)
     if live is not None and live.adapter == entry.adapter:
@@ -248,9 +251,10 @@ def start_trial(log: PromotionLog, entry: Promotion) -> list[Promotion]:
 
 
 def undo(log: PromotionLog, entry: Promotion) -> list[Promotion]:
-    """Return the entries that roll back a version that is live or on trial; none if it is neither.
+    """Return the entries that roll back the version of ``entry``; none if it is neither live nor on trial.
 
-    The first is ``entry``; its ``previous`` becomes the version that is live then, None for the base model.
+    The first returned entry is ``entry`` with ``Promotion.previous`` set to the version that is live after the
+    rollback, None for the base model.
     """
     live, trial = log.current(PromotionState.LIVE), log.current(*ON_TRIAL)
     if trial is not None and trial.adapter == entry.adapter:
@@ -276,9 +280,12 @@ def not_live_error(adapter: str, live: Iterable[str]) -> NotLive:
 
 
 def promote(session: Session, adapter: str, *, actor: str, at: datetime, reason: str = "") -> Promotion:
-    """Make an approved adapter version live in place of the live one of its capability; no error if it is live.
+    """Make an approved adapter version live in place of the live one of its capability, and return its newest entry.
+
+    Nothing changes if the version is live already.
 
     Raises:
+        NotFound: the version is not stored.
         NotApproved: the newest decision on the version is not an approval.
     """
     log = _approved_log(session, adapter)
@@ -286,11 +293,13 @@ def promote(session: Session, adapter: str, *, actor: str, at: datetime, reason:
 
 
 def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
-    """Start a canary or shadow, or move a canary to its next share; repeating the call changes nothing.
+    """Start a canary or shadow, or change the share of a canary; repeating the call changes nothing.
 
-    ``previous`` of the entry is set to the live version, its control.
+    Returns:
+        The newest log entry of the version. Its ``Promotion.previous`` is the live version, the control of the trial.
 
     Raises:
+        NotFound: the version is not stored.
         NotApproved: the newest decision on the version is not an approval.
     """
     log = _approved_log(session, promotion.adapter)
@@ -301,10 +310,11 @@ def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reaso
     """Roll back an adapter version that is live or on trial.
 
     Returns:
-        The version of the capability that is live now, None for the base model. Rolling back a version on trial
-        leaves the live one.
+        The version of the capability that is live afterwards, None for the base model. The rollback of a version on
+        trial does not change the live version.
 
     Raises:
+        NotFound: the version is not stored.
         NotLive: the version is neither live nor on trial.
     """
     capability = get_adapter(session, adapter).capability
@@ -318,7 +328,7 @@ def roll_back(session: Session, adapter: str, *, actor: str, at: datetime, reaso
 
 
 def rollback_target(session: Session, entry: PromotionEntry) -> str | None:
-    """Return the version that a rollback of a live or trial version would leave live; None for the base model."""
+    """Return the version that is live after a rollback of the version of ``entry``, None for the base model."""
     log = _log(session, entry.capability)
     if entry.promotion.state is PromotionState.LIVE:
         return next(reversed(_rollback_candidates(log)), None)
@@ -337,7 +347,7 @@ def trials(session: Session) -> list[PromotionEntry]:
 
 
 def newest_promotions(session: Session) -> list[PromotionEntry]:
-    """Return the newest log entry of every version that was ever promoted, by capability."""
+    """Return the newest log entry of every version with an entry in the promotion log, by capability."""
     query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
     entries: dict[str, PromotionEntry] = {}
     for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
@@ -346,7 +356,7 @@ def newest_promotions(session: Session) -> list[PromotionEntry]:
 
 
 def canary_shares(session: Session, adapter: str) -> dict[int, float]:
-    """Return the shares of a version's canary against its current control, by number of the log entry."""
+    """Return the shares that a version's canary has had against its current control, by number of the log entry."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
     shares_by_entry: dict[int, float] = {}
     control: str | None = None
@@ -360,14 +370,14 @@ def canary_shares(session: Session, adapter: str) -> dict[int, float]:
 
 
 def is_newest_entry(session: Session, entry: PromotionEntry) -> bool:
-    """Whether an entry is still the newest of its version; locks its capability until the end of the transaction."""
+    """Lock the capability until the end of the transaction; return whether ``entry`` is the newest of its version."""
     _lock(session, entry.capability)
     newest_seq = select(func.max(PromotionRow.seq)).where(PromotionRow.adapter == entry.promotion.adapter)
     return session.exec(newest_seq).one() == entry.seq
 
 
 def last_promotion(session: Session) -> int:
-    """Return the number of the newest log entry, 0 if there is none; it grows with every change of what is live."""
+    """Return the number of the newest log entry, 0 if there is none; every promotion and rollback increases it."""
     return session.exec(select(func.max(PromotionRow.seq))).one() or 0
 
 
@@ -403,7 +413,7 @@ def list_gated_adapters(session: Session, *, limit: int, name: str | None = None
 def gate_pairs(
     session: Session, *, adapter: str, base: str, cycle_id: str, source: str, split: str
 ) -> Iterator[EpisodePair]:
-    """Yield the episode pairs of a cycle for one source and split, by task and trial."""
+    """Yield the episode pairs of models ``base`` and ``adapter`` in a cycle, source and split, by task and trial."""
     episodes = {model: _episodes(session, model, cycle_id, source, split) for model in (base, adapter)}
     for key in sorted(episodes[base].keys() & episodes[adapter].keys()):
         yield EpisodePair(*key, episodes[base][key], episodes[adapter][key])
@@ -422,7 +432,7 @@ def _comparison(row: ComparisonRow) -> PairedDifference:
 
 
 def _lock(session: Session, capability: str) -> None:
-    # One change per capability at a time. SQLite ignores FOR UPDATE; its single writer gives the same guarantee.
+    # Allows one change per capability at a time. SQLite ignores FOR UPDATE, but has a single writer.
     query = select(AdapterRow.name).where(AdapterRow.capability == capability).order_by(col(AdapterRow.name))
     session.exec(query.with_for_update()).all()
 
@@ -454,11 +464,11 @@ def _end_trial(log: PromotionLog, successor: Promotion) -> list[Promotion]:
 
 
 def _rollback_history(log: PromotionLog) -> list[str]:
-    """Return the formerly live versions of a capability, each once; the live one, if any, is the last."""
+    """Return the versions that rollbacks of a capability can lead back to, each once; the live one, if any, is last."""
     versions: list[str] = []
     live: str | None = None
     for entry in log.entries:
-        # A rollback may skip versions whose approval was revoked; these leave the history too.
+        # A rollback may skip versions whose approval was revoked; these are removed from the history too.
         if entry.state is PromotionState.ROLLED_BACK and entry.adapter == live:
             versions = versions[: versions.index(entry.previous) + 1] if entry.previous in versions[:-1] else []
             live = None
@@ -470,7 +480,7 @@ def _rollback_history(log: PromotionLog) -> list[str]:
 
 
 def _rollback_candidates(log: PromotionLog) -> list[str]:
-    """Return the approved versions that a rollback of the live one can restore, the next one last."""
+    """Return the history before the live version, up to its newest approved version, which a rollback restores."""
     candidates = _rollback_history(log)[:-1]
     while candidates and candidates[-1] not in log.approved:
         candidates.pop()
@@ -478,7 +488,7 @@ def _rollback_candidates(log: PromotionLog) -> list[str]:
 
 
 def _append_all(session: Session, log: PromotionLog, entries: Sequence[Promotion], adapter: str) -> Promotion:
-    """Append the entries and return the newest one of a version."""
+    """Append the entries to the log and return the newest entry of version ``adapter``."""
     for entry in entries:
         _append(session, entry)
     return {**log.newest, **{entry.adapter: entry for entry in entries}}[adapter]

@@ -1,9 +1,9 @@
 """Rows of ended cycles, old events and old conversations that may be deleted, and their deletion in small batches.
 
 Invariants: trajectories that a label, a citation, a fault or a routing choice refers to are never deleted, nor are the
-episodes that a gate compared; only their token ids may go. Rows of cycles that have not ended are kept, because a
-stage may need them again. Sizes are the bytes of the stored values (PostgreSQL: characters of JSON) without indices.
-Not covered: imported trajectories, which are always kept.
+episodes that a gate compared; only their token ids may be deleted. Rows of cycles that have not ended are kept, because
+a stage may need them again. Sizes are those of the longest columns without indices: bytes of packed turns, characters
+of text and JSON. Not covered: imported trajectories, which are always kept.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ Scope = TypeVar("Scope", str, datetime)
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of rows, and the bytes of their values."""
+    """A number of rows, and the size of their values (bytes; characters of text and JSON)."""
 
     rows: int
     size: int
@@ -49,16 +49,17 @@ class Amount:
 
 @dataclass(frozen=True)
 class Prunable(Generic[Scope]):
-    """A kind of rows that may be deleted: those of a cycle (its id), or those from before a time.
+    """A kind of rows that may be deleted; the scope is a cycle id (rows of the cycle) or a time (older rows).
 
-    ``query`` selects the key and the size of each row; ``keys`` are the columns to delete by, in order of deletion.
+    ``query`` selects the key and the size of each row in a scope. ``keys`` are the columns to delete by, in order of
+    deletion.
     """
 
     query: Callable[[Scope], Select[Any]]
     keys: tuple[Any, ...]
 
     def measure(self, session: Session, scope: Scope) -> Amount:
-        """Return the amount that may be deleted."""
+        """Return the amount of rows that may be deleted in a scope."""
         rows = self.query(scope).subquery()
         count, size = session.execute(
             select(func.count(), func.coalesce(func.sum(rows.c.size), 0)).select_from(rows)
@@ -66,7 +67,7 @@ class Prunable(Generic[Scope]):
         return Amount(int(count), int(size))
 
     def delete(self, session: Session, scope: Scope, limit: int) -> Amount:
-        """Delete at most ``limit`` rows, so that other writers do not wait long, and return their amount."""
+        """Delete at most ``limit`` rows of a scope, so that other writers do not wait long; return their amount."""
         rows = session.execute(self.query(scope).limit(limit)).all()
         for key in self.keys:
             session.execute(delete(key.class_).where(key.in_([row[0] for row in rows])))
@@ -74,7 +75,7 @@ class Prunable(Generic[Scope]):
 
 
 def ended_cycles(session: Session, ended_before: datetime, *, keep_newest: int = 0) -> list[str]:
-    """Return the cycles that ended before a time, oldest first, without the newest ``keep`` of each target."""
+    """Return the cycles that ended before a time, oldest first, except the ``keep_newest`` newest of each target."""
     ended_states = [state.value for state in ENDED_STATES]
     order = (col(CycleRow.finished_at).desc(), col(CycleRow.id).desc())
     rank = func.row_number().over(partition_by=col(CycleRow.target), order_by=order).label("rank")
@@ -101,7 +102,7 @@ def _reported_trajectories(cutoff: datetime) -> Select[Any]:
 
 
 def _exchanges(cutoff: datetime) -> Select[Any]:
-    # Settled exchanges have no body any more; their detail is the only long value.
+    # Settling usually deletes the body of an exchange, so ``detail`` is its only long value.
     size = func.length(col(ExchangeRow.detail)).label("size")
     return select(col(ExchangeRow.id), size).where(
         col(ExchangeRow.settled_at).is_not(None), col(ExchangeRow.at) < cutoff
@@ -123,7 +124,7 @@ def _feedback(cutoff: datetime) -> Select[Any]:
 
 
 def _attempts(cutoff: datetime) -> Select[Any]:
-    # Attempts that led to a quarantine still in force are its evidence.
+    # The attempts at an input that is still quarantined are kept as evidence.
     parts = ("stage", "capability", "input_hash")
     same_input = [col(getattr(QuarantineRow, part)) == col(getattr(AttemptRow, part)) for part in parts]
     ended_cycle_ids = select(col(CycleRow.id)).where(col(CycleRow.state).in_([state.value for state in ENDED_STATES]))
@@ -176,15 +177,15 @@ def _events(cutoff: datetime) -> Select[Any]:
     )
 
 
-# Token ids and log-probs; their trajectories stay.
+# Token ids and log-probs; the trajectories themselves are kept.
 TURNS = Prunable[str](_turns, (col(TurnsRow.trajectory_id),))
 TRAJECTORIES = Prunable[str](_unreferenced_trajectories, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
-# A later request with the same content has to be paid again.
+# Once a reply is deleted, a request with the same content has to be paid again.
 REPLIES = Prunable[str](_replies, (col(ModelReplyRow.key),))
 EVENTS = Prunable[datetime](_events, (col(EventRow.seq),))
 ATTEMPTS = Prunable[datetime](_attempts, (col(AttemptRow.seq),))
 NOTICES = Prunable[datetime](_notices, (col(NoticeRow.seq),))
-# To be deleted before EXCHANGES, which have the times of production trajectories.
+# Delete these before EXCHANGES, because the age of a production trajectory is the time of its exchanges.
 REPORTED_TRAJECTORIES = Prunable[datetime](_reported_trajectories, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
 EXCHANGES = Prunable[datetime](_exchanges, (col(ExchangeRow.id),))
 # A conversation whose decision is deleted continues with the base model.

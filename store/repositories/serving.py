@@ -1,7 +1,7 @@
 """Routing decisions, exchanges, feedback and API keys of the router, and the routing choices of test conversations.
 
-Invariants: the first decision on a conversation is kept, whoever made it; an exchange is settled once and then has no
-body; feedback is only added.
+Invariants: the first decision on a conversation is kept, whichever router made it. An exchange is settled once, which
+deletes its body except if the conversation cannot be made into trajectories. Feedback is only added.
 """
 
 import json
@@ -20,31 +20,31 @@ from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow, Rout
 from store.tables import RoutingRow, TrajectoryRow
 from store.types import JsonObject, Outcome
 
-# Exchanges of the router have ids with this prefix; those reported by OpenTelemetry spans have others.
+# Prefix of the ids of exchanges that the router recorded; exchanges reported by OpenTelemetry spans have other ids.
 EXCHANGE_PREFIX = "exchange-"
 
 
 def save_routes(session: Session, routes: Sequence[ConversationRoute]) -> dict[str, ConversationRoute]:
-    """Store decisions and return the decision that counts, which is the first, by conversation."""
+    """Store decisions, and return the valid decision (the first stored) on each conversation, by conversation."""
     insert_new(session, ConversationRow, [asdict(route) for route in routes])
     return find_routes(session, [route.id for route in routes])
 
 
 def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, ConversationRoute]:
-    """Return the decisions on conversations, by conversation; those without one are left out."""
+    """Return the decisions on conversations, by conversation; conversations without a decision are left out."""
     routes: dict[str, ConversationRoute] = {}
     for batch in batches(conversation_ids):
         query = select(ConversationRow).where(col(ConversationRow.id).in_(batch))
-        # Another router may have stored its decision first, so rows of this session may be out of date.
+        # Another router may have stored its decision first, so rows that this session has read may be out of date.
         query = query.execution_options(populate_existing=True)
         routes |= {row.id: ConversationRoute(**row.model_dump()) for row in session.exec(query)}
     return routes
 
 
 def trial_conversations(session: Session, trials: Collection[int]) -> dict[str, tuple[str, int]]:
-    """Return model and trial (number of a promotion log entry) of each conversation that takes part in a trial.
+    """Return the model and the trial (number of a promotion log entry) of each conversation in one of ``trials``.
 
-    Conversations in which another model answered too are left out. Those without recorded exchanges count.
+    Conversations in which another model answered too are left out; those without recorded exchanges are included.
     """
     query = select(ConversationRow.id, ConversationRow.model, ConversationRow.trial)
     other_model_answered = select(ExchangeRow.id).where(
@@ -58,13 +58,13 @@ def trial_conversations(session: Session, trials: Collection[int]) -> dict[str, 
 
 
 def count_trial_conversations(session: Session, trials: Collection[int]) -> int:
-    """Count the conversations that take part in trials, including those with answers of other models."""
+    """Return the number of conversations that take part in trials, including those with answers of other models."""
     query = select(func.count()).select_from(ConversationRow).where(col(ConversationRow.trial).in_(list(trials)))
     return session.exec(query).one()
 
 
 def trial_outcomes(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
-    """Return the outcome of each settled conversation of trials; the last branch counts."""
+    """Return the outcome of each settled conversation of trials; of several branches, the newest exchange counts."""
     query = select(ConversationRow.id, TrajectoryRow.outcome).where(col(ConversationRow.trial).in_(list(trials)))
     query = query.join(ExchangeRow, col(ExchangeRow.conversation_id) == col(ConversationRow.id))
     query = query.join(TrajectoryRow, col(TrajectoryRow.id) == col(ExchangeRow.trajectory_id))
@@ -73,7 +73,7 @@ def trial_outcomes(session: Session, trials: Collection[int]) -> dict[str, Outco
 
 
 def last_feedback(session: Session) -> int:
-    """Return the number of the newest feedback, 0 if there is none."""
+    """Return the ``seq`` of the newest feedback, 0 if there is none."""
     return session.exec(select(func.max(FeedbackRow.seq))).one() or 0
 
 
@@ -83,7 +83,7 @@ def save_exchanges(session: Session, exchanges: Iterable[Exchange]) -> None:
 
 
 def silent_conversations(session: Session, *, silent_since: datetime, limit: int) -> list[str]:
-    """Return conversations with unsettled exchanges and none since ``silent_since``, the longest silent first."""
+    """Return the conversations whose newest unsettled exchange is before ``silent_since``, the longest silent first."""
     newest_exchange = func.max(ExchangeRow.at)
     query = select(ExchangeRow.conversation_id).where(col(ExchangeRow.settled_at).is_(None))
     grouped = (
@@ -98,7 +98,7 @@ def silent_conversations(session: Session, *, silent_since: datetime, limit: int
 def list_exchanges(
     session: Session, conversation_id: str, *, unsettled_only: bool = False, bodies: bool = True
 ) -> list[Exchange]:
-    """Return the exchanges of a conversation, oldest first."""
+    """Return the exchanges of a conversation, oldest first; without ``bodies`` every ``Exchange.body`` is None."""
     query = select(ExchangeRow).where(ExchangeRow.conversation_id == conversation_id)
     if unsettled_only:
         query = query.where(col(ExchangeRow.settled_at).is_(None))
@@ -109,26 +109,29 @@ def list_exchanges(
 
 
 def settle_exchanges(session: Session, trajectories: dict[str, str | None], *, at: datetime) -> None:
-    """Mark exchanges as settled and delete their bodies; maps exchange id to trajectory id (None: no trajectory)."""
+    """Mark exchanges as settled and delete their bodies.
+
+    ``trajectories`` maps the id of each exchange to the id of the trajectory that contains it, None for no trajectory.
+    """
     for exchange_id, trajectory_id in trajectories.items():
         values = {"settled_at": at, "trajectory_id": trajectory_id, "body": None}
         session.execute(update(ExchangeRow).where(col(ExchangeRow.id) == exchange_id).values(**values))
 
 
 def settle_without_trajectory(session: Session, conversation_id: str, *, at: datetime) -> None:
-    """Mark the unsettled exchanges of a conversation as settled without a trajectory, keeping their bodies."""
+    """Mark the unsettled exchanges of a conversation as settled without a trajectory; their bodies are kept."""
     is_unsettled = (col(ExchangeRow.conversation_id) == conversation_id, col(ExchangeRow.settled_at).is_(None))
     session.execute(update(ExchangeRow).where(*is_unsettled).values(settled_at=at))
 
 
 def reassign_exchanges(session: Session, trajectory_id: str, successor_id: str) -> None:
-    """Move the exchanges of a trajectory to the trajectory that continues it."""
+    """Assign the exchanges of a trajectory to the trajectory ``successor_id``, which continues it."""
     is_part = col(ExchangeRow.trajectory_id) == trajectory_id
     session.execute(update(ExchangeRow).where(is_part).values(trajectory_id=successor_id))
 
 
 def is_known_conversation(session: Session, conversation_id: str) -> bool:
-    """Whether the router has an exchange of, or a decision on, this conversation."""
+    """Return whether an exchange of this conversation or a decision on it is stored."""
     query = select(ExchangeRow.id).where(ExchangeRow.conversation_id == conversation_id).limit(1)
     return session.exec(query).first() is not None or bool(find_routes(session, [conversation_id]))
 
@@ -140,7 +143,7 @@ def conversation_of(session: Session, response_id: str) -> str | None:
 
 
 def answered_by_router(session: Session, response_ids: Sequence[str], *, start: datetime) -> set[str]:
-    """Return those of these responses that the router itself gave since ``start``, not reported by spans."""
+    """Return those of ``response_ids`` that the router recorded since ``start``; exchanges from spans do not count."""
     router_responses: set[str] = set()
     for batch in batches(response_ids):
         query = select(ExchangeRow.response_id).where(col(ExchangeRow.response_id).in_(batch))
@@ -150,11 +153,11 @@ def answered_by_router(session: Session, response_ids: Sequence[str], *, start: 
 
 
 def trajectories_of(session: Session, conversation_id: str, response_id: str = "") -> list[str]:
-    """Return the trajectories made of a conversation, or only the one that contains a response."""
+    """Return the ids of a conversation's trajectories, or only of those that contain a response; without shadows."""
     query = select(ExchangeRow.trajectory_id).where(
         ExchangeRow.conversation_id == conversation_id,
         col(ExchangeRow.trajectory_id).is_not(None),
-        # A client never sees the answer of a shadow, so feedback cannot mean it.
+        # A client never sees the answer of a shadow, so feedback cannot refer to it.
         col(ExchangeRow.shadow_of).is_(None),
     )
     if response_id:
@@ -163,13 +166,13 @@ def trajectories_of(session: Session, conversation_id: str, response_id: str = "
 
 
 def exchanges_of(session: Session, trajectory_id: str) -> list[Exchange]:
-    """Return the exchanges of a trajectory."""
+    """Return the exchanges of a trajectory, in no particular order."""
     query = select(ExchangeRow).where(ExchangeRow.trajectory_id == trajectory_id)
     return [_exchange(row) for row in session.exec(query)]
 
 
 def router_trajectories(session: Session, trajectory_ids: Sequence[str]) -> set[str]:
-    """Return those of these trajectories that came from the router or have feedback."""
+    """Return those of ``trajectory_ids`` that have exchanges, or feedback under the id of the trajectory."""
     connected: set[str] = set()
     for batch in batches(trajectory_ids):
         for column in (col(ExchangeRow.trajectory_id), col(FeedbackRow.conversation_id)):
@@ -197,7 +200,7 @@ def list_feedback(session: Session, conversation_ids: Collection[str]) -> list[F
 
 
 def save_key(session: Session, key: RouterKey) -> None:
-    """Add an API key; raises ``StoreConflict`` if the name was ever used for another key."""
+    """Add an API key; raises ``StoreConflict`` if its name was ever used for another key, even a revoked one."""
     existing = session.get(RouterKeyRow, key.id)
     if existing is not None:
         if existing.hash == key.hash:
@@ -223,12 +226,12 @@ def list_keys(session: Session) -> list[RouterKey]:
 
 
 def save_routing(session: Session, choices: Iterable[RoutingChoice]) -> None:
-    """Store routing choices of test conversations; their trajectories must be stored before."""
+    """Store routing choices of test conversations; their trajectories must be stored first."""
     insert_new(session, RoutingRow, [asdict(choice) for choice in choices])
 
 
 def list_routing(session: Session, *, cycle_id: str | None = None) -> list[RoutingChoice]:
-    """Return the routing choices for the trajectories of a cycle (None: all), by trajectory id."""
+    """Return the routing choices for the trajectories of a cycle (None: of all cycles), ordered by trajectory id."""
     query = select(RoutingRow).join(TrajectoryRow).order_by(col(RoutingRow.trajectory_id))
     if cycle_id is not None:
         query = query.where(TrajectoryRow.cycle_id == cycle_id)
@@ -236,14 +239,14 @@ def list_routing(session: Session, *, cycle_id: str | None = None) -> list[Routi
 
 
 def count_routed(session: Session) -> dict[str, int]:
-    """Count the routed test conversations of each model."""
+    """Return the number of test conversations routed to each model, by model."""
     return dict(session.exec(select(RoutingRow.model, func.count()).group_by(col(RoutingRow.model))).all())
 
 
 def _compress(body: JsonObject | None) -> bytes | None:
     if body is None:
         return None
-    # ASCII output keeps lone surrogates, which UTF-8 cannot encode.
+    # The JSON is ASCII with escapes, because UTF-8 cannot encode lone surrogates.
     text = json.dumps(body, separators=(",", ":"))
     return zstandard.ZstdCompressor(level=1).compress(text.encode())
 

@@ -1,7 +1,7 @@
 """Read-only views of the router's traffic: one conversation, one model, the last day, and pages of decisions.
 
-The number of rows read is bounded by ``MAX_EXCHANGES``, ``MAX_OUTCOMES`` and ``MAX_FEEDBACK``, however much is stored;
-bodies of exchanges are never read.
+``MAX_EXCHANGES``, ``MAX_OUTCOMES`` and ``MAX_FEEDBACK`` bound the rows read for the last day, however much is stored.
+Bodies of exchanges are never read.
 """
 
 import math
@@ -51,8 +51,8 @@ class Conversation:
 class ModelTraffic:
     """The traffic of one model over all time.
 
-    ``decided`` counts the conversations routed to any model, ``last`` is the newest one of this model, ``outcomes``
-    counts the production trajectories of the model by outcome.
+    ``conversations`` counts the conversations routed to the model, ``decided`` those routed to any model. ``last`` is
+    the time of the newest decision for the model. ``outcomes`` counts the model's production trajectories by outcome.
     """
 
     conversations: int
@@ -62,7 +62,7 @@ class ModelTraffic:
 
     @property
     def share(self) -> float | None:
-        """The model's share of the routed conversations, 0-1; None if there are none."""
+        """The model's share of the routed conversations, 0-1; None if no conversation was routed."""
         return self.conversations / self.decided if self.decided else None
 
 
@@ -70,8 +70,9 @@ class ModelTraffic:
 class ModelActivity:
     """The activity of one model in the last day.
 
-    ``hour``, ``day`` and ``shadowed`` count conversations; ``seconds`` are the sorted latencies of answered requests;
-    ``failures`` counts requests by HTTP status; ``outcomes`` and ``feedback`` are of conversations that it answered in.
+    ``hour``, ``day`` and ``shadowed`` count conversations of the last hour, the last day, and those in which the model
+    was the shadow. ``seconds`` are the sorted latencies of answered requests; ``failures`` counts failed requests by
+    HTTP status. ``outcomes`` and ``feedback`` belong to conversations in which the model handled a request.
     """
 
     model: str
@@ -85,7 +86,7 @@ class ModelActivity:
     feedback: list[Feedback] = field(default_factory=list)
 
     def latency_quantile(self, quantile: float) -> float | None:
-        """The latency (seconds) at a quantile in [0, 1]; None without answers."""
+        """Return the latency (seconds) at a quantile in [0, 1]; None without answered requests."""
         return self.seconds[max(math.ceil(quantile * len(self.seconds)) - 1, 0)] if self.seconds else None
 
 
@@ -93,8 +94,8 @@ class ModelActivity:
 class RecentTraffic:
     """The activity of the last day by model.
 
-    ``by_default`` counts the conversations that fell back to the base model by reason, the most frequent first;
-    ``partial`` is true if there may be more exchanges than were read.
+    ``by_default`` counts the conversations that fell back to the base model by reason: the ``MAX_REASONS`` most
+    frequent, in descending order. ``partial`` is true if there may be more exchanges than were read.
     """
 
     models: dict[str, ModelActivity]
@@ -142,7 +143,7 @@ def get_conversation(session: Session, name: str) -> Conversation:
 
 
 def model_traffic(session: Session, model: str) -> ModelTraffic:
-    """Return the traffic of ``model``, as far as it is still stored."""
+    """Return the traffic of ``model`` in all stored conversations and trajectories."""
     of_model = select(func.count(), func.max(ConversationRow.at)).where(ConversationRow.model == model)
     conversations, last = session.exec(of_model).one()
     total = session.exec(select(func.count()).select_from(ConversationRow)).one()
@@ -185,14 +186,14 @@ def recent_traffic(session: Session, now: datetime) -> RecentTraffic:
 
 
 def list_routes(session: Session, *, limit: int, cursor: str | None = None, model: str = "") -> RoutePage:
-    """Return a page of the newest decisions.
+    """Return a page of routing decisions, newest first.
 
     Args:
         limit: decisions per page.
-        cursor: ``next`` of the previous page; raises ``NotFound`` if it is not a cursor of this database.
+        cursor: ``RoutePage.next`` of the previous page; raises ``NotFound`` if it is not a cursor of this database.
         model: only decisions for this model, "" for all.
     """
-    # SQLite's row ids give the order of writing without an index; PostgreSQL sorts by time.
+    # SQLite's row ids have the order of writing and need no index; PostgreSQL sorts by time.
     by_row = session.get_bind().dialect.name == "sqlite"
     at, key = col(ConversationRow.at), col(ConversationRow.id)
     position: SQLColumnExpression[Any] = literal_column("conversations.rowid") if by_row else at
@@ -232,9 +233,9 @@ def _unknown_cursor(cursor: str) -> NotFound:
 
 
 def _recent_exchanges(session: Session, start: datetime) -> list[_ExchangeHeader]:
-    """Return the newest exchanges after ``start``, newest first."""
-    # Two queries because the index is (settled_at, at). An exchange is settled after it was made, so those of the last
-    # day are unsettled or were settled within it.
+    """Return at most ``MAX_EXCHANGES`` exchanges after ``start``, newest first."""
+    # Two queries because the index is (settled_at, at). Settling comes after the exchange, so each exchange after
+    # ``start`` is unsettled or was settled after ``start``.
     parts = [col(getattr(ExchangeRow, name)) for name in _ExchangeHeader._fields]
     at, settled_at = col(ExchangeRow.at), col(ExchangeRow.settled_at)
     query = sql_select(*parts).where(at > start).limit(MAX_EXCHANGES)
@@ -252,7 +253,7 @@ def _count_conversations(exchanges: Sequence[_ExchangeHeader]) -> Counter[str]:
 
 
 def _add_outcomes(session: Session, exchanges: Sequence[_ExchangeHeader], models: dict[str, ModelActivity]) -> None:
-    """Add the outcomes of the newest trajectories to every model that answered in them."""
+    """Add the outcomes of the newest ``MAX_OUTCOMES`` trajectories to every model that has an exchange in them."""
     models_of: dict[str, set[str]] = {}
     for exchange in exchanges:
         key = exchange.trajectory_id
@@ -267,7 +268,7 @@ def _add_outcomes(session: Session, exchanges: Sequence[_ExchangeHeader], models
 
 
 def _add_feedback(session: Session, start: datetime, models: dict[str, ModelActivity]) -> None:
-    """Add the newest feedback to every model that answered in the conversation."""
+    """Add the newest ``MAX_FEEDBACK`` entries of feedback to every model that has an exchange in the conversation."""
     query = select(FeedbackRow).order_by(col(FeedbackRow.seq).desc()).limit(MAX_FEEDBACK)
     rows = [row for row in session.exec(query) if row.at > start]
     models_of: dict[str, set[str]] = {}
@@ -283,7 +284,7 @@ def _add_feedback(session: Session, start: datetime, models: dict[str, ModelActi
 
 
 def _default_reasons(session: Session, exchanges: Sequence[_ExchangeHeader], start: datetime) -> dict[str, int]:
-    """Return the most frequent reasons why conversations fell back to the base model."""
+    """Return the most frequent reasons for falling back to the base model, with their numbers of conversations."""
     reasons: Counter[str] = Counter()
     for ids in batches(list({exchange.conversation_id for exchange in exchanges})):
         is_default = (col(ConversationRow.id).in_(ids), ConversationRow.why != "", ConversationRow.at > start)

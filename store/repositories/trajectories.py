@@ -1,9 +1,9 @@
 """Trajectories of cycles and of production, with their tool schemas and packed token ids.
 
 Invariants: the first recording under an id is kept, except that a trajectory without an outcome of the agent
-(``infrastructure``, ``unknown``) is replaced by a later one unless evidence refers to it. Listings are ordered by
-source, split, task id, trial, model and id. "Reported" trajectories are those that no cycle recorded: production and
-imports.
+(``infrastructure``, ``unknown``) is replaced by a later one unless a label or routing choice refers to it. Listings
+are ordered by source, split, task id, trial, model and id. A "reported" trajectory is one that no cycle recorded:
+production or an import.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -40,7 +40,10 @@ class TrajectoryFilter:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """The result of a save; ``rejected`` are the ids stored before with different content, which is kept."""
+    """The result of a save: numbers of added and unchanged trajectories, and ids whose content differs from the store.
+
+    ``overwritten`` are the ids whose stored content was replaced, ``rejected`` those whose stored content was kept.
+    """
 
     added: int = 0
     unchanged: int = 0
@@ -52,7 +55,7 @@ EVERYTHING = TrajectoryFilter()
 
 
 def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> SaveResult:
-    """Store trajectories; trajectories that exist already are no error."""
+    """Store trajectories; an id that is stored already is no error, see ``SaveResult``."""
     incoming = {trajectory.id: trajectory for trajectory in trajectories}
     digests = _stored_digests(session, list(incoming))
     new, unchanged = [], 0
@@ -65,7 +68,7 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
         stored_digest, outcome = digests[trajectory.id]
         if stored_digest == _digest(trajectory):
             unchanged += 1
-        # Without an outcome of the agent a recording is no evidence, and a repeated episode may replace it.
+        # A recording without an outcome of the agent is no evidence, so a repeated episode may replace it.
         elif not Outcome(outcome).is_judged and not _is_cited(session, trajectory.id):
             overwritten.append(trajectory.id)
         else:
@@ -76,7 +79,11 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
 
 
 def update_outcome(session: Session, trajectory: Trajectory) -> bool:
-    """Update outcome and reward of a production trajectory; returns False if evidence of a cycle refers to it."""
+    """Update outcome and reward of a reported trajectory.
+
+    Returns:
+        False if the trajectory is not stored, a cycle recorded it, or a label or routing choice refers to it.
+    """
     # Locked, because an analysis may be about to store labels of this trajectory.
     row = session.get(TrajectoryRow, trajectory.id, with_for_update=True)
     if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
@@ -88,7 +95,11 @@ def update_outcome(session: Session, trajectory: Trajectory) -> bool:
 
 
 def delete_reported(session: Session, trajectory_id: str) -> bool:
-    """Delete a production trajectory and its feedback; returns False if evidence of a cycle refers to it."""
+    """Delete a reported trajectory and the feedback under its id.
+
+    Returns:
+        False if the trajectory is not stored, a cycle recorded it, or a label or routing choice refers to it.
+    """
     # Locked, because an analysis may be about to store labels of this trajectory.
     row = session.get(TrajectoryRow, trajectory_id, with_for_update=True)
     if row is None or row.cycle_id is not None or _is_cited(session, trajectory_id):
@@ -100,7 +111,7 @@ def delete_reported(session: Session, trajectory_id: str) -> bool:
 
 
 def judged_ids(session: Session, ids: Iterable[str]) -> set[str]:
-    """Return those of ``ids`` that are stored with an outcome of the agent and need not be run again."""
+    """Return those of ``ids`` that are stored with an outcome of the agent, so that no new episode is needed."""
     existing = _stored_digests(session, list(ids))
     return {key for key, (_, outcome) in existing.items() if Outcome(outcome).is_judged}
 
@@ -133,8 +144,8 @@ def list_trajectories(
     """Return a page of trajectories.
 
     Args:
-        criteria: which trajectories.
-        tokens: whether to read ``turns``, which are most of the bytes.
+        criteria: which trajectories to list.
+        tokens: whether to read ``Trajectory.turns``, which has most of the bytes.
         limit: trajectories per page.
         after_id: the last id of the previous page; raises ``NotFound`` if it is unknown.
     """
@@ -164,12 +175,12 @@ def iterate_ids(session: Session, criteria: TrajectoryFilter = EVERYTHING) -> It
 
 
 def is_stored(session: Session, trajectory_id: str) -> bool:
-    """Whether a trajectory with this id is stored."""
+    """Return whether a trajectory with this id is stored."""
     return bool(_stored_digests(session, [trajectory_id]))
 
 
 def count_reported(session: Session, source: str) -> dict[Outcome, int]:
-    """Count the reported trajectories of a source by outcome."""
+    """Return the number of reported trajectories of a source by outcome, 0 included."""
     outcome = col(TrajectoryRow.outcome)
     is_reported = (TrajectoryRow.source == source, col(TrajectoryRow.cycle_id).is_(None))
     rows = session.exec(select(outcome, func.count()).where(*is_reported).group_by(outcome))
@@ -177,7 +188,7 @@ def count_reported(session: Session, source: str) -> dict[Outcome, int]:
 
 
 def reported_sources(session: Session) -> list[str]:
-    """Return the sources that have reported trajectories."""
+    """Return the sources that have reported trajectories, in ascending order."""
     source = col(TrajectoryRow.source)
     return list(session.exec(select(source).where(col(TrajectoryRow.cycle_id).is_(None)).distinct().order_by(source)))
 
@@ -185,7 +196,7 @@ def reported_sources(session: Session) -> list[str]:
 def reported_ids(
     session: Session, source: str, outcomes: Collection[Outcome] = tuple(Outcome), limit: int | None = None
 ) -> list[str]:
-    """Return the ids of reported trajectories: production newest first, then imports in listing order."""
+    """Return ids of reported trajectories: those with exchanges, newest first, then imports in listing order."""
     is_part = col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)
     last_at = select(func.max(col(ExchangeRow.at))).where(is_part).scalar_subquery()
     query = select(col(TrajectoryRow.id)).where(
@@ -199,15 +210,15 @@ def reported_ids(
 def in_cycle(column: Any) -> Any:
     """Return the column as an expression that SQLite does not look up in the listing index.
 
-    For queries of one cycle: with the plain column SQLite would scan the listing of all cycles instead.
+    Queries for one cycle use it: with the plain column SQLite would scan that index, which covers all cycles.
     """
     return column + ""
 
 
 def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) -> list[str]:
-    """Return the ids of judged trajectories of a source in which only ``model`` answered, newest last exchange first.
+    """Return ids of judged, reported trajectories of a source in which only ``model`` answered.
 
-    Trajectories without exchanges come last.
+    They are ordered by their last exchange, newest first; trajectories without exchanges come last.
     """
     if limit == 0:
         return []
@@ -228,9 +239,10 @@ def newest_judged_ids(session: Session, source: str, model: str, *, limit: int) 
 def judged_since(
     session: Session, source: str, start: datetime, *, limit: int
 ) -> tuple[list[tuple[datetime, bool]], bool]:
-    """Return the end time and success of each judged conversation of a source, and whether the limit was reached.
+    """Return the end time and success of judged, reported trajectories, and whether ``limit`` was reached.
 
-    Reads the ``limit`` exchanges settled last after ``start``; trajectories without exchanges have no time.
+    Only the ``limit`` exchanges settled last after ``start`` are read, without shadows. The end of a trajectory is the
+    time of its last exchange, so trajectories without exchanges are left out.
     """
     exchange = (col(ExchangeRow.trajectory_id), col(ExchangeRow.at))
     newest_exchanges = (
@@ -258,14 +270,14 @@ def judged_since(
 
 
 def lock_outcomes(session: Session, ids: Sequence[str]) -> dict[str, Outcome]:
-    """Return the outcomes of trajectories and lock them until the end of the transaction; deleted ones are left out.
+    """Lock trajectories until the end of the transaction and return their outcomes; deleted ones are left out.
 
-    Labels stored in the same transaction then refer to the outcome that they were made with.
+    The outcomes then cannot change before labels are stored in the same transaction.
     """
     outcomes: dict[str, Outcome] = {}
     for batch in batches(ids):
         query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(col(TrajectoryRow.id).in_(batch))
-        # In a fixed order, so that two transactions that lock the same rows cannot deadlock.
+        # Rows are locked in a fixed order, so that two transactions with the same rows cannot deadlock.
         query = query.order_by(col(TrajectoryRow.id))
         outcomes |= {key: Outcome(outcome) for key, outcome in session.exec(query.with_for_update())}
     return outcomes

@@ -1,8 +1,9 @@
-"""Pages of trajectory summaries for people: filtered, in listing order, with a bound on the work per request.
+"""Pages of trajectory summaries for display: filtered, in listing order, with a bound on the work per request.
 
-A request reads at most ``MAX_SCANNED`` rows and starts no further batch after ``MAX_SCAN_S``; such a page has
-``gave_up`` set and its cursor continues the search. The text filter searches the contents of messages, not their JSON;
-letters beyond ASCII match as typed and in lower, upper and title case.
+A request examines at most ``MAX_SCANNED`` rows and starts no further batch after ``MAX_SCAN_S`` seconds. A page that
+ends at one of these limits has ``gave_up`` set, and its cursor continues the search. The text filter searches ids, task
+ids, models and the contents of messages, but not the keys of their JSON. A search text with letters beyond ASCII
+matches as typed and in lower, upper and title case.
 """
 
 import time
@@ -57,7 +58,7 @@ class PageFilter:
 
 @dataclass(frozen=True)
 class Summary:
-    """One line of a page; ``verdicts`` counts the labelling runs per verdict if the filter names a capability."""
+    """One row of a page; ``verdicts`` counts the labelling runs by verdict if the filter names a capability."""
 
     id: str
     source: str
@@ -78,7 +79,7 @@ class Summary:
 class Page:
     """A page of summaries; ``next`` is the cursor of the next page, None at the end.
 
-    ``looked_at`` is the number of rows read, ``gave_up`` is true if the page ended early because of the work limit.
+    ``looked_at`` is the number of rows examined; ``gave_up`` is true if the page ended early at the work limit.
     """
 
     rows: list[Summary]
@@ -96,7 +97,13 @@ class CycleCapabilities:
 
 
 def trajectory_page(session: Session, criteria: PageFilter, *, limit: int, after_id: str | None = None) -> Page:
-    """Return a page of at most ``limit`` matching trajectories, after the cursor ``after`` of the previous page."""
+    """Return a page of at most ``limit`` matching trajectories.
+
+    Args:
+        criteria: which trajectories match.
+        limit: trajectories per page.
+        after_id: ``Page.next`` of the previous page; raises ``NotFound`` if it is unknown.
+    """
     started, scanned, ids, cursor = time.monotonic(), 0, list[str](), after_id
     size = SCAN_SIZE if criteria.outcome or criteria.text else limit
     labelled_ids = _labelled_ids(session, criteria, after_id, MAX_SCANNED + size) if criteria.needs_labels else None
@@ -121,7 +128,7 @@ def trajectory_page(session: Session, criteria: PageFilter, *, limit: int, after
 
 
 def trials_of(session: Session, trajectory_id: str, *, limit: int) -> list[Summary]:
-    """Return the other trajectories of the same task, in listing order; raises ``NotFound``."""
+    """Return at most ``limit`` other trajectories of the same task, in listing order; raises ``NotFound``."""
     row = session.get(TrajectoryRow, trajectory_id)
     if row is None:
         raise NotFound("trajectory", trajectory_id)
@@ -131,7 +138,7 @@ def trials_of(session: Session, trajectory_id: str, *, limit: int) -> list[Summa
 
 
 def sources(session: Session, *, limit: int) -> list[str]:
-    """Return the sources of all trajectories, in order."""
+    """Return at most ``limit`` sources of all trajectories, in ascending order."""
     # One index seek per source; SELECT DISTINCT would scan the whole index.
     names: list[str] = []
     while len(names) < limit:
@@ -144,7 +151,7 @@ def sources(session: Session, *, limit: int) -> list[str]:
 
 
 def labelled_cycles(session: Session, *, limit: int) -> list[CycleCapabilities]:
-    """Return the newest cycles that have capabilities, newest first."""
+    """Return the newest ``limit`` cycles that have capabilities, newest first."""
     has_capabilities = select(CapabilityRow.cycle_id).where(col(CapabilityRow.cycle_id) == col(CycleRow.id)).exists()
     query = (
         select(CycleRow.id)
@@ -161,13 +168,13 @@ def labelled_cycles(session: Session, *, limit: int) -> list[CycleCapabilities]:
 
 
 def labels_of(session: Session, trajectory_id: str) -> list[LabelRow]:
-    """Return all labels of a trajectory, by cycle, capability and run."""
+    """Return all labels of a trajectory, ordered by cycle, capability and run."""
     order = (col(LabelRow.cycle_id), col(LabelRow.capability), col(LabelRow.run))
     return list(session.exec(select(LabelRow).where(LabelRow.trajectory_id == trajectory_id).order_by(*order)))
 
 
 def first_words(messages: Sequence[Message]) -> str:
-    """Return the start of the first user message on one line; "" if there is none."""
+    """Return the first ``MAX_FIRST_WORDS`` characters of the first user message on one line; "" if there is none."""
     for message in messages:
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content")
@@ -180,7 +187,7 @@ def first_words(messages: Sequence[Message]) -> str:
 
 
 def _scan(session: Session, criteria: PageFilter, cursor: str | None, size: int) -> Sequence[Row[Any]]:
-    """Return id and database match of the next rows in listing order."""
+    """Return the ids of the next rows in listing order, and whether each ``fits`` the criteria in the database."""
     query = select(col(TrajectoryRow.id), _matches_criteria(criteria).label("fits")).where(
         *_after_cursor(session, criteria, cursor)
     )
@@ -188,7 +195,7 @@ def _scan(session: Session, criteria: PageFilter, cursor: str | None, size: int)
 
 
 def _labelled_ids(session: Session, criteria: PageFilter, cursor: str | None, limit: int) -> list[str]:
-    """Return the next ids in listing order that the cycle has labelled with the criteria's verdict."""
+    """Return the next ids, in listing order, of trajectories with a label that meets the criteria."""
     label_query = select(LabelRow.trajectory_id).where(*_label_conditions(session, criteria))
     if criteria.verdict:
         label_query = label_query.where(col(LabelRow.verdict) == criteria.verdict.value)
@@ -199,7 +206,7 @@ def _labelled_ids(session: Session, criteria: PageFilter, cursor: str | None, li
 
 
 def _scan_ids(session: Session, criteria: PageFilter, ids: Sequence[str]) -> Sequence[Row[Any]]:
-    """Return id and database match of the rows with these ids."""
+    """Return the rows with these ids in this order, and whether each ``fits`` the criteria in the database."""
     query = select(col(TrajectoryRow.id), _matches_criteria(criteria).label("fits")).where(
         col(TrajectoryRow.id).in_(ids)
     )
@@ -208,8 +215,8 @@ def _scan_ids(session: Session, criteria: PageFilter, ids: Sequence[str]) -> Seq
 
 
 def _after_cursor(session: Session, criteria: PageFilter, cursor: str | None) -> list[ColumnElement[bool]]:
-    """Return the conditions for rows of the source after a row of the listing; raises ``NotFound`` if it is unknown."""
-    # With a fixed source SQLite seeks in the index only if the row comparison leaves the source out.
+    """Return the conditions for rows of the source after the row ``cursor``; raises ``NotFound`` if there is none."""
+    # If the source is fixed, SQLite seeks in the index only if the row comparison leaves the source out.
     order = ORDER[1:] if criteria.source else ORDER
     conditions = [col(TrajectoryRow.source) == criteria.source] if criteria.source else []
     if cursor is None:
@@ -237,7 +244,7 @@ def _matches_criteria(criteria: PageFilter) -> ColumnElement[bool]:
 
 
 def _label_conditions(session: Session, criteria: PageFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions for labels of the criteria."""
+    """Return the conditions for labels of the cycle and capability of the criteria, with any verdict."""
     # The runs are listed so that the database can seek by (cycle, run, capability), the start of the primary key.
     of_cycle = col(LabelRow.cycle_id) == criteria.cycle_id
     if not criteria.capability:
@@ -248,9 +255,9 @@ def _label_conditions(session: Session, criteria: PageFilter) -> list[ColumnElem
 
 
 def _confirm_matches(session: Session, criteria: PageFilter, group: Sequence[Row[Any]]) -> Iterator[tuple[str, bool]]:
-    """Yield the id of every row and whether it matches.
+    """Yield the id of every row and whether the row matches.
 
-    The database searches the JSON text of messages, so a match may be in a key; the messages are read to confirm it.
+    The database searches the JSON text of messages, so it may match a key. The messages are read to confirm a match.
     """
     pending = [row.id for row in group if row.fits] if criteria.text else []
     text_matches: dict[str, bool] = {}
@@ -273,7 +280,7 @@ def _text_matches(session: Session, criteria: PageFilter, ids: Sequence[str]) ->
 
 
 def _texts(content: object) -> Iterator[str]:
-    """Yield all texts of a message in lower case, without its keys, role and type."""
+    """Yield all texts in messages, case-folded, without the keys and the values of ``role`` and ``type``."""
     pending = [content]
     while pending:
         value = pending.pop()

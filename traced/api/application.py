@@ -47,7 +47,7 @@ from traced.registry import decisions
 
 
 def routers(control: Control, door: Door) -> list[APIRouter]:
-    """The read-only routers, one per subject; ``door`` authenticates the caller."""
+    """Return the read-only routers, one per subject; ``door`` authenticates the caller."""
     subjects = (approvals, capabilities, environments, events, overview, prompts, serving, trainings, trajectories)
     return [overview.status_router(control, door), *(subject.router(control) for subject in subjects)]
 
@@ -61,7 +61,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     """Build the application.
 
     Args:
-        control: what the routes read and act on.
+        control: the operations that the routes call.
         door: the dependency that authenticates the caller.
         ready: returns which parts of the service have failed.
         metrics: returns the metrics in Prometheus' text format.
@@ -79,7 +79,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     app.include_router(_metrics_routes(metrics), dependencies=[in_turn])
     for router in routers(control, door):
         app.include_router(router, dependencies=[*access_checks, in_turn])
-    # No slot for these: decisions must pass while readers wait, and the stream takes slots of its own.
+    # No slot for these: decisions must pass while readers wait, and the stream takes its own slots.
     for router in (stream(control, door), _action_routes(control, door), _episode_routes(control, door)):
         app.include_router(router, dependencies=access_checks)
     for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
@@ -245,7 +245,7 @@ def _bad_request(request: Request, error: Exception) -> JSONResponse:
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer for what FastAPI itself refuses: an unknown path or method."""
+    """Return the response to a request that FastAPI itself refuses: an unknown path or method."""
     assert isinstance(error, HTTPException)
     call = f"{request.method} {request.url.path}"
     kind = HTTPStatus(error.status_code).phrase.title().replace(" ", "")

@@ -1,8 +1,8 @@
 """Authentication and sockets of the control API: peer user id on the Unix socket, bearer token on TCP.
 
-Invariants: the socket file has mode 0600; peers other than the own user and root are disconnected before their request
-is read. How it fails: ``DoorError`` for a socket that cannot be opened, ``NotKnown`` for an unauthenticated caller.
-Not covered: TLS (use a proxy) and rate limits.
+Invariants: the socket file has mode 0600; peers other than the daemon's user and root are disconnected before their
+request is read. How it fails: ``DoorError`` for a socket that cannot be opened, ``NotKnown`` for an unauthenticated
+caller. Not covered: TLS (use a proxy) and rate limits.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 @dataclass(frozen=True)
 class Caller:
-    """An authenticated caller; ``who`` goes into the audit, ``still_let_in`` checks the credentials again."""
+    """An authenticated caller; ``who`` is stored in the audit log, ``still_let_in`` checks the credentials again."""
 
     who: str
     role: Role
@@ -44,7 +44,7 @@ class PeerChecked(H11Protocol):
     """HTTP on a Unix socket, for the daemon's own user and root only."""
 
     def connection_made(self, transport: Any) -> None:
-        """Disconnect other users; the peer's user id becomes the request's client."""
+        """Disconnect other users, and set the peer's user id as the client of the request."""
         super().connection_made(transport)
         # SO_PEERCRED (unix(7)) is set by the kernel: the peer cannot forge it.
         pid, uid, _ = PEER.unpack(
@@ -60,7 +60,7 @@ Door = Callable[..., Caller]
 
 
 def local(request: Request) -> Caller:
-    """The user behind a checked connection to the Unix socket."""
+    """Return the user of a checked connection to the Unix socket as the caller."""
     name: str = request.scope["client"][0]
     with contextlib.suppress(ValueError, KeyError):  # a user id without a name, as in some containers
         name = pwd.getpwuid(int(name.removeprefix("uid "))).pw_name
@@ -68,14 +68,14 @@ def local(request: Request) -> Caller:
 
 
 def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
-    """Authenticate by bearer token; the caller is named by its role.
+    """Return a dependency that authenticates by bearer token and names the caller after its role.
 
-    ``tokens`` is called for every request, so that a reload takes effect at once. The door raises ``NotKnown``.
+    The dependency raises ``NotKnown``. ``tokens`` is called for every request, so that a reload takes effect at once.
     """
 
     def role_of(credentials: HTTPAuthorizationCredentials | None) -> Role | None:
         matched: Role | None = None
-        # No early exit and a constant-time comparison: the time taken tells nothing of the tokens.
+        # No early exit, and a constant-time comparison: the duration reveals nothing about the tokens.
         for token, role in tokens().items():
             if credentials is not None and hmac.compare_digest(
                 credentials.credentials.strip().encode(), token.encode()
@@ -96,7 +96,7 @@ def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
 
 
 def checked_tokens(tokens: Mapping[str, Role]) -> dict[str, Role]:
-    """Return the tokens; raises ``DoorError`` for one that is too short (without showing it)."""
+    """Return the tokens; raises ``DoorError`` for a token that is too short (the error does not show it)."""
     weak_role = next((role for token, role in tokens.items() if len(token) < LEAST_TOKEN), None)
     if weak_role is not None:
         raise DoorError(
@@ -107,7 +107,7 @@ def checked_tokens(tokens: Mapping[str, Role]) -> dict[str, Role]:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """Open a listening socket at ``path``, mode 0600, and replace a stale one. Raises ``DoorError``."""
+    """Open a listening socket at ``path`` with mode 0600, replacing a stale one; raises ``DoorError``."""
     _remove_stale_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # The umask applies at bind: with a chmod afterwards the socket would be open to others for a moment.
@@ -146,7 +146,7 @@ def _remove_stale_socket(path: Path) -> None:
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """A listening TCP socket. Raises ``DoorError``."""
+    """Open a listening TCP socket; raises ``DoorError``."""
     try:
         listener = socket.create_server((host, port), backlog=128)
     except OSError as error:
@@ -164,13 +164,13 @@ GRACE_S = 2
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the daemon."""
+        """Install no signal handlers: the daemon handles signals."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def listening(app: FastAPI, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve ``app`` on a bound socket while the block runs; a Unix socket's peers are checked."""
+    """Serve ``app`` on a bound socket during the block; the peers of a Unix socket are checked."""
     is_unix = listener.family == socket.AF_UNIX
     config = uvicorn.Config(
         app,

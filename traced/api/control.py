@@ -2,8 +2,8 @@
 
 Invariants: every action is one transaction with its audit entry and its event, and is idempotent; read-only callers
 cannot act. Actions only change the store and wake the loop, which does the work. Methods that are not coroutines may
-be called on any thread. How it fails: ``ServiceError``, PromotionError and the store's errors, which the API maps to
-HTTP statuses.
+be called on any thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's errors, which the API maps
+to HTTP statuses.
 """
 
 import asyncio
@@ -89,9 +89,9 @@ class Control:
     since: datetime
     state: Literal["starting", "ready", "draining"] = "starting"
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
-    reread: Callable[[], Settings] | None = None  # the settings as they are written now
-    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
-    tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
+    reread: Callable[[], Settings] | None = None  # loads the current settings
+    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # returns what else it reloaded
+    tell: Callable[[Settings], None] = field(default=lambda settings: None)  # informs other components
     present: LiveState = field(default_factory=LiveState)
     playing: Episodes = field(default_factory=Episodes)
     readings: Turns = field(default_factory=partial(Turns, READINGS))
@@ -131,22 +131,22 @@ class Control:
             )
 
     def cycles(self, limit: int) -> list[CycleView]:
-        """The newest cycles."""
+        """Return the newest cycles."""
         with read_session(self.store) as session:
             return queries.cycles(session, limit=limit)
 
     def cycle(self, cycle_id: str) -> CycleView:
-        """One cycle, however old. Raises NotFound."""
+        """Return a cycle of any age; raises ``NotFound``."""
         with read_session(self.store) as session:
             return queries.cycle_view(session, get_cycle(session, cycle_id))
 
     def adapters(self) -> list[AdapterView]:
-        """All adapter versions."""
+        """Return all adapter versions, oldest first."""
         with read_session(self.store) as session:
             return queries.adapters(session)
 
     def parked(self) -> list[QuarantinedInputView]:
-        """Quarantined inputs with the attempts that led there."""
+        """Return the quarantined inputs, newest first, each with its failed attempts as evidence."""
         with read_session(self.store) as session:
             return queries.quarantined_inputs(session, with_evidence=True)
 
@@ -157,30 +157,30 @@ class Control:
         return self.survey_devices(leases, self.settings.devices, self.now())
 
     def health(self) -> Health:
-        """The router's state and traffic; waits for the router's response."""
+        """Return the state and traffic of the router; waits for the router's response."""
         return health(self.settings.serving, self.store, self.now())
 
     def audit(self, limit: int) -> list[AuditView]:
-        """Audit entries, newest first."""
+        """Return the audit entries, newest first."""
         with read_session(self.store) as session:
             return [AuditView(**vars(entry)) for entry in list_audit(session, limit=limit)]
 
     def events(self, after: int, limit: int) -> list[EventView]:
-        """Events with a number above ``after``."""
+        """Return the oldest ``limit`` events with a number above ``after``, oldest first."""
         with read_session(self.store) as session:
             return [EventView(**vars(event)) for event in list_events(session, after_seq=after, limit=limit)]
 
     def last_events(self, limit: int, before: int | None, kind: str, text: str) -> list[EventView]:
-        """The newest events before a sequence number, filtered by prefix of the kind and by text, newest first."""
+        """Return the newest events before a number, newest first, filtered by a prefix of the kind and by a text."""
         with read_session(self.store) as session:
             rows = newest_events(session, limit=limit, before_seq=before, kind=kind, text=text)
             return [EventView(**vars(event)) for event in rows]
 
     def missed(self, after: int) -> EventView | None:
-        """The event that reports a gap to a listener that resumes after ``after``; None where nothing is missing."""
+        """Return the event that reports a gap to a listener that resumes after ``after``; None if there is no gap."""
         with read_session(self.store) as session:
             first, last = event_range(session)
-        # A number from the future comes from a store that was restored since, or is empty: start over at 0.
+        # ``after`` exceeds the last number if the store was restored since or is empty: start over at 0.
         if after > last:
             resume_seq, detail = 0, {"unknown": after}
         elif 0 < after < first - 1:
@@ -194,7 +194,8 @@ class Control:
     def start(self, caller: Caller, request: Reason) -> Done:
         """Request a cycle; an unfinished one is completed first.
 
-        Raises ``Busy`` while a cycle runs or the target is paused, ``LlmError`` where no language model is configured.
+        Raises ``Busy`` while a cycle runs or the target is paused, and ``LlmError`` if the settings need a language
+        model that is not configured completely.
         """
         action = self._authorize(caller, request)
         check_model(self.settings)
@@ -211,7 +212,7 @@ class Control:
         return Done(said=f"a cycle of {self.target} starts{condition}", subject=self.target)
 
     async def pause(self, caller: Caller, request: Reason) -> Done:
-        """Stop the running cycle at its next safe point; none begins until ``resume``."""
+        """Pause the target and stop its running cycle at the next safe point; no cycle begins until ``resume``."""
         await asyncio.to_thread(self._pause, self._authorize(caller, request))
         if self.loop.running:
             await self.loop.stop_cycle(self.loop.running)
@@ -234,7 +235,7 @@ class Control:
         return Done(said=f"{self.target} is resumed", subject=self.target)
 
     async def cancel(self, caller: Caller, cycle_id: str, request: Reason) -> Done:
-        """End an unfinished cycle for good. Raises ``NoSuchThing``, or ``Busy`` when it has ended."""
+        """Cancel an unfinished cycle, which cannot be resumed; raises ``NoSuchThing``, or ``Busy`` if it has ended."""
         await asyncio.to_thread(self._cancel, self._authorize(caller, request), cycle_id)
         await self.loop.stop_cycle(cycle_id)
         return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
@@ -253,9 +254,9 @@ class Control:
         return is_ours and run.state is RunState.RUNNING
 
     async def stop_training(self, caller: Caller, run_id: str, request: Reason) -> Done:
-        """End a training for good at its next safe point; its cycle continues without the capability.
+        """Stop a training permanently at its next safe point; its cycle continues without the capability.
 
-        Raises NotFound, and ``Busy`` if it does not run.
+        Raises ``NotFound``, and ``Busy`` if the training is not running.
         """
         # The decision is stored before the process is stopped: if the service ends in between, it is not resumed.
         action = self._authorize(caller, request)
@@ -283,7 +284,7 @@ class Control:
             return stop(session, run, actor=action.actor, at=action.at, reason=action.reason)
 
     def _describe_outcome(self, run_id: str) -> str:
-        """State of a stopped training and of its cycle, for the answer to the caller."""
+        """Describe the state of a stopped training and of its cycle, for the response."""
         with read_session(self.store) as session:
             run = get_training_run(session, run_id)
             cycle = get_cycle(session, run.cycle_id)
@@ -294,7 +295,7 @@ class Control:
         return f"{unused}{cycle.id} continues without it" + (" once it is resumed" if on_hold else "")
 
     def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
-        """Make a decision of ``traced.registry.decisions`` and wake the loop, since a cycle may wait for it."""
+        """Call ``decision`` of ``traced.registry.decisions``, and wake the loop, because a cycle may wait for it."""
         action = self._authorize(caller, request)
         with write_session(self.store) as session:
             done = decision(session, action)
@@ -306,7 +307,7 @@ class Control:
     ) -> PlayedEpisode:
         """Begin an episode that a person plays.
 
-        Raises NotFound, ``CallerDisconnected``, and as ``Episodes.begin`` does.
+        Raises ``NotFound``, ``CallerDisconnected``, and the errors of ``traced.api.episodes.Episodes.begin``.
         """
         action = self._authorize(caller, request)
         source = await asyncio.to_thread(self._source, environment)
@@ -317,7 +318,7 @@ class Control:
         )
         try:
             await asyncio.to_thread(self._audit_play, action, episode)
-            # Nobody else has the id of the episode, so it could only be ended by its idle timer.
+            # Only the disconnected caller has the id of the episode, so otherwise only the idle timer could end it.
             if await disconnected():
                 raise CallerDisconnected(f"whoever began episode {episode.id} has gone, so it is ended")
         except BaseException:
@@ -334,12 +335,12 @@ class Control:
             decisions.record(session, action, "play", episode.environment, seed=episode.seed, episode=episode.id)
 
     async def say(self, caller: Caller, episode: str, message: PlayedMessage) -> Answer:
-        """Send a message of the player. Raises as ``Playing.say`` does."""
+        """Send a message of the player; raises the errors of ``traced.api.episodes.Episodes.say``."""
         self._authorize(caller, Reason())
         return await self.playing.say(caller.who, episode, message)
 
     async def end_play(self, caller: Caller, episode: str, request: Reason) -> Done:
-        """End an episode and report its score. Raises ``NoSuchThing``."""
+        """End an episode and report its score; raises ``NoSuchThing``."""
         self._authorize(caller, request)
         score = await self.playing.end(caller.who, episode)
         score_text = f"; reward {score.reward:g}, {'success' if score.success else 'no success'}" if score else ""
@@ -347,7 +348,7 @@ class Control:
         return Done(said=f"the episode has ended{score_text}", subject=episode, detail=detail)
 
     def reload(self, caller: Caller, request: Reason) -> Done:
-        """Reload the settings. Raises what reading them raises; the old ones stay in force then."""
+        """Reload the settings; errors of reading them are raised, and then the previous settings stay in use."""
         action = self._authorize(caller, request)
         changes = change(self.settings, self.reread() if self.reread else self.settings)
         with write_session(self.store) as session:

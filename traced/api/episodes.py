@@ -1,9 +1,9 @@
-"""Episodes that people play by hand, each in a hardened container of its own.
+"""Episodes that people play by hand, each in its own hardened container.
 
 Invariants: at most ``AT_ONCE`` episodes are open, each usable by its creator alone; messages of an episode are handled
 one after the other; no container outlives its episode (ended, idle for ``idle_s``, environment failed, service stops).
-How it fails, by fault: ``BadMessage`` (player), ``EnvironmentBroke``, ``SandboxOut`` (Docker or the machine).
-It belongs to one event loop. Not covered: authorization and audit (``traced.api.control``).
+How it fails, by fault: ``BadMessage`` (player), ``EnvironmentBroke`` (environment), ``SandboxOut`` (Docker or machine).
+``Episodes`` belongs to one event loop. Not covered: authorization and audit (``traced.api.control``).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ AT_ONCE = 4
 IDLE_S = 600.0
 AWAY_S = 60.0  # idle time after which an episode may be evicted by a new one of the same caller
 CLOSING_S = 15.0  # time limit for removing containers at shutdown; the next start removes the rest
-ENVELOPE = 256  # bytes around a message on its way into the container
+ENVELOPE = 256  # bytes that the protocol adds to a message to the container
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _OpenEpisode:
     request: EpisodeRequest
     source: SandboxSource
     episode: SandboxEpisode
-    last_message_at: float = 0.0  # seconds of the event loop
+    last_message_at: float = 0.0  # seconds, by the clock of the event loop
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     calls: int = 0
     done: bool = False
@@ -57,7 +57,7 @@ class _OpenEpisode:
 
 @dataclass
 class Episodes:
-    """The open episodes by their ids."""
+    """The open episodes."""
 
     idle_s: float = IDLE_S
     away_s: float = AWAY_S
@@ -70,7 +70,7 @@ class Episodes:
         return len(self._open) + self._starting
 
     async def begin(self, request: EpisodeRequest, limits: SandboxLimits, owner: str) -> PlayedEpisode:
-        """Start a container and the task instance. Raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
+        """Start a container and reset its environment; raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
         evicted = self._episode_to_evict(request.actor)
         self._starting += 1
         source = SandboxSource(request.source_code, limits=limits, owner=owner)
@@ -101,14 +101,14 @@ class Episodes:
         )
 
     def _episode_to_evict(self, actor: str) -> str:
-        """The id of the caller's episode to end first, "" where there is a free place. Raises ``Busy``."""
+        """Return the id of the caller's episode to end first, "" if another may be opened; raises ``Busy``."""
         if self._closed:
             raise Busy("the service is stopping")
         if len(self) < AT_ONCE:
             return ""
         now = asyncio.get_running_loop().time()
-        # Only the caller's own: a lost terminal leaves an episode whose id nobody has. Several people may share a
-        # token, so an episode that is being played (locked, or not idle for away_s) stays.
+        # Only the caller's own episodes: a closed terminal leaves an episode whose id nobody has. Several people may
+        # share a token, so an episode that is being played (locked, or not idle for away_s) stays.
         candidates = {
             name: entry
             for name, entry in self._open.items()
@@ -129,10 +129,10 @@ class Episodes:
         )
 
     async def say(self, actor: str, episode_id: str, move: PlayedMessage) -> Answer:
-        """Send an assistant message. Raises as ``begin`` does, and ``BadMessage`` or ``NoSuchThing``."""
+        """Send an assistant message; raises the errors of ``begin``, ``BadMessage`` or ``NoSuchThing``."""
         entry = self._get(actor, episode_id)
         async with entry.turn:
-            # It may have been ended while this call waited for the lock.
+            # The episode may have been ended while this call waited for the lock.
             if self._open.get(episode_id) is not entry:
                 raise _not_open(episode_id)
             if entry.done:
@@ -153,7 +153,7 @@ class Episodes:
         return Answer(sent=message, messages=step.messages, done=step.done, score=_score_view(score) if score else None)
 
     async def end(self, actor: str, episode_id: str) -> ScoreView | None:
-        """End an episode and return its score, None where the environment fails to score. Raises ``NoSuchThing``."""
+        """End an episode and return its score, None if the environment fails to score; raises ``NoSuchThing``."""
         entry = self._get(actor, episode_id)
         score = None
         with suppress(SandboxError):
@@ -180,9 +180,9 @@ class Episodes:
         return entry
 
     def _restart_idle_timer(self, episode_id: str) -> None:
-        """Restart the idle timer. Raises ``NoSuchThing`` if the episode was ended meanwhile."""
+        """Restart the idle timer; raises ``NoSuchThing`` if the episode was ended meanwhile."""
         entry = self._open.get(episode_id)
-        if entry is None:  # it was ended while it answered
+        if entry is None:  # the episode was ended during the step
             raise _not_open(episode_id)
         if entry.idle_timer is not None:
             entry.idle_timer.cancel()
@@ -204,7 +204,7 @@ class Episodes:
 
 
 async def _remove_container(source: SandboxSource, within_s: float | None = None) -> None:
-    """Remove the container; where Docker does not answer, the service's next sweep removes it."""
+    """Remove the container; if Docker does not answer, the service's next sweep removes it."""
     # Shielded: a cancelled request must not leave a container behind.
     try:
         await asyncio.shield(source.close(within_s))

@@ -1,8 +1,8 @@
 """Readiness checks (service state, store, disk, Docker) and Prometheus metrics.
 
-Invariants: checks run side by side and the report comes within ``PATIENCE_S``; a check that has not returned counts as
-failed and is not started again until it does. Counters come from the store, so that they survive restarts; labels are
-bounded (states, stages), never ids. Not covered: metrics of engines and of the router.
+Invariants: checks run in parallel and the report is complete within ``PATIENCE_S``; a check that has not returned
+counts as failed and is not started again until it does. Counters are read from the store, so that they survive
+restarts; labels are bounded (states, stages), never ids. Not covered: metrics of engines and of the router.
 """
 
 import os
@@ -32,14 +32,14 @@ from traced.client.models import Readiness
 from traced.core.errors import TracedError
 
 PATIENCE_S = 5.0
-LEAST_FREE = 32 * 2**20  # bytes; an adapter of a small model and its checkpoint need about as much
+LEAST_FREE = 32 * 2**20  # bytes; about the size of an adapter of a small model with its checkpoint
 
-Part = Callable[[], object]  # a check: returns if the part works, raises the reason if it does not
+Part = Callable[[], object]  # returns if the part works, raises the reason if not
 
 
 @dataclass
 class Parts:
-    """The checks by name; calling it runs them all."""
+    """The readiness checks by name; a call runs all of them."""
 
     parts: Mapping[str, Part]
     patience_s: float = PATIENCE_S
@@ -47,7 +47,7 @@ class Parts:
     _lock: Lock = field(default_factory=Lock)
 
     def __call__(self) -> Readiness:
-        """Report failed parts with the reasons. May be called on any thread."""
+        """Run the checks and report failed parts with the reasons; may be called on any thread."""
         with self._lock:
             futures = {name: self._start_check(name, part) for name, part in self.parts.items()}
         wait(futures.values(), timeout=self.patience_s)
@@ -58,13 +58,13 @@ class Parts:
     def _start_check(self, name: str, part: Part) -> "Future[object]":
         if name not in self._unanswered or self._unanswered[name].done():
             self._unanswered[name] = future = Future[object]()
-            # A daemon thread and no pool: a check that hangs must neither block others nor the exit.
+            # A daemon thread instead of a pool: a check that hangs must block neither the others nor the exit.
             Thread(target=_run_check, args=(part, future), name=f"ready {name}", daemon=True).start()
         return self._unanswered[name]
 
 
 def parts_of(control: Control) -> Parts:
-    """The checks of the service."""
+    """Return the readiness checks of the service."""
     return Parts(
         {
             "service": partial(_check_service, control),
@@ -82,7 +82,7 @@ def _check_service(control: Control) -> None:
 
 def _check_store(store: sqlalchemy.Engine) -> None:
     """Check that the store can be written."""
-    # Reading would succeed with a stuck write lock and with a read-only replica.
+    # A read would also succeed if the write lock is stuck or the database is a read-only replica.
     with write_session(store) as session:
         check_writable(session)
 
@@ -107,7 +107,7 @@ def _run_check(part: Part, future: "Future[object]") -> None:
 
 
 def _failure_reason(future: "Future[object]", patience_s: float) -> str:
-    """The reason of a failed check, "" if it passed."""
+    """Return the reason of a failed check, "" if it passed."""
     if not future.done():
         return f"no answer within {patience_s:g} s"
     error = future.exception()
@@ -115,7 +115,7 @@ def _failure_reason(future: "Future[object]", patience_s: float) -> str:
 
 
 def prometheus(control: Control) -> bytes:
-    """All metrics in Prometheus' text format (``prometheus_client.CONTENT_TYPE_LATEST``)."""
+    """Return all metrics in Prometheus' text format (``prometheus_client.CONTENT_TYPE_LATEST``)."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Metrics(control))
     return generate_latest(registry)
@@ -153,7 +153,7 @@ class _Metrics(Collector):
             by_state = select(CycleRow.state, func.count()).group_by(col(CycleRow.state))
             cycles = session.exec(by_state).all()
             by_end = select(AttemptRow.stage, AttemptRow.state, func.count())
-            # Running attempts are left out: their number falls, which a counter must not.
+            # Running attempts are left out: their number falls, and a counter must not fall.
             by_end = by_end.where(AttemptRow.state != AttemptState.RUNNING.value)
             attempts = session.exec(by_end.group_by(col(AttemptRow.stage), col(AttemptRow.state))).all()
             by_entry = select(PromotionRow.state, func.count()).group_by(col(PromotionRow.state))

@@ -1,7 +1,7 @@
 """Read-only queries of the control API, the router's health, and the limit on concurrent readers.
 
 Invariants: nothing is written; a query takes one session, so that its result is consistent. At most ``at_once`` readers
-hold a slot (one thread, one connection each); a waiting one holds neither. How it fails: ``Crowded`` after
+hold a slot (one thread, one connection each); a waiting reader holds neither. How it fails: ``Crowded`` after
 ``TURN_TIMEOUT_S`` without a slot; a router that does not respond is reported as a state, not as an error.
 """
 
@@ -37,12 +37,12 @@ CYCLES_SHOWN = 10
 
 
 def cycles(session: Session, *, limit: int = CYCLES_SHOWN) -> list[CycleView]:
-    """The newest cycles, each with the newest event of its stages."""
+    """Return the newest cycles, each with the newest event of every stage."""
     return [cycle_view(session, cycle) for cycle in list_cycles(session, limit=limit)]
 
 
 def cycle_view(session: Session, cycle: Cycle) -> CycleView:
-    """A cycle with the newest event of each stage, in the order in which the stages began."""
+    """Return a cycle with the newest event of each stage, in the order in which the stages began."""
     stages: dict[tuple[str, str | None], StageView] = {}
     for event in list_stage_events(session, cycle.id):
         stages[event.stage, event.capability] = StageView(
@@ -62,7 +62,7 @@ def cycle_view(session: Session, cycle: Cycle) -> CycleView:
 
 
 def _costs(session: Session, cycle_id: str) -> list[CostView]:
-    """Language model costs by stage, summed over capabilities."""
+    """Return the costs of the language model by stage, summed over capabilities."""
     by_stage: dict[str, list[StageCost]] = {}
     for entry in stage_costs(session, cycle_id):
         by_stage.setdefault(entry.stage, []).append(entry)
@@ -81,7 +81,7 @@ def _costs(session: Session, cycle_id: str) -> list[CostView]:
 
 
 def adapters(session: Session) -> list[AdapterView]:
-    """All adapter versions, oldest first."""
+    """Return all adapter versions, oldest first."""
     live = {promotion.adapter for promotion in live_adapters(session)}
     on_trial = {trial.promotion.adapter: trial.promotion for trial in trials(session)}
     conversations, answers, decisions = count_routed(session), latest_answers(session), latest_decisions(session)
@@ -102,7 +102,7 @@ def adapters(session: Session) -> list[AdapterView]:
 
 
 def quarantined_inputs(session: Session, *, with_evidence: bool = False) -> list[QuarantinedInputView]:
-    """Quarantined inputs, newest first."""
+    """Return the quarantined inputs, newest first; evidence only with ``with_evidence``."""
     quarantined = list_quarantined(session)
     attempts = count_attempts_on_quarantined(session) if quarantined else Counter()
     return [
@@ -121,7 +121,7 @@ def quarantined_inputs(session: Session, *, with_evidence: bool = False) -> list
 
 
 def held_up(session: Session) -> list[HeldUpView]:
-    """Stages of unfinished cycles that are blocked by infrastructure."""
+    """Return the stages of unfinished cycles that the infrastructure blocks."""
     return [
         HeldUpView(
             cycle_id=attempt.cycle_id,
@@ -135,17 +135,17 @@ def held_up(session: Session) -> list[HeldUpView]:
 
 
 def waiting(views: Sequence[AdapterView]) -> list[str]:
-    """Names of adapter versions that passed the gate and await a decision."""
+    """Return the names of the adapter versions that passed the gate and await a decision."""
     return [view.name for view in views if awaits_decision(view.gate, decided=view.decision != "none")]
 
 
 ROUTER_TIMEOUT_S = 1.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-MAX_ITEMS = 50  # the most models, statuses and engines in a response
+MAX_ITEMS = 50  # maximum number of models, of statuses and of engines in a response
 
 
 class _Ready(BaseModel):
-    """The router's ``GET /ready``."""
+    """The response of the router to ``GET /ready``."""
 
     ready: bool
     engines: dict[str, str]
@@ -153,9 +153,9 @@ class _Ready(BaseModel):
 
 
 def health(section: ServingSection, store: sqlalchemy.Engine, now: datetime) -> Health:
-    """The router's state and its traffic."""
+    """Return the state and the traffic of the router."""
     with read_session(store) as session:
-        # Hours and days are cut in the session's time zone, which PostgreSQL takes from its settings.
+        # SQL truncates to hours and days in the session's time zone, which PostgreSQL takes from its settings.
         if session.get_bind().dialect.name == "postgresql":
             session.execute(sqlalchemy.text("SET LOCAL TIME ZONE 'UTC'"))
         status = router_status(session.connection().connection.driver_connection, now)
@@ -163,7 +163,7 @@ def health(section: ServingSection, store: sqlalchemy.Engine, now: datetime) -> 
 
 
 def router_health(section: ServingSection) -> RouterHealth:
-    """Ask the router for its readiness; blocks for at most ``ROUTER_TIMEOUT_S`` per network step."""
+    """Query the readiness of the router; blocks for at most ``ROUTER_TIMEOUT_S`` per network step."""
     expected = section.with_service
     if not section.port:
         return RouterHealth(state="unknown", address="", expected=expected)
@@ -199,13 +199,13 @@ def _traffic(status: RouterStatus) -> Traffic:
     )
 
 
-# Together fewer than the 15 connections of the store's pool: the rest is for the cycle and for actions.
+# Together fewer than the 15 connections of the store's pool: the others are for the cycle and for actions.
 READINGS, STREAMS = 6, 2
 TURN_TIMEOUT_S = 5.0
 
 
 class Turns:
-    """A limit on concurrent readers, granted in the order of asking; belongs to one event loop."""
+    """A limit on concurrent readers, who get slots in the order of their requests; belongs to one event loop."""
 
     def __init__(self, at_once: int, patience_s: float = TURN_TIMEOUT_S) -> None:
         self.at_once = at_once
@@ -214,7 +214,7 @@ class Turns:
 
     @asynccontextmanager
     async def slot(self, *, patient: bool = False) -> AsyncIterator[None]:
-        """Hold a slot while the body runs. Raises ``Crowded`` after ``patience_s``, unless ``patient``."""
+        """Hold a slot during the block; raises ``Crowded`` after waiting ``patience_s``, unless ``patient``."""
         try:
             async with asyncio.timeout(None if patient else self.patience_s):
                 await self._free.acquire()

@@ -4,7 +4,7 @@
 
 Invariants: one instance per data directory; READY is sent once the API listens; watchdog pings come from the cycle
 loop; interrupted work continues at the next start; background failures are logged and never end the service.
-How it fails: AlreadyRunning, DoorError and the store's errors at start-up.
+How it fails: ``AlreadyRunning``, ``DoorError`` and the store's errors at start-up.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def is_due(at: str, last: datetime, now: datetime, zone: tzinfo | None = None) -
 
 
 async def keep_up(control: Control) -> None:
-    """Run the daily upkeep when it is due; checks every ``LOOK_S``, for ever."""
+    """Run the daily upkeep whenever it is due, until cancelled; check every ``POLL_S``."""
     last: datetime | None = None
     while True:
         try:
@@ -81,7 +81,7 @@ async def keep_up(control: Control) -> None:
 
 
 def upkeep_if_due(control: Control, last: datetime) -> datetime:
-    """Prune if it is due; returns the time of the last upkeep. Raises the store's errors."""
+    """Prune if it is due, and return the time of the last upkeep; raises the store's errors."""
     now, settings = control.now(), control.settings
     last = min(last, now)
     if not is_due(settings.retention.prune_at, last, now, parse_zone(settings.devices.time_zone)):
@@ -95,7 +95,7 @@ def upkeep_if_due(control: Control, last: datetime) -> datetime:
 def _prune(control: Control, now: datetime) -> dict[str, object]:
     try:
         removed = prune(control.settings, control.store, now=now, owner=sandbox_owner(control.settings.data_dir))
-    # Whatever fails here must not stop the service.
+    # No error of the upkeep may stop the service.
     except Exception as error:
         log.exception("upkeep failed; it is repeated tomorrow, or now with: traced prune")
         return {"failed": f"{type(error).__name__}: {error}"}
@@ -112,7 +112,7 @@ def _last_upkeep(control: Control) -> datetime:
     return control.since if event is None else min(event.at, control.now())
 
 
-GRACE_S = 90.0  # requests in flight, then the spool; systemd's own default
+GRACE_S = 90.0  # time for requests in flight, then for the spool; equals systemd's default
 
 
 @dataclass
@@ -129,7 +129,7 @@ class _Router:
 
 @asynccontextmanager
 async def beside_router(settings: Settings) -> AsyncIterator[None]:
-    """Run the gateway as a child while the body runs, if ``serving.with_service`` is set; restarted when it ends."""
+    """Run the gateway as a child during the block if ``serving.with_service`` is set; restart it when it exits."""
     if not settings.serving.with_service:
         yield
         return
@@ -152,19 +152,19 @@ NOTICES_S = 5.0  # polling interval for due notices
 
 
 def now() -> datetime:
-    """The time, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 @dataclass
 class Tokens:
-    """The valid tokens; replaced as a whole by a reload."""
+    """The roles of the valid tokens; a reload replaces ``roles`` as a whole."""
 
     roles: dict[str, Role]
 
 
 def up(load: Callable[[], Settings]) -> None:
-    """Run the service until it is stopped; ``read`` loads the current settings, at start and at every reload."""
+    """Run the service until it is stopped; ``load`` loads the current settings, at start and at every reload."""
     settings = load()
     tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
@@ -244,7 +244,7 @@ def _on_loop_end(lifecycle: Lifecycle, work: "asyncio.Future[bool]") -> None:
 
 
 def _warn_if_model_missing(settings: Settings) -> None:
-    """Warn at start if no language model is usable."""
+    """Warn if the settings need a language model that is not configured completely."""
     # Only a warning: the API and the gateway work without one.
     try:
         check_model(settings)
@@ -262,7 +262,7 @@ def _propagate_settings(triggers: Triggers, settings: Settings) -> None:
 
 
 def _apply_settings(tokens: Tokens, settings: Settings) -> list[str]:
-    """Apply the log settings and the tokens, or raise and change neither; returns the changed tokens' roles."""
+    """Apply the log settings and the tokens, or raise and change neither; return the roles whose tokens changed."""
     # Reading the token files and configuring the log can both fail, so the tokens are replaced last.
     previous, updated = tokens.roles, tokens_of(settings.api)
     logs.configure(settings.log, settings.data_dir, now=now)
@@ -271,14 +271,14 @@ def _apply_settings(tokens: Tokens, settings: Settings) -> list[str]:
 
 
 async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManager) -> None:
-    """Reload the settings at every SIGHUP; invalid ones change nothing."""
+    """Reload the settings at every SIGHUP; invalid settings change nothing."""
     while True:
         await lifecycle.reload.wait()
         lifecycle.reload.clear()
         manager.reloading("reloading the settings")
         try:
             await asyncio.to_thread(control.reload, Caller("SIGHUP", "local"), Reason())
-        # Whatever is wrong with the new settings, the service continues with the old ones.
+        # After any error in the new settings the service continues with the previous ones.
         except Exception as error:
             expected = isinstance(error, (TracedError, StoreError))
             log.error("reload failed, the previous settings remain in force: %s", error, exc_info=not expected)

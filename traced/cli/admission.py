@@ -1,12 +1,15 @@
-"""The verb admit: whether an environment may train a model. A file is judged without a store, a cycle or a model.
+"""The command ``traced admit``: check whether an environment may be used for training.
 
-A package of verifiers or OpenEnv is taken too: one that ``traced export`` wrote comes down to its file; of any other
-the report says, check by check, why it is not judged. Capabilities of the current cycle: ``traced.cli.stages``.
-Invariants: the file is read as text and runs in containers only; nothing is stored but the page that ``--html`` names,
-which appears by rename. How it fails: a file that cannot be judged is a TracedError, before any container starts; no
-engine or no image is the sandbox's error with its next command, and no verdict: within ``unjudged`` an error of
-whatever kind ends with an exit code that no verdict has.
-Not covered: whether training on it helps, and the base model's rewards, which need a model.
+An environment file is checked without a store, a cycle or a model. A package of verifiers or OpenEnv is accepted too:
+of a package that ``traced export`` wrote, its environment file is checked; for any other package the report says, check
+by check, why it is not checked. ``traced.cli.stages`` checks capabilities of the current cycle.
+
+Invariants: the file is read as text and runs in containers only; nothing is written except the page that ``--html``
+names, which is published by rename.
+How it fails: ``TracedError`` for a file that cannot be checked, before any container starts; the sandbox's errors,
+which name the next command, without an engine or an image. No error inside ``unjudged`` ends with the exit code of a
+verdict (0 or 1).
+Not covered: whether training on the environment helps, and the base model's rewards, which need a model.
 """
 
 import asyncio
@@ -47,9 +50,9 @@ from traced.targets.registry import Target
 from traced.targets.registry import target as target_named
 
 NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
-LOOKED_AT = 200  # entries of a folder
-LARGEST = 1024 * 1024  # bytes of a file that is read at all; admission itself refuses far smaller ones
-OWNER = f"traced-admit-{platform.node()}"  # of the containers
+LOOKED_AT = 200  # maximum number of entries of a folder that are inspected
+LARGEST = 1024 * 1024  # maximum bytes of a file that is read; admission refuses far smaller files
+OWNER = f"traced-admit-{platform.node()}"  # owner label of the containers
 TARGET_SEEDS = 8
 
 
@@ -96,7 +99,7 @@ def admit(
         raise typer.Exit(code)
     _only_with("FILE.py", html=html, target=target)
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
-    # The stages with all their libraries, 3 s to import: a file is judged without.
+    # The stages and their libraries take 3 s to import and are not needed to check a file.
     from traced.cli.stages import admit_capabilities
 
     with unjudged():
@@ -104,14 +107,14 @@ def admit(
 
 
 def _only_with(subject: str, **options: Any) -> None:
-    """Refuse options that would do nothing here."""
+    """Refuse options that only have an effect with ``subject``."""
     for name, value in options.items():
         if value is not None:
             raise typer.BadParameter(f"can only be used with {subject}", param_hint=f"--{name}")
 
 
 def only_file(files: Sequence[str]) -> Path:
-    """The one file of the arguments; a TracedError where there are more, or capabilities among them."""
+    """Return the single file in the arguments; raises ``TracedError`` for several files or an additional capability."""
     capabilities = [name for name in files if not is_file(name)]
     if capabilities:
         file = next(filter(is_file, files))
@@ -125,12 +128,12 @@ def only_file(files: Sequence[str]) -> Path:
 
 
 def is_file(argument: str) -> bool:
-    """Whether an argument means a file or a package's folder rather than a capability."""
+    """Whether an argument names a file or the folder of a package, and not a capability."""
     return argument.endswith(".py") or os.sep in argument or os.path.isfile(argument) or _is_package(Path(argument))
 
 
 def _is_package(folder: Path) -> bool:
-    """Whether it is a folder with Python in it, or in a folder of it."""
+    """Whether the folder or one of its direct subfolders contains a Python file."""
     try:
         entries = list(islice(folder.iterdir(), LOOKED_AT)) if folder.is_dir() else []
         deeper = chain.from_iterable(entry.iterdir() for entry in entries if entry.is_dir())
@@ -141,7 +144,7 @@ def _is_package(folder: Path) -> bool:
 
 @contextmanager
 def unjudged() -> Iterator[None]:
-    """What is raised in here is no verdict, and its exit code says so."""
+    """Replace exit code 1 of expected errors in the block by ``NOT_JUDGED_CODE``, because they are no verdict."""
     try:
         yield
     except Exception as raised:
@@ -152,7 +155,7 @@ def unjudged() -> Iterator[None]:
 
 
 def read_source(file: Path) -> str:
-    """The file's text; raises TracedError for one that cannot be judged."""
+    """Return the text of a file; raises ``TracedError`` for a file that cannot be checked."""
     try:
         return _text(file)
     except UnicodeDecodeError as error:
@@ -183,7 +186,7 @@ def _text(file: Path) -> str:
 
 
 def check_page(html: Path, file: Path) -> None:
-    """Raise TracedError where the page could not be written, before anything is judged."""
+    """Raise ``TracedError`` if the HTML page cannot be written; called before any check."""
     if html.is_dir():
         raise TracedError(f"--html is {html}, which is a directory, not a file", hint=f"--html {html / 'report.html'}")
     if html.exists() and html.samefile(file):
@@ -195,7 +198,7 @@ def check_page(html: Path, file: Path) -> None:
 
 
 def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:
-    """Judge the one file and say so; the exit code: 0 admitted, 1 refused, 3 not judged."""
+    """Check a single file, print the report, and return the exit code: 0 admitted, 1 refused, 3 not checked."""
     file = only_file(files)
     source = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
     if html is not None:
@@ -214,7 +217,7 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
 
 
 def _run_admission(settings: Settings, source_code: str, target: str | None, is_quiet: bool) -> AdmissionReport:
-    # With the stage come all stages' libraries, 3 s to import: what cannot be judged is refused without.
+    # The stage imports the libraries of all stages, which takes 3 s and is not needed to refuse an unusable file.
     from traced.pipeline.admit import thresholds
 
     tools, errors = shown_by(target_named(target)) if target else (None, [])
@@ -236,7 +239,7 @@ def _run_admission(settings: Settings, source_code: str, target: str | None, is_
 
 
 def _since_export(source: RecognisedEnvironment | ForeignPackage, report: AdmissionReport) -> list[str]:
-    """What is no longer as ``traced export`` wrote it."""
+    """Describe what has changed since ``traced export`` wrote the package."""
     if isinstance(source, ForeignPackage) or not source.exported_hash:
         return []
     changed = [f"{name} has changed since the export; this command does not check it" for name in source.changed]
@@ -246,7 +249,7 @@ def _since_export(source: RecognisedEnvironment | ForeignPackage, report: Admiss
 
 
 def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
-    """The target's tools, and how it answers calls that make no sense."""
+    """Return the tools of the target, and its error messages for malformed calls."""
     tools: dict[str, Tool] = {}
     errors: list[str] = []
     for seed in target.splits["train"][:TARGET_SEEDS]:
@@ -263,7 +266,7 @@ def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
 
 @contextmanager
 def _progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Which check is under way, on a terminal."""
+    """Yield a function that shows the current check on a terminal, and does nothing elsewhere."""
     if is_quiet or not progress.is_terminal:
         yield lambda name: None
         return

@@ -1,6 +1,6 @@
-"""The verb analyze: which capabilities the failures lack, by one analyst, or by two side by side.
+"""The command ``traced analyze``: find the capabilities that failed trajectories lack, or compare two analysts.
 
-On the terminal a capability's name is never cut; ids of trajectories are, as everywhere: ``--json`` has them whole.
+The terminal output shortens ids of trajectories but never names of capabilities; ``--json`` has the complete ids.
 """
 
 import asyncio
@@ -40,16 +40,16 @@ from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.findings import AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
 
-ID = 16  # characters of a trajectory's id
+ID = 16  # printed characters of a trajectory's id
 SOME = 3
-MINED_KEY, LEFT_OUT = "mined", "left out"  # among a model's figures
+MINED_KEY, LEFT_OUT = "mined", "left out"  # keys in the figures of a model
 DROP_REASONS = "no existing message cited, name or text missing, or above the maximum number"
 OTHER_PARTIES = {"simulator": "user", "infrastructure": "infrastructure", "task": "ambiguous task"}
 
 
 @dataclass(frozen=True)
 class AnalysisRecord:
-    """What is stored of an analysis beside its findings; ``descriptions`` by capability, ``figures`` of a model."""
+    """Stored results of an analysis besides its findings; ``descriptions`` by capability, ``figures`` of a model."""
 
     descriptions: Mapping[str, str]
     citations: Sequence[Citation]
@@ -57,7 +57,7 @@ class AnalysisRecord:
     figures: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """What an analyst that cites and blames has said, where it has."""
+        """Return citations, faults, left-out trajectories and figures, without those that the analyst does not give."""
         citations = [
             {"capability": row.capability, "trajectory": row.trajectory_id, "message": row.message_index}
             for row in self.citations
@@ -73,7 +73,7 @@ class AnalysisRecord:
 
 
 def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
-    """What the store holds of a cycle's analysis."""
+    """Read the stored analysis of a cycle."""
     with store_reader(settings) as session:
         descriptions = {row.name: row.description for row in list_capabilities(session, cycle)}
         citations, faults = list_citations(session, cycle), list_faults(session, cycle)
@@ -84,7 +84,7 @@ def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
 
 
 def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
-    """One analyst's capabilities, what the retained ones are and rest on, and whose fault the failures were."""
+    """Print an analyst's capabilities, text and evidence of the retained ones, and the faults of the failures."""
     _table(f"Capabilities of cycle {cycle}, by the {analyst} analyst", findings)
     retained = [finding.capability for finding in findings if finding.retained]
     _say(f"Lacking: {', '.join(retained) or 'no capability is retained'}")
@@ -100,7 +100,7 @@ def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record:
 
 
 def show_comparison(cycle: str, comparison: Comparison) -> None:
-    """Both analysts' capabilities, then where they differ."""
+    """Print the capabilities of both analysts, then their differences."""
     for side in comparison.sides:
         _table(
             f"The {side.analyst} analyst on the {comparison.trajectories} trajectories of cycle {cycle}", side.findings
@@ -139,7 +139,7 @@ def _difference(difference: Difference) -> Iterator[str]:
 
 
 def _print_figures(figures: Mapping[str, Any]) -> None:
-    """What a model could not do, and what became of it; nothing of what went as it should."""
+    """Print the faults of the failures, and what the model could not answer or what was dropped, if anything."""
     if faults := figures.get("faults"):
         _say(f"Failures: {_fault_summary(faults)}")
     if unsaid := figures.get("faults nobody said"):
@@ -184,14 +184,14 @@ def _table(title: str, findings: Sequence[Finding]) -> None:
 
 
 def _bounded(value: float | None, low: float | None, high: float | None) -> str:
-    """A figure over its interval, where it has one."""
+    """Format a figure, with its interval on a second line if there is one."""
     if value is None:
         return "undefined"
     return _figure(value) + (f"\n[{_figure(low)}, {_figure(high)}]" if low is not None and high is not None else "")
 
 
 def _figure(value: float) -> str:
-    return f"{round(value, 2) + 0.0:.2f}"  # no minus before what is rounded to nothing
+    return f"{round(value, 2) + 0.0:.2f}"  # + 0.0 turns -0.0 into 0.0
 
 
 def _say(line: str) -> None:
@@ -256,14 +256,14 @@ def _parse_analysts(text: str) -> list[str]:
 
 
 def _newest_import(settings: Settings) -> Cycle | None:
-    """The newest cycle, where it holds imports; None when episodes were collected since, or nothing was imported."""
+    """Return the newest cycle if it is an import; None if episodes were collected since or nothing was imported."""
     with writing(settings) as session:
         latest_cycle = next(iter(list_cycles(session, limit=1)), None)
     return latest_cycle if latest_cycle is not None and is_import(latest_cycle) else None
 
 
 def _imported(settings: Settings) -> tuple[str, list[Finding]] | None:
-    """The analysis of the newest import."""
+    """Analyse the newest import; return its cycle and findings, None without an import."""
     latest_import = _newest_import(settings)
     if latest_import is None:
         return None
@@ -275,7 +275,7 @@ def _imported(settings: Settings) -> tuple[str, list[Finding]] | None:
 
 
 def _with_progress(work: Callable[[ProgressCallback], Awaitable[T]]) -> T:
-    """Work on imports, with live progress."""
+    """Run ``work`` on an import with live progress, and return its result."""
 
     async def run() -> T:
         display.start("analyze", "Analyze successes against failures")

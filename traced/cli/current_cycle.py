@@ -1,8 +1,8 @@
-"""The cycle that verbs work on, and what it holds so far.
+"""The current cycle, on which commands work, and its environments and adapters.
 
-The current cycle is the newest one of the same target, model, seed and settings. Where only the settings differ, the
-error names the first difference, because results under other settings must not be mixed. An analysis may be told
-otherwise than the episodes were: a cycle that is not analysed yet takes on its settings.
+The current cycle is the newest one of the same target, model, seed and settings. If only the settings differ, the error
+names the first difference, because results under different settings must not be mixed. The settings of the analysis are
+an exception: a cycle that has not been analysed yet takes the current ones.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.synthesize import written_environments
 
-ANALYSIS = ("analysis", "llm")  # what episodes do not depend on
+ANALYSIS = ("analysis", "llm")  # settings that episodes do not depend on
 Answer = TypeVar("Answer")
 
 
@@ -43,7 +43,12 @@ def on_cycle(
     create: bool = False,
     finder: "Callable[[Session, Settings, str], Cycle] | None" = None,
 ) -> Answer:
-    """``work`` on the current cycle, with live progress; ``begin`` makes a cycle where there is none to carry on."""
+    """Run ``work`` on the current cycle with live progress, and return its result.
+
+    Args:
+        create: resume the unfinished cycle of these settings, or create a cycle if there is none.
+        finder: selects the cycle otherwise, by default ``current``.
+    """
     model = resolve_model(settings.model.spec, settings.data_dir).name
 
     async def run() -> Answer:
@@ -61,7 +66,7 @@ def on_cycle(
 
 
 def applicable(context: Context, kind: str) -> list[str]:
-    """The cycle's retained capabilities of a kind: "retained", "written", "admitted" or "trained"."""
+    """Return the cycle's retained capabilities whose status is "retained", "written", "admitted" or "trained"."""
     artifacts: Mapping[str, Callable[[Context, str], list[str]]] = {
         "retained": lambda context, name: [name],
         "written": environments,
@@ -73,27 +78,27 @@ def applicable(context: Context, kind: str) -> list[str]:
 
 
 def environments(context: Context, capability: str) -> list[str]:
-    """Hashes of what this cycle wrote for the capability, oldest first."""
+    """Return the hashes of the environments that this cycle wrote for the capability, oldest first."""
     return [environment.hash for environment in written_environments(context, capability)]
 
 
 def admitted_environments(context: Context, capability: str) -> list[str]:
-    """Those of the capability's environments that this cycle admitted, oldest first."""
+    """Return the hashes of the capability's environments that this cycle admitted, oldest first."""
     reports = [(environment, stored_report(context, environment)) for environment in environments(context, capability)]
     return [environment for environment, report in reports if report and report.admitted]
 
 
 def adapters(context: Context, capability: str) -> list[str]:
-    """The adapter versions that this cycle trained for the capability, oldest first."""
+    """Return the names of the adapter versions that this cycle trained for the capability, oldest first."""
     with context.read_session() as session:
         versions = list_adapters(session, cycle_id=context.cycle_id, capability=capability)
     return [version.name for version in versions]
 
 
 def next_attempt(context: Context, capability: str) -> int:
-    """The number of the attempt that comes next: that of an environment which is not refused, else of a new one.
+    """Return the number of the next synthesis attempt: one whose environment is not refused, else the first unused one.
 
-    A candidate that a stop kept from being written has its turn again.
+    A number whose environment was not written because of a stop counts as unused.
     """
     settings = context.settings
     by_number = {
@@ -107,7 +112,7 @@ def next_attempt(context: Context, capability: str) -> int:
 
 
 def written_by(context: Context, synthesizer: str | None) -> Context:
-    """The same surroundings with another synthesizer, where one is named: the cycle and its settings stay."""
+    """Return the context with the named synthesizer, unchanged for None; the stored cycle keeps its settings."""
     if synthesizer is None:
         return context
     section = context.settings.synthesis.model_copy(update={"synthesizer": synthesizer})
@@ -115,7 +120,7 @@ def written_by(context: Context, synthesizer: str | None) -> Context:
 
 
 def to_judge(context: Context, capability: str) -> EnvironmentRecord:
-    """Of the newest synthesizer's environments: the admitted one, else the first that was not judged, else the last."""
+    """Return the admitted environment of the newest synthesizer, else its first unchecked one, else its last one."""
     environments = written_environments(context, capability)
     latest = written_environments(context, capability, environments[-1].synthesizer)
     reports = [(environment, stored_report(context, environment.hash)) for environment in latest]
@@ -125,23 +130,26 @@ def to_judge(context: Context, capability: str) -> EnvironmentRecord:
 
 
 def refused_environments(context: Context, environment: str) -> bool:
-    """Whether the cycle has judged the environment and not admitted it."""
+    """Whether the cycle has checked the environment and refused it."""
     report = stored_report(context, environment)
     return report is not None and not report.admitted
 
 
 def current(session: Session, settings: Settings, model: str) -> Cycle:
-    """The cycle of exactly these settings."""
+    """Return the newest cycle of exactly these settings; raises ``TracedError`` if there is none."""
     return _current(session, settings, model, ())
 
 
 def collected_alike(session: Session, settings: Settings, model: str) -> Cycle:
-    """The newest cycle whose episodes are those of these settings, however they are to be analysed."""
+    """Return the cycle of these settings, else the newest one that differs only in the settings of the analysis.
+
+    Raises ``TracedError`` if there is neither.
+    """
     return _current(session, settings, model, ANALYSIS)
 
 
 def to_be_analyzed(session: Session, settings: Settings, model: str) -> Cycle:
-    """The current cycle; one that is not analysed yet takes on the settings of its analysis."""
+    """Return the current cycle; a cycle that is not analysed yet takes the current settings of the analysis."""
     cycle = collected_alike(session, settings, model)
     if with_defaults(cycle.config) == configuration(settings) or list_findings(session, cycle.id):
         return current(session, settings, model)
@@ -177,7 +185,7 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
 
 
 def _difference(stored_config: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any]:
-    """The first setting that differs: its dotted key, the stored and the wanted value."""
+    """Return the first setting that differs: its dotted key, its stored and its current value."""
     key = next(key for key in sorted({*stored_config, *current}) if stored_config.get(key) != current.get(key))
     stored_value, now = stored_config.get(key), current.get(key)
     if isinstance(stored_value, dict) and isinstance(now, dict):

@@ -1,7 +1,8 @@
-"""Verbs around the running service: cycle start and cancel, pause, resume; service install, uninstall, show; and tui.
+"""Commands for the running service: cycle start and cancel, pause, resume; service install, uninstall, show; and tui.
 
-The first ask it by the control API, the second hand it to systemd. The terminal interface is a program of its own
-(``python -m tui``) that takes this one's place: nothing here imports it, and it imports the control API's client alone.
+The cycle commands, pause and resume call the control API; the service commands install the daemon under systemd. The
+terminal interface is a separate program (``python -m tui``) that replaces this process: nothing here imports it, and it
+imports only the client of the control API.
 """
 
 import asyncio
@@ -56,8 +57,8 @@ def resume(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = Fals
 
 
 def _ask(data_dir: Path | None, as_json: bool, request: "Callable[[Client], Awaitable[Done]]") -> None:
-    """Send the request to the service of the data directory, and print its answer."""
-    # HTTPX and Pydantic take 0.4 s to import: the unit is installed and the terminal interface opened without.
+    """Send the request to the service of the data directory, and print the response."""
+    # HTTPX and Pydantic take 0.4 s to import and are not needed to install the unit or open the terminal interface.
     from traced.client import Client
 
     async def ask() -> "Done":
@@ -171,7 +172,7 @@ def _unit(
     )
 
 
-SIZE = ("COLUMNS", "LINES")  # the terminal itself says how large it is, and that it has changed
+SIZE = ("COLUMNS", "LINES")  # removed, because the terminal itself reports its size and changes of it
 
 Url = Annotated[str, typer.Option("--url", help="URL of a remote daemon, e.g. https://host:port; needs --token-file.")]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the token for --url.")]

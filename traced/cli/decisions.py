@@ -1,10 +1,10 @@
-"""Verbs of a person's decision: approve, reject, rollback, release.
+"""Commands for decisions of a person: approve, reject, rollback, release.
 
-A decision is asked of the service that holds the data directory, else made in the store.
-Invariants: the same function of ``traced.registry.decisions`` decides either way, so that audit, event and answer are
-the same; a service is asked, because it goes on at once and knows who asks.
-How it fails: ``ServiceSilent`` when somebody holds the directory and no service answers (it starts or stops just now,
-or a restore or an upgrade is at work): nothing was decided then. What the service refuses is said in its own words.
+The service that holds the data directory makes the decision; without a service the command makes it in the store.
+Invariants: both use the same function of ``traced.registry.decisions``, so that audit, event and response are equal. A
+running service is preferred, because it continues its cycle at once and authenticates the caller.
+How it fails: ``ServiceSilent`` if a process holds the directory and no service answers (it is starting or stopping, or
+a restore or an upgrade is running); no decision is stored then. If the service refuses, its message is printed.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def decide(
     who: str,
     reason: str,
 ) -> Done:
-    """Decide by ``request`` where a service holds the data directory, else by ``decision``."""
+    """Decide by ``request`` to the service that holds the data directory, without a service by ``decision``."""
     owner = current_holder(settings.data_dir)
     if owner is not None:
         try:
@@ -184,12 +184,12 @@ def release(
 
 
 def _is_prompt(name: str) -> bool:
-    """Digits of an id; an adapter's name has its version behind an @."""
+    """Whether the name consists of hexadecimal digits, as the id of a prompt patch; an adapter's name has an @."""
     return re.fullmatch("[0-9a-f]{1,64}", name, re.IGNORECASE) is not None
 
 
 def _print(as_json: bool, done: Done, next_step: str = "") -> None:
-    """Print the decision, and the next command or else what is live."""
+    """Print the decision, and the next command or, without one, the live adapters."""
     if as_json:
         report = done.model_dump(mode="json")
         print_json({**report, **report.pop("detail")})

@@ -1,9 +1,9 @@
-"""The verb demo: one full cycle on the target with the base model, from first episode to report.
+"""The command ``traced demo``: one full cycle on the target with the base model, from the first episode to the report.
 
-Invariants: the same command carries on an unfinished cycle from its last checkpoint; nothing is approved silently:
-``--yes`` says so on the screen, a terminal is asked with the gate's figures, and without one the demo stops and names
-the command that goes on; with ``--keep`` it does so always. Ctrl-C passes through as KeyboardInterrupt once the
-children have ended.
+Invariants: the same command resumes an unfinished cycle from its last checkpoint. No approval is silent: ``--yes``
+prints each approval; on a terminal the person is asked and sees the gate's figures; without a terminal, or with
+``--keep``, the demo stops and names the next command. Ctrl-C is raised as KeyboardInterrupt after the children have
+ended.
 """
 
 import asyncio
@@ -45,18 +45,18 @@ COMPARISON_KEY = "grpo_on_target"
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line said; ``console`` is where progress and questions go (stderr)."""
+    """Options of the command line; ``console`` shows progress and questions (stderr)."""
 
     settings: Settings
     console: Console
     yes: bool = False
     compare: bool = False
-    keep: bool = False  # everything is left to be looked at: nothing is asked, and nothing begins by itself afterwards
+    keep: bool = False  # keep the result for inspection: ask nothing, and pause the target at the end
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """How the demo ended: ``waiting`` names the adapters that it stopped for, empty when the cycle is finished."""
+    """Result of the demo; ``waiting`` names the adapters that await a decision, empty if the cycle is finished."""
 
     cycle_id: str
     figures: CycleFigures
@@ -65,7 +65,7 @@ class DemoResult:
 
 
 def run_demo(options: DemoOptions) -> DemoResult:
-    """Run or carry on the cycle. Raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
+    """Run or resume the cycle; raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
     with hold_directory(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         return _run_exclusively(options)
 
@@ -90,7 +90,7 @@ def _run_exclusively(options: DemoOptions) -> DemoResult:
 
 
 def _pause(settings: Settings) -> None:
-    """Have a service begin no cycle of the target until a person says so."""
+    """Pause the target, so that a service begins no cycle until a person resumes it."""
     store = open_store(settings.store_url)
     try:
         with write_session(store) as opened_session:
@@ -113,7 +113,7 @@ async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: M
 
 
 def _cycle(options: DemoOptions) -> Cycle:
-    """The cycle to work on; with ``compare`` a finished one that was not compared yet will do."""
+    """Return the cycle to work on; with ``compare`` also a finished cycle that was not compared yet."""
     settings = options.settings
     model = resolve_model(settings.model.spec, settings.data_dir)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
 
 
 def _ask(options: DemoOptions, result: DemoResult) -> bool:
-    """Ask about every adapter that waits; False when standard input has ended."""
+    """Ask for a decision on every waiting adapter and store the answers; False if standard input has ended."""
     gates = {adapter.name: adapter.gate for adapter in result.figures.adapters}
     answers: dict[str, bool] = {}
     for name in result.waiting:
@@ -174,7 +174,7 @@ def _gate_line(context: Context, adapter: str) -> str:
 
 
 async def _run_direct_training(context: Context, figures: CycleFigures) -> CycleFigures:
-    """The figures with GRPO on the target itself beside them; the page and the cycle's row follow."""
+    """Train GRPO directly on the target; update report and cycle row, and return the figures with this comparison."""
     if not figures.rollouts:
         context.progress.note(
             "--compare is skipped: no adapter was trained, so the number of rollouts to match is unknown"

@@ -1,6 +1,6 @@
-"""The verbs explain and prompts, and what show patch prints: the evidence behind an adapter and behind a prompt patch.
+"""The commands explain, prompts and show patch: the evidence behind an adapter and behind a prompt patch.
 
-The chain of evidence is printed as lines of text in the order in which the data came about.
+The chain of evidence is printed as lines of text, in the order in which the data were created.
 """
 
 from collections import Counter
@@ -29,14 +29,14 @@ from traced.registry.canary import judge
 from traced.registry.decisions import PromptDecision, prompt_decisions
 from traced.scoring.evidence import Labels, count_outcome_sources
 
-LIST_LIMIT = 5  # trajectories and citations
-ADVICE = 300  # characters of what to change about a failed check; --json has the evidence
+LIST_LIMIT = 5  # maximum number of printed trajectories and citations
+ADVICE = 300  # maximum characters of the advice on a failed check; --json has the evidence
 ALLOW = " (to raise it: prompting.max_tokens, max_cost, max_minutes)"
 SIDES = {
     "prompt": ("prompt", "base", "prompt"),
     "adapter": ("adapter", "base", "adapter"),
     "comparison": ("both", "adapter", "prompt"),
-}  # of a gate: its heading, who was there before, who came after
+}  # gate: its heading, its first and its second side
 PAIRED = "both sides on the same seeds, none of which were used for training or optimization"
 ENDS = {"rollouts": "the rollout budget is used up", "perfect": "the maximum reward is reached"}
 
@@ -69,7 +69,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, overrides: Overrides = N
 
 
 def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[str]:
-    """One stage after the other, from the trajectories to the traffic; links that are not stored are named last."""
+    """Yield the evidence by stage, from the trajectories to the traffic, then the links that are not stored."""
     yield f"{chain.adapter.name}, created {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC in {chain.adapter.path}"
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
@@ -138,7 +138,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
-    """The faults and the citations of an analyst that gives them."""
+    """Yield the faults and the citations, if the analyst gives them."""
     if chain.faults:
         counts = ", ".join(f"{count} {fault}" for fault, count in sorted(chain.faults.items()))
         yield f"faults       {counts}; only faults of the agent are analysed"
@@ -149,7 +149,7 @@ def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:
-    # The Docker SDK comes along with it: the prompts are listed and shown without.
+    # Imports the Docker SDK, which the commands for prompts do not need.
     from sandbox.admission.report import advice
 
     checks = admission.report.checks
@@ -176,7 +176,7 @@ def _gate(gate: GateRecord) -> Iterator[str]:
 
 
 def comparison_line(comparison: PairedDifference, first: str = "base", second: str = "adapter") -> str:
-    """One paired comparison in words: rates and bounds in per cent and points."""
+    """Format a paired comparison: rates and bounds in per cent and percentage points."""
     return (
         f"{comparison.name}: {first} {100 * comparison.base:.1f} %, {second} {100 * comparison.adapter:.1f} %, "
         f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}] at "
@@ -217,7 +217,7 @@ def prompts(
     if not patches:
         console.print(f"No prompt patches. Next: traced optimize-prompt {capability or 'CAPABILITY'}", highlight=False)
         return
-    patch_id = Column("patch", no_wrap=True, min_width=SHORT_ID_DIGITS)  # what one copies
+    patch_id = Column("patch", no_wrap=True, min_width=SHORT_ID_DIGITS)  # never cut, because users copy it
     table = Table(patch_id, "cycle", "capability", "result", "success in its environment", "created", "decision")
     for row in patches:
         decision = f"{decisions[row.id].decision.value} by {decisions[row.id].who}" if row.id in decisions else ""
@@ -255,13 +255,13 @@ def patch(
 
 
 def patch_as_json(patch: PromptPatch, decision: PromptDecision | None = None) -> dict[str, Any]:
-    """A prompt patch and the decision about it."""
+    """Return a prompt patch and the decision on it as a JSON object."""
     row = {"cycle": patch.cycle_id, "capability": patch.capability, "patch": patch.id, "text": patch.text}
     return {**row, **patch.figures, "at": patch.at, "decision": decision}
 
 
 def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> Iterator[str]:
-    """What a prompt patch is worth, its text, what was decided, and what to do with it."""
+    """Yield the results of a prompt patch, its text, the decision on it, and the next step."""
     yield f"{patch.capability}: {remedy_text(patch)}"
     if "evolution" in patch.figures:
         yield from _evolution(patch.figures["evolution"], patch.figures["spent"])
@@ -303,7 +303,7 @@ def _patch_gate(gate: GateResult, name: str, first: str, second: str) -> Iterato
 
 
 def _rates(patch: PromptPatch) -> str:
-    """The base model's success rates in the capability's environment, without and with the prompt."""
+    """Format the base model's success rates in the capability's environment, without and with the prompt."""
     for comparison in gates(patch)["prompt"].comparisons if patch.figures.get("gates") else []:
         if comparison.name == "environment":
             rates = f"{100 * comparison.base:.0f} % to {100 * comparison.adapter:.0f} %"

@@ -1,4 +1,4 @@
-"""The verbs import, which takes in trajectories of other tools, and export, which writes an environment for them."""
+"""The commands import, for trajectories of other tools, and export, which writes an environment for other tools."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -151,7 +151,7 @@ def export(
 
 
 def _origin(settings: Settings, name: str) -> Origin:
-    """A file where there is one of that name, else a stored environment."""
+    """Return the file with this name, or the stored environment if there is no such file."""
     path = Path(name)
     if path.is_file() and not is_made(settings):
         return origin_of_file(path, None)

@@ -1,4 +1,4 @@
-"""The verbs keys add, keys list and keys revoke: who may ask the router."""
+"""The commands keys add, keys list and keys revoke: API keys of the router."""
 
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +42,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Create an API key and print it; it cannot be printed again."""
-    # The gateway, HTTPX and aiohttp: ``keys list`` answers in half the time without.
+    # Imports the gateway, HTTPX and aiohttp; without them ``keys list`` takes half the time.
     from traced.gateway.access import create_key
 
     settings = read_settings(data_dir, overrides)
@@ -80,7 +80,7 @@ def revoke(
     name: Name, reason: Reason = "", data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Revoke an API key; the router refuses it within seconds."""
-    from traced.gateway.access import withdraw_key  # as in ``add``
+    from traced.gateway.access import withdraw_key  # imported late as in ``add``
 
     with writing(read_settings(data_dir, overrides)) as session:
         withdraw_key(session, _action(reason), name)
@@ -91,6 +91,6 @@ def revoke(
 
 
 def _action(reason: str) -> "Action":
-    from traced.registry.decisions import Action  # with the gateway: see ``add``
+    from traced.registry.decisions import Action  # imported late as in ``add``
 
     return Action(this_user(), "local", datetime.now(UTC), reason)

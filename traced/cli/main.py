@@ -1,9 +1,9 @@
-"""The ``traced`` command: one verb per step of the cycle.
+"""The ``traced`` command line: one subcommand (verb) per step of the cycle.
 
-Invariants: stdout belongs to output, progress and errors go to stderr; with ``--json`` the last line of stdout is one
-JSON object. A verb's module is imported when that verb is called; ``traced --help`` prints the table below and imports
-none of them. A module of light verbs imports nothing at its top that only heavy verbs need.
-How it fails: ``traced.cli.output`` turns every exception into a message and an exit code, in one place.
+Invariants: results go to stdout, progress and errors to stderr; with ``--json`` the last line of stdout is one JSON
+object. The module of a verb is imported when that verb is called; ``traced --help`` prints the table below and imports
+none of them. At its top, a module of light verbs imports nothing that only heavy verbs need.
+How it fails: ``traced.cli.output`` alone turns exceptions into a message and an exit code.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ from traced.cli.output import Verbs, stop_on_signals
 class Verb(NamedTuple):
     """Where a verb or a group of verbs is defined, and its line in ``traced --help``."""
 
-    module: str  # of traced.cli
+    module: str  # name inside traced.cli
     attribute: str
     help: str  # the first paragraph of the verb's docstring or of the group's help
 
@@ -137,7 +137,7 @@ VERBS = {
 
 
 def load(name: str) -> Any:
-    """The command behind a verb's name, with its options; imports the verb's module."""
+    """Import the module of a verb, and return its command with its options."""
     verb = VERBS[name]
     definition = getattr(import_module(f"traced.cli.{verb.module}"), verb.attribute)
     parent = typer.Typer()
@@ -149,16 +149,16 @@ def load(name: str) -> Any:
 
 
 class LazyVerbs(Verbs):
-    """The verbs of the table, each imported when the command line calls it."""
+    """The verbs of the table; each is imported when the command line calls it."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        # Stand-ins with a name and a help line. They are all that the list of verbs, the suggestions for a misspelt
-        # one and the completion of its name need.
+        # Placeholders with a name and a help line, which suffice for the list of verbs, suggestions for a misspelt verb
+        # and the completion of its name.
         self.commands = {name: TyperCommand(name, help=verb.help) for name, verb in VERBS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Replace the stand-in of the verb that is called (or whose options are to be completed) by the verb."""
+        """Replace the placeholder of the verb that is called (or whose options are completed) by the verb."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else load(name), rest
 
@@ -181,6 +181,6 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; exits."""
+    """Run the command line and exit."""
     stop_on_signals()
     app()

@@ -1,4 +1,4 @@
-"""Verbs of upkeep: backup, restore, prune, db status, db upgrade."""
+"""Commands for maintenance: backup, restore, prune, db status, db upgrade."""
 
 from datetime import UTC, datetime
 from pathlib import Path

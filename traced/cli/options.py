@@ -1,4 +1,4 @@
-"""Arguments and options that the verbs share, and the settings they lead to."""
+"""Arguments and options that the commands share, and loading the settings from them."""
 
 import tomllib
 from pathlib import Path
@@ -32,11 +32,11 @@ Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recove
 
 
 def read_settings(data_dir: Path | None, pairs: list[str] | None = None, **options: Any) -> "Settings":
-    """Settings with ``--set`` pairs and named options (``training__lr=...`` for ``training.lr``) on top.
+    """Load the settings, overridden by ``--set`` pairs and named options (``training__lr=...`` for ``training.lr``).
 
-    Raises traced.core.errors.ConfigError.
+    Raises ``traced.core.errors.ConfigError``.
     """
-    # Pydantic takes 0.2 s to import, which ``traced status`` and ``traced pause`` do without.
+    # Pydantic takes 0.2 s to import, and ``traced status`` and ``traced pause`` do not need it.
     from traced.config.settings import load_settings
 
     overrides = dict(parse_pair(pair) for pair in pairs or [])
@@ -45,7 +45,7 @@ def read_settings(data_dir: Path | None, pairs: list[str] | None = None, **optio
 
 
 def parse_pair(text: str) -> tuple[str, Any]:
-    """``"training.lr=0.001"`` -> ("training.lr", 0.001); a value that is no TOML value is a string."""
+    """Parse KEY=VALUE, e.g. "training.lr=0.001" to ("training.lr", 0.001); an invalid TOML value is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")

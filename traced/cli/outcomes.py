@@ -1,4 +1,4 @@
-"""The verbs outcomes check, apply, agreement, show and label: how conversations went that nobody scored."""
+"""The commands outcomes check, apply, agreement, show and label: outcomes of conversations without a score."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, fe
 from traced.scoring.judge import judge_from_settings
 from traced.scoring.rule_file import read_rules
 
-LIST_LIMIT = 5  # conversations on which a rule disagrees
+LIST_LIMIT = 5  # maximum number of listed conversations on which a rule disagrees
 
 File = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Rule file (default: outcomes.rules).", show_default=False)

@@ -1,17 +1,17 @@
-"""Where a verb's results, progress and errors go: results to stdout, progress and errors to stderr.
+"""Output of the commands: results on stdout, progress and errors on stderr.
 
 With ``--json`` stdout ends with exactly one JSON object on one line; NaN and infinities become null, because JSON has
-neither. A verb's failure becomes a message and an exit code here, and nowhere else:
+neither. Only this module turns the failure of a command into a message and an exit code:
 
     exit 0    done
     exit 1    a TracedError, StoreError, SandboxError or AgentsError: its text (and hint) on stderr, no traceback
     exit 2    wrong usage or configuration
-    exit 3    ``traced admit``: neither admitted nor refused, for nothing could be judged
+    exit 3    ``traced admit``: neither admitted nor refused, because nothing could be checked
     exit 70   a defect of traced itself (EX_SOFTWARE); ``--debug`` shows the traceback
-    exit 130  Ctrl-C (143: SIGTERM; 129: SIGHUP, a terminal that closed); stderr names the command that carries on
+    exit 130  Ctrl-C (143: SIGTERM; 129: SIGHUP, a closed terminal); stderr names the command that resumes
 
-With ``--json`` a failure also puts {"error": {"type", "message", "hint"}} on stdout. ``traced --debug VERB`` or
-TRACED_DEBUG=1 lets the exception through, traceback and all.
+With ``--json`` a failure also prints {"error": {"type", "message", "hint"}} on stdout. With ``traced --debug VERB`` or
+TRACED_DEBUG=1 the exception is raised with its traceback.
 """
 
 import json
@@ -47,7 +47,7 @@ def print_json(value: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` in terms of JSON."""
+    """Convert ``value`` to JSON values; NaN and infinities become None."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -62,7 +62,7 @@ def jsonable(value: Any) -> Any:
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write ``text`` as it is; raises TracedError where there is a file already, which is left alone."""
+    """Write ``text`` unchanged to a new file; raises ``TracedError`` if the file exists, which is not changed."""
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -73,7 +73,7 @@ def write_new_file(path: Path, text: str) -> None:
 
 
 def bounded(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
-    """A figure with its interval, where it has one."""
+    """Format a figure with its interval, if there is one."""
     if value is None:
         return "undefined"
     return f"{value:{sign}.2f}" + (
@@ -85,33 +85,33 @@ DEFECT = 70
 
 
 class Verbs(TyperGroup):
-    """The group of verbs, with the boundary around whichever runs."""
+    """The group of verbs; turns exceptions of a verb into a message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Remember the words of the command line: a message may have to repeat them."""
+        """Keep the words of the command line, because a message may repeat them."""
         ctx.meta["traced.words"] = list(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; turn what it raises into a message and an exit code."""
+        """Run the verb; turn its exceptions into a message and an exit code."""
         words: list[str] = ctx.meta["traced.words"]
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(_stopped(words)) from None
-        except Exception as error:  # the outermost boundary: whatever is left is reported once and ends the process
+        except Exception as error:  # outermost handler: any other error is reported once and ends the process
             if _is_for_typer(error) or ctx.params.get("debug") or os.environ.get("TRACED_DEBUG"):
                 raise
             raise typer.Exit(_failed(error, words)) from None
 
 
-_ended_by: list[int] = []  # signals other than Ctrl-C's
+_ended_by: list[int] = []  # received signals other than SIGINT
 
 
 def stop_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end the process the way Ctrl-C does, so that nothing is left running or half-written.
+    """Make SIGTERM and SIGHUP end the process as Ctrl-C does, so that no child keeps running and no file is incomplete.
 
-    A SIGHUP that is ignored stays so: that is what nohup(1) asks for. The daemon takes it for something else.
+    An ignored SIGHUP stays ignored, as nohup(1) requires. The daemon uses SIGHUP to reload its settings.
     """
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
@@ -119,18 +119,18 @@ def stop_on_signals() -> None:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Do what Ctrl-C would do here: asyncio has a handler of its own for it, which ends tasks in order."""
+    """Call the handler of SIGINT: while asyncio runs, that is its own handler, which ends tasks in order."""
     _ended_by.append(signum)
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler):
         handler(signal.SIGINT, frame)
     else:
-        raise KeyboardInterrupt  # Ctrl-C is ignored: a shell began this in the background
+        raise KeyboardInterrupt  # SIGINT is ignored: a shell started this process in the background
 
 
 def _stopped(words: list[str]) -> int:
     command = shlex.join(["traced", *words])
-    with suppress(OSError):  # nobody may be left to tell
+    with suppress(OSError):  # the terminal may be closed
         progress.print(f"\nStopped; no file is incomplete. To resume: {escape(command)}", highlight=False)
     return 128 + (_ended_by[0] if _ended_by else signal.SIGINT)
 
@@ -152,5 +152,5 @@ def _failed(raised: Exception, words: list[str]) -> int:
 
 
 def _is_for_typer(error: Exception) -> bool:
-    """Usage errors, exits and aborts are typer's own business; so is a reader that closed the pipe."""
+    """Whether typer handles the error: usage errors, exits, aborts, and a reader that closed the pipe."""
     return type(error).__module__.startswith(("typer", "click")) or isinstance(error, BrokenPipeError)

@@ -1,6 +1,6 @@
-"""The verbs devices and llm check: what traced may work with, and whether it can be used now.
+"""The commands devices and llm check: whether the devices and the language model can be used now.
 
-Invariants: nothing is changed, and no store is made where there is none.
+Invariants: nothing is changed, and a missing store is not created.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from traced.llm import check as checking
 
 MARKS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: "[dim]--[/]"}
 WIDTH = 14
-TEXT_LIMIT = 600  # characters of what a check says
+TEXT_LIMIT = 600  # maximum characters of the result of a check
 COLUMNS = ("device", "name", "memory", "load", "idle", "lease")
 
 llm = typer.Typer(

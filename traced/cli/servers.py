@@ -1,4 +1,4 @@
-"""The verbs that run until they are stopped: up, the service, and serve, the router."""
+"""The commands that run until they are stopped: up (the service) and serve (the router)."""
 
 import os
 
@@ -17,7 +17,7 @@ def up(
     threads: Threads = None,
 ) -> None:
     """Run the service until it is stopped: it runs cycles and waits for decisions of a person."""
-    # Each of the two processes runs for weeks: it must not hold the libraries of the other (FastAPI here, NumPy there).
+    # Both processes run for weeks, so neither loads the libraries of the other (FastAPI here, NumPy in ``serve``).
     from traced.app import service
 
     options = {"engine.threads": threads, "model.spec": model}
@@ -37,7 +37,7 @@ def serve(
     """Run the router, an OpenAI-compatible endpoint that serves the base model and the live adapters to agents."""
     import uvloop
 
-    from traced.gateway import server  # as in ``up``
+    from traced.gateway import server  # imported late as in ``up``
 
     os.environ.update(child_environment(overrides or []))
     settings = read_settings(data_dir, overrides, model__spec=model, engine__threads=threads)

@@ -1,8 +1,9 @@
-"""The verbs init, doctor and sandbox image: they prepare a machine, and check it in order.
+"""The commands init, doctor and sandbox image: prepare a machine and check it.
 
-Invariants: a check changes nothing that lasts; a check that cannot be made is a failed one, never a silent pass: each
-imports itself what it needs, so that a library that is missing is a finding. The order is that of dependence: what an
-earlier finding explains is found later too, so read from the top. Every failed check names the next command.
+Invariants: a check makes no lasting change. A check that cannot be made has failed and never passes silently: each
+check imports the libraries that it needs, so that a missing library is a finding. Checks are ordered by dependence: an
+early failure may cause later ones, so the findings are to be read from the top. Every failed check names the next
+command.
 Not covered: whether a vLLM server answers, and the quality of a model.
 """
 
@@ -36,7 +37,7 @@ FREE_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw; ``fix`` is the next command, empty when ``ok``; ``warning`` is what could be better."""
+    """Result of one check; ``fix`` is the next command, "" if ``ok``; ``warning`` is a possible improvement."""
 
     name: str
     ok: bool
@@ -46,7 +47,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """All findings, in order, as they are made."""
+    """Run the checks in order, and yield each finding at once."""
     for check in CHECKS:
         try:
             yield check(settings)
@@ -56,7 +57,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def check_python(settings: Settings) -> Finding:
-    """The interpreter's version."""
+    """Check the version of the Python interpreter."""
     observed = f"{sys.version.split()[0]} at {sys.executable}"
     if sys.version_info >= PYTHON:
         return Finding("python", True, observed)
@@ -64,7 +65,7 @@ def check_python(settings: Settings) -> Finding:
 
 
 def check_packages(settings: Settings) -> Finding:
-    """Whether ``agents``, ``sandbox`` and ``store`` are ours and not another distribution's."""
+    """Check that the packages in ``PACKAGES`` are those of traced and not of another distribution."""
     home = Path(__file__).resolve().parents[2]
     clashes = [clash for name in PACKAGES if (clash := _shadow(name, home))]
     if not clashes:
@@ -73,7 +74,7 @@ def check_packages(settings: Settings) -> Finding:
 
 
 def check_torch(settings: Settings) -> Finding:
-    """PyTorch and the libraries that train and serve."""
+    """Check PyTorch and the libraries for training and serving."""
     import torch
 
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "peft", "trl")]
@@ -82,7 +83,7 @@ def check_torch(settings: Settings) -> Finding:
 
 
 def check_docker(settings: Settings) -> Finding:
-    """A Docker engine that answers; untrusted environments run nowhere else."""
+    """Check that a Docker engine answers; untrusted environments run only in its containers."""
     from sandbox.docker_engine import connect, weaknesses  # the Docker SDK, which may be missing
 
     try:
@@ -97,7 +98,7 @@ def check_docker(settings: Settings) -> Finding:
 
 
 def check_image(settings: Settings) -> Finding:
-    """The sandbox image."""
+    """Check that the sandbox image exists."""
     from sandbox.image import ensure_image  # the Docker SDK, which may be missing
 
     try:
@@ -110,7 +111,7 @@ def check_image(settings: Settings) -> Finding:
 
 
 def check_data_directory(settings: Settings) -> Finding:
-    """A writable data directory with room in it."""
+    """Check that the data directory is writable and has ``FREE_BYTES`` free."""
     directory = settings.data_dir
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     try:
@@ -135,7 +136,7 @@ def check_data_directory(settings: Settings) -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """A store that opens, at this traced's schema; where there is none, the first verb that writes makes it."""
+    """Check that the store opens and has the schema of this version; a missing store is created by the first write."""
     from store.database import connect, redacted_url, revision  # SQLAlchemy, which may be missing and slows init down
 
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
@@ -153,7 +154,7 @@ def check_store(settings: Settings) -> Finding:
 
 
 def check_model(settings: Settings) -> Finding:
-    """The base model's files."""
+    """Check that the files of the base model exist."""
     try:
         files = resolve_model(settings.model.spec, settings.data_dir)
     except TracedError as error:
@@ -162,8 +163,8 @@ def check_model(settings: Settings) -> Finding:
 
 
 def check_language_model(settings: Settings) -> Finding:
-    """A language model that can be asked, where the settings want one."""
-    from traced.llm.connection import (  # the store's libraries, as in ``check_store``
+    """Check that a language model is configured completely, if the settings need one."""
+    from traced.llm.connection import (  # imports the store's libraries, as in ``check_store``
         check_model,
         endpoint,
         settings_needing_model,
@@ -193,7 +194,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
 
 
 def _shadow(name: str, home: Path) -> str:
-    """Why the import name is not ours, or ""."""
+    """Return why an import name does not belong to traced, or ""."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return f"{name} cannot be imported"
@@ -268,7 +269,7 @@ def image(
 
 
 def _write_new(path: Path, text: str) -> bool:
-    """Write ``path`` unless it exists; False if it does."""
+    """Write ``path`` unless the file exists, and return whether it was written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:

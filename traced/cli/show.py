@@ -1,8 +1,8 @@
-"""The verbs show patch, show environment and show conversation: one stored thing in full.
+"""The commands show patch, show environment and show conversation: print one stored object in full.
 
-Invariants: what a model, an environment or a client wrote is quoted or escaped, so that no control character of theirs
-reaches the terminal; ``--into`` writes a source byte by byte. How it fails: ``NoSuchEnvironment`` for a hash that is
-none or several.
+Invariants: texts of a model, an environment or a client are quoted or escaped, so that none of their control characters
+reaches the terminal; ``--into`` writes a source unchanged. How it fails: ``NoSuchEnvironment`` for a hash that matches
+no environment or several.
 """
 
 import json
@@ -26,7 +26,7 @@ from traced.cli.store_session import store_reader
 from traced.interop.origin import origin_of_hash
 
 LIST_LIMIT = 100
-HASH_DIGITS = 12  # digits of a hash that tell it from others
+HASH_DIGITS = 12  # printed digits of a hash, enough to be unique
 
 show = typer.Typer(no_args_is_help=True, help="Show one environment, prompt patch or conversation in full.")
 show.command()(patch)
@@ -57,7 +57,7 @@ def environment(
     as_json: AsJson = False,
 ) -> None:
     """Show an environment, admitted or refused: its author, the environment it repairs, and the admission report."""
-    # The Docker SDK comes along with it: the other things are shown without.
+    # Imports the Docker SDK, which the other commands do not need.
     from sandbox.admission.report import as_data, on_terminal
 
     settings = read_settings(data_dir, overrides)
@@ -101,7 +101,7 @@ def _list(environments: Sequence[EnvironmentSummary], as_json: bool) -> None:
     if not environments:
         console.print("No environment exists yet. Next: traced synthesize", highlight=False)
         return
-    name = Column("environment", no_wrap=True, min_width=len("env:") + HASH_DIGITS)  # what one copies
+    name = Column("environment", no_wrap=True, min_width=len("env:") + HASH_DIGITS)  # users copy it
     table = Table(name, "capability", "cycle", "by", "admission", "written")
     for row in environments:
         admission = "not checked" if row.admitted is None else "admitted" if row.admitted else ", ".join(row.failed)
@@ -166,7 +166,7 @@ def conversation(
 
 
 def conversation_lines(conversation: Conversation) -> Iterator[str]:
-    """The decision, the exchanges, the feedback, and the trajectories made of them."""
+    """Yield the routing decision, the exchanges, the feedback, and the resulting trajectories."""
     yield f"conversation {conversation.id}"
     route = conversation.route
     if route is None:
@@ -201,5 +201,5 @@ def conversation_lines(conversation: Conversation) -> Iterator[str]:
 
 
 def _quoted(name: str) -> str:
-    """A name that a client chose, without what a terminal would obey."""
+    """Return a name that a client chose, escaped if it contains control characters."""
     return name if name.isprintable() else json.dumps(name)

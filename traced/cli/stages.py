@@ -1,8 +1,8 @@
-"""Verbs that do one stage's work on the current cycle: collect, synthesize, optimize-prompt, train, evaluate.
+"""Commands that run one stage on the current cycle: collect, synthesize, optimize-prompt, train, evaluate.
 
-The current cycle is the newest one of the same target, model, seed and settings; ``traced demo`` works on the same, so
-steps and demo carry each other on. The verb admit, which judges files as well, is ``traced.cli.admission``; its work
-on the cycle's capabilities is here.
+The current cycle is the newest one of the same target, model, seed and settings. ``traced demo`` works on the same
+cycle, so each continues the work of the other. The command admit, which also checks files, is in
+``traced.cli.admission``; ``admit_capabilities`` checks the capabilities of the cycle for it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,7 +50,7 @@ Capabilities = Annotated[
 
 
 class Synthesizer(StrEnum):
-    """Who writes environments."""
+    """A synthesizer of environments."""
 
     BUILTIN = "builtin"
     LLM = "llm"
@@ -115,7 +115,7 @@ def synthesize(
     async def work(context: Context, capability: str) -> dict[str, Any]:
         context = written_by(context, synthesizer.value if synthesizer else None)
         environment = await synthesize_stage(context, capability, next_attempt(context, capability))
-        while refused_environments(context, environment):  # by its text alone: no container is needed
+        while refused_environments(context, environment):  # refused by the static checks, which need no container
             environment = await synthesize_stage(context, capability, next_attempt(context, capability))
         return {"capability": capability, "environment": environment, "summary": f"env:{environment[:12]}"}
 
@@ -123,7 +123,7 @@ def synthesize(
 
 
 def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json: bool) -> None:
-    """Judge the written environments of these capabilities of the current cycle, or of all; exits."""
+    """Check the environments of the named capabilities of the current cycle, by default of all, and exit."""
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
         environment = to_judge(context, capability)
@@ -207,18 +207,18 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Step:
-    """One stage as a verb does it: its results are listed under ``key``; ``following`` is the next command."""
+    """A stage that a command runs; its results are listed under ``key``, and ``next_step`` is the next command."""
 
     key: str
-    applies_to: str  # what a capability has to be: "retained", "written", "admitted" or "trained"
+    applies_to: str  # required status of a capability: "retained", "written", "admitted" or "trained"
     work: Callable[[Context, str], Awaitable[dict[str, Any]]]
     next_step: str
 
 
 def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None, as_json: bool) -> None:
-    """Do the step for these capabilities, or for all that apply; a failed one is reported, exit code 1 if none is left.
+    """Run the step for the named capabilities, by default for all with the required status, and report failed ones.
 
-    Raises typer.Exit.
+    Raises typer.Exit, with exit code 1 if the step succeeded for no capability.
     """
     report = on_cycle(settings, lambda context: _do(context, step, names or []))
     if as_json:
@@ -256,7 +256,7 @@ async def _do(context: Context, step: Step, names: Sequence[str]) -> dict[str, A
 
 
 def _newest_admitted(context: Context, capability: str) -> str:
-    """The newest admitted environment of a capability; raises TracedError where there is none."""
+    """Return the newest admitted environment of a capability; raises ``TracedError`` if there is none."""
     retained = applicable(context, "retained")
     if not retained:
         raise TracedError(f"cycle {context.cycle_id} has no retained capability", hint="traced analyze")

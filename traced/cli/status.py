@@ -1,7 +1,7 @@
-"""The verb status: the cycles, what waits for a decision, what is live, and what the router does.
+"""The command ``traced status``: cycles, pending decisions, live adapters, and the traffic of the router.
 
-Nothing heavy is imported: ``traced status`` answers at once, without SQLAlchemy and without reading all settings.
-Texts of people and of clients are shown quoted, so that no control character of theirs reaches the terminal.
+The command starts fast, because it does not import SQLAlchemy and does not read all settings. Texts of people and
+clients are quoted, so that none of their control characters reaches the terminal.
 """
 
 import json
@@ -23,13 +23,13 @@ from traced.core.location import data_directory, default_socket, default_store_u
 from traced.gateway.spool_status import DAMAGED_FILE, read_spool_status
 from traced.routing.router_files import describe_router
 
-LATE_S = 10.0  # a recorded exchange should be in the store by then
-# As traced.prompt_optimization.patches.Remedy.PROMPT, whose module takes longer to import than status may.
+LATE_S = 10.0  # seconds after which a recorded exchange should be in the store
+# Equals traced.prompt_optimization.patches.Remedy.PROMPT, whose module takes too long to import for this command.
 PROMPT_SUFFICES = "a prompt is enough"
 
 
 def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
-    """The router's part of ``traced status --json``; ``given`` is the command line's ``routing.router``."""
+    """Return the router's part of ``traced status --json``; ``overrides`` is the command line's ``routing.router``."""
     by_labels = bool(state.live) and read_setting(data_dir, "routing", "router", overrides) == "labels"
     return {
         **asdict(state.router),
@@ -39,7 +39,7 @@ def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> 
 
 
 def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """What a person should read of the router's report; nothing where there is no router."""
+    """Yield the non-empty parts of the router's report as text; nothing if there is no router."""
     if report["decided_by"]:
         yield f"Routing by {report['decided_by']}"
     if report["day"]:
@@ -148,7 +148,7 @@ def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
 
 
 def _cycle_lines(state: StoreStatus) -> Iterator[str]:
-    """What waits for a person, and what keeps a cycle from going on."""
+    """Yield the pending decisions, and the reasons why a cycle does not start or continue."""
     for name in state.waiting:
         yield f"Decision pending: traced explain {name}, then traced approve {name}"
     for patch in state.patches:
@@ -178,11 +178,11 @@ def _alive(data_dir: Path | None, as_json: bool) -> None:
 
 
 def _store_place(data_dir: Path | None, overrides: list[str] | None) -> tuple[Path, str]:
-    """The data directory and its store's URL, without reading (and importing) all settings where that is not needed."""
+    """Return the data directory and the URL of its store; load all settings only if an override needs it."""
     pairs = dict(parse_pair(pair) for pair in overrides or [])
     directory = data_directory(data_dir)
     if set(pairs) - {"store.url"}:
-        url = read_settings(data_dir, overrides).store_url  # the other keys are checked
+        url = read_settings(data_dir, overrides).store_url  # this validates the other keys
     else:
         url = store_url(directory, pairs.get("store.url"))
     if url == default_store_url(directory) and not (directory / "traced.db").exists():
@@ -203,7 +203,7 @@ def _cost_row(cost: StageCostStatus) -> dict[str, Any]:
 
 
 def _offer(patch: PatchStatus) -> str:
-    """A prompt that is enough, and what was decided on it or how to decide."""
+    """Describe a prompt that is enough, with the decision on it or the commands to decide."""
     short_id = patch.id[:12]
     if patch.decision != "none":
         return f"A prompt is enough for {patch.capability}: {short_id}, {patch.decision} by {sanitize_line(patch.who)}"

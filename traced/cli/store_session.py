@@ -1,4 +1,4 @@
-"""Sessions on the data directory's store, for the length of one verb."""
+"""Sessions on the store of the data directory, for the duration of one command."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from traced.core.errors import TracedError
 
 @contextmanager
 def writing(settings: Settings) -> Iterator[Session]:
-    """A transaction on the store, which is made where it does not exist."""
+    """Open a transaction on the store for the block; create the store if it does not exist."""
     engine = open_store(settings.store_url)
     try:
         with write_session(engine) as session:
@@ -23,27 +23,27 @@ def writing(settings: Settings) -> Iterator[Session]:
 
 
 def is_made(settings: Settings) -> bool:
-    """Whether there is a store to look at; one that a URL names is taken to be there."""
+    """Whether the store exists; a store that ``store.url`` names is assumed to exist."""
     return bool(settings.store.url) or (settings.data_dir / "traced.db").exists()
 
 
 @contextmanager
 def store_reader(settings: Settings) -> Iterator[Session]:
-    """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
+    """Open a read-only session on the store for the block; raises ``TracedError`` if there is no store."""
     with opened_store(settings) as engine, read_session(engine) as session:
         yield session
 
 
 @contextmanager
 def changing(settings: Settings) -> Iterator[Session]:
-    """A transaction on a store that is there; raises TracedError like ``looking``."""
+    """Open a transaction on an existing store for the block; raises ``TracedError`` if there is no store."""
     with opened_store(settings) as engine, write_session(engine) as session:
         yield session
 
 
 @contextmanager
 def opened_store(settings: Settings) -> Iterator[Engine]:
-    """The store itself; raises TracedError where there is none yet."""
+    """Open the engine of the store for the block; raises ``TracedError`` if there is no store, and creates none."""
     if not is_made(settings):
         raise TracedError(f"{settings.data_dir} has no store yet", hint="create one with traced demo or traced collect")
     engine = open_store(settings.store_url)

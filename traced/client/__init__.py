@@ -1,4 +1,4 @@
-"""The control API's client: what the command line and the terminal interface speak to the daemon with."""
+"""Client of the control API, which the command line and the terminal interface use."""
 
 from traced.client.client import Client
 from traced.client.transport import ClientError, NoDaemon, RequestRefused

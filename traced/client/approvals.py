@@ -1,12 +1,9 @@
-"""The cases of adapter versions: what their gates found, where they come from, and people's decisions on them.
+"""Models and requests for approvals: adapter versions and prompt patches with gate results, and decisions on them.
 
-Invariants: as ``traced.client.models``; rewards and rates lie in 0-1, differences and intervals in -1-1. A decision
-that is made here names the gate result that was looked at, so that the daemon refuses one that comes second.
-
-Prompt patches: what a text at the end of the system prompt does for a capability, beside or instead of an adapter.
-
-Invariants: as ``traced.client.models``; rates lie in 0-1. In a comparison ``base`` is who was there before and
-``adapter`` who came after: base and prompt, base and adapter, adapter and prompt.
+Invariants: those of ``traced.client.models``; rewards and rates are in [0, 1], differences and intervals in [-1, 1].
+Decisions of ``Approvals`` name the gate result that they are based on: the daemon refuses a decision if another person
+has already decided or if there is a newer gate result. In a comparison of a prompt patch ``base`` is the first side and
+``adapter`` the second: base model and prompt, base model and adapter, or adapter and prompt.
 """
 
 from datetime import datetime
@@ -97,7 +94,7 @@ class PairView(Model):
 
     @property
     def change(self) -> float:
-        """The adapter's reward less the base's."""
+        """The difference of the rewards, adapter minus base."""
         return self.adapter.reward - self.base.reward
 
 
@@ -189,35 +186,35 @@ class Episode(Model):
 
 
 class Approvals:
-    """The calls."""
+    """Requests for adapter versions that have a gate result."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def list(self, limit: int = 100) -> list[ApprovalView]:
-        """Adapter versions that wait, then the others, newest first."""
+        """Return the adapter versions that await a decision, then the others, newest first."""
         return await self._daemon.list("/approvals", ApprovalView, limit=limit)
 
     async def case(self, adapter: str) -> Case:
-        """The whole case of one."""
+        """Return the evidence for a decision on an adapter version."""
         return await self._daemon.get(f"/adapters/{part(adapter)}/case", Case)
 
     async def episode(self, adapter: str, trajectory_id: str) -> Episode:
-        """One of the episodes that its gate has compared."""
+        """Return one of the episodes that the gate of the adapter version compared."""
         return await self._daemon.get(f"/adapters/{part(adapter)}/episodes/{part(trajectory_id)}", Episode)
 
     async def approve(self, case: Case, reason: str, policy: Policy) -> Done:
-        """Put it live, as the first who decides."""
+        """Approve an adapter version by its newest gate result; it then takes traffic by ``policy``."""
         query = Approval(reason=reason, policy=policy, seen=case.gates[0].id)
         return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", query)
 
     async def reject(self, case: Case, reason: str) -> Done:
-        """Decide against it, as the first who decides."""
+        """Reject an adapter version by its newest gate result."""
         query = DecisionRequest(reason=reason, seen=case.gates[0].id)
         return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/reject", query)
 
     async def more_episodes(self, case: Case, reason: str) -> Done:
-        """Have its gate look again, on more episodes."""
+        """Request another round of the gate, with more episodes."""
         query = DecisionRequest(reason=reason, seen=case.gates[0].id)
         return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/more-episodes", query)
 
@@ -250,19 +247,19 @@ class PatchView(Model):
 
 
 class Prompts:
-    """The calls."""
+    """Requests for prompt patches."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def list(self, limit: int = 100) -> list[PatchView]:
-        """The newest patch of each cycle's capability, newest first."""
+        """Return the newest prompt patch of each capability of each cycle, newest first."""
         return await self._daemon.list("/prompts", PatchView, limit=limit)
 
     async def approve(self, patch: str, reason: str = "", actor: str = "") -> Done:
-        """Take a prompt (the first digits of its id) that is enough; ``who`` decides, if not the one who asks."""
+        """Approve a prompt patch, named by the first digits of its id; ``actor`` decides, by default the caller."""
         return await self._daemon.post(f"/prompts/{part(patch)}/approve", Reason(reason=reason, who=actor))
 
     async def reject(self, patch: str, reason: str = "", actor: str = "") -> Done:
-        """Decide against a prompt."""
+        """Reject a prompt patch, named by the first digits of its id."""
         return await self._daemon.post(f"/prompts/{part(patch)}/reject", Reason(reason=reason, who=actor))

@@ -1,7 +1,8 @@
-"""Capabilities as the control API shows them: over all cycles, one over its cycles, and one in a cycle with its labels.
+"""Models and requests for capabilities: all of them, one in all its cycles, and one in a cycle with its labels.
 
-Invariants as of ``traced.client.models``. A table of labels holds the first 1,000 trajectories by id and says how many
-there are; its rows are failures first, and among them those first that lack the capability most often.
+Invariants: those of ``traced.client.models``. A table of labels has the first 1,000 trajectories by id and the number
+of all. Its rows are sorted by outcome (failures first), then by the number of runs that label the capability as
+lacking, highest first.
 """
 
 from datetime import datetime
@@ -133,26 +134,26 @@ class CitedMessages(Model):
 
 
 class Capabilities:
-    """What can be asked about them."""
+    """Requests for capabilities."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def list(self, limit: int = 200) -> list[CapabilityView]:
-        """All capabilities, those that the newest cycles named first."""
+        """Return all capabilities; those of the newest cycles come first."""
         return await self._daemon.list("/capabilities", CapabilityView, limit=limit)
 
     async def history(self, name: str, limit: int = 100) -> CapabilityHistory:
-        """One over its cycles."""
+        """Return the findings of a capability in all its cycles, newest first."""
         return await self._daemon.get("/capability", CapabilityHistory, name=name, limit=limit)
 
     async def in_cycle(self, name: str, cycle: str) -> CapabilityInCycle:
-        """Its texts and labels in one cycle."""
+        """Return the texts and labels of a capability in one cycle."""
         return await self._daemon.get("/capability/labels", CapabilityInCycle, name=name, cycle=cycle)
 
     async def cited(
         self, name: str, cycle: str, *, limit: int = 30, offset: int = 0, trajectory: str | None = None
     ) -> CitedMessages:
-        """The messages that its labels of a cycle cite, of all its table's trajectories or of one."""
+        """Return the messages that the labels of a capability in a cycle cite, in all trajectories or in one."""
         query = {"name": name, "cycle": cycle, "limit": limit, "offset": offset, "trajectory": trajectory}
         return await self._daemon.get("/capability/cited", CitedMessages, **query)

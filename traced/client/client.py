@@ -1,8 +1,9 @@
 """An asynchronous client of the control API, over the Unix socket of a data directory or over TCP with a token.
 
-Invariants: one connection pool per client, closed at the end of ``async with``; ``events`` goes on after a broken
-connection where it was, so that no event is missed or seen twice.
-How it fails: ``NoDaemon`` where nothing answers, ``Refused`` with the daemon's own words. Not covered: starting one.
+Invariants: one connection pool per client, closed at the end of ``async with``; after a broken connection ``events``
+continues behind the last event, so that no event is missed or returned twice.
+How it fails: ``NoDaemon`` if nothing answers, ``RequestRefused`` with the daemon's message. Not covered: starting a
+daemon.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ RECONNECT_S = 1.0
 
 
 class Client:
-    """Speaks to one daemon. ``socket`` or ``url`` (with ``token``) says where it is."""
+    """Client of one daemon, at the Unix socket ``socket`` or at ``url`` (with ``token``)."""
 
     def __init__(
         self, socket: Path | None = None, *, url: str = "http://traced", token: str = "", timeout_s: float = 30.0
@@ -60,70 +61,70 @@ class Client:
         await self._daemon.close()
 
     async def status(self) -> Status:
-        """The service at a glance."""
+        """Return a summary of the service."""
         return await self._daemon.get("/status", Status)
 
     async def ready(self) -> Readiness:
-        """Whether the service can work, and what cannot."""
+        """Return whether the service is ready, and the parts that are not."""
         response = await self._daemon.ask("GET", "/ready", accept=(200, 503))
         return Readiness.model_validate(response.json())
 
     async def cycles(self, limit: int = 50) -> list[CycleView]:
-        """Cycles with their stages, newest first."""
+        """Return cycles with their stages, newest first."""
         return await self._daemon.list("/cycles", CycleView, limit=limit)
 
     async def cycle(self, cycle_id: str) -> CycleView:
-        """One cycle with its stages, however old."""
+        """Return a cycle of any age with its stages."""
         return await self._daemon.get(f"/cycles/{part(cycle_id)}", CycleView)
 
     async def adapters(self) -> list[AdapterView]:
-        """All adapter versions, oldest first."""
+        """Return all adapter versions, oldest first."""
         return await self._daemon.list("/adapters", AdapterView)
 
     async def devices(self) -> Devices:
-        """What each device does now, whether training could begin on it, who holds it."""
+        """Return all devices: current load, whether a training could start, and the lease."""
         return await self._daemon.get("/devices", Devices)
 
     async def parked(self) -> list[QuarantinedInputView]:
-        """Inputs that failed too often, newest first, with the evidence."""
+        """Return the quarantined inputs with the evidence, newest first."""
         return await self._daemon.list("/parked", QuarantinedInputView)
 
     async def audit(self, limit: int = 100) -> list[AuditView]:
-        """What was decided, newest first."""
+        """Return the audit log, newest first."""
         return await self._daemon.list("/audit", AuditView, limit=limit)
 
     async def start_cycle(self, reason: str = "") -> Done:
-        """Begin a cycle now, or carry on the unfinished one."""
+        """Request a cycle; it starts once no other cycle is unfinished."""
         return await self._daemon.post("/cycles", Reason(reason=reason))
 
     async def pause(self, reason: str = "") -> Done:
-        """Stop at the next safe point, and begin no cycle until ``resume``."""
+        """Pause the running cycle at its next safe point; no cycle starts until ``resume``."""
         return await self._daemon.post("/pause", Reason(reason=reason), patient=True)
 
     async def resume(self, reason: str = "") -> Done:
-        """Go on after a pause."""
+        """Resume a paused cycle and allow new cycles."""
         return await self._daemon.post("/resume", Reason(reason=reason))
 
     async def cancel(self, cycle_id: str, reason: str = "") -> Done:
-        """End an unfinished cycle for good."""
+        """Cancel an unfinished cycle; it cannot be resumed."""
         return await self._daemon.post(f"/cycles/{part(cycle_id)}/cancel", Reason(reason=reason), patient=True)
 
     async def approve(self, adapter: str, reason: str = "", actor: str = "", policy: Policy | None = None) -> Done:
-        """Approve an adapter that passed its gate and put it live; ``who`` decides, if not the one who asks."""
+        """Approve an adapter that passed its gate; ``actor`` decides, by default the caller. It then takes traffic."""
         query = Approval(reason=reason, who=actor, policy=policy)
         return await self._daemon.post(f"/adapters/{part(adapter)}/approve", query)
 
     async def reject(self, adapter: str, reason: str = "", actor: str = "") -> Done:
-        """Decide against an adapter."""
+        """Reject an adapter; it takes no traffic."""
         return await self._daemon.post(f"/adapters/{part(adapter)}/reject", Reason(reason=reason, who=actor))
 
     async def roll_back(self, adapter: str | None = None, reason: str = "", actor: str = "") -> Done:
-        """Undo the last promotion, or that of one adapter."""
+        """Roll back the promotion of the named adapter, or the last promotion."""
         path = f"/adapters/{part(adapter)}/rollback" if adapter else "/rollback"
         return await self._daemon.post(path, Reason(reason=reason, who=actor))
 
     async def reload(self, reason: str = "", actor: str = "") -> Done:
-        """Have the service read its settings again."""
+        """Make the service reload its settings."""
         return await self._daemon.post("/reload", Reason(reason=reason, who=actor))
 
     async def release(self, parked_id: str, reason: str = "", actor: str = "") -> Done:
@@ -133,19 +134,20 @@ class Client:
     async def last_events(
         self, limit: int = 100, before: int | None = None, kind: str = "", text: str = ""
     ) -> list[EventView]:
-        """The newest events before a number, newest first: of kinds that begin with ``kind``, that hold ``text``."""
+        """Return the newest events before a number, newest first, filtered by a prefix of the kind and by a text."""
         return await self._daemon.list("/events/last", EventView, limit=limit, before=before, kind=kind, text=text)
 
     async def listen(self, after: int = 0, *, present: bool = False) -> AsyncGenerator[EventView, None]:
-        """As ``events``, until the connection breaks (httpx.TransportError) or the daemon ends it.
+        """Yield the events with a number above ``after`` until the daemon closes the connection.
 
-        With ``present`` also what holds at this moment and is kept nowhere; it has the number of the event before it.
+        With ``present`` also yield the live state, which is not stored; it has the number of the last stored event.
+        Raises httpx.TransportError if the connection breaks.
         """
         async for last_seq in self._daemon.stream("/events", after, present=present):
             yield EventView.model_validate(last_seq)
 
     async def events(self, after: int = 0) -> AsyncGenerator[EventView, None]:
-        """Events with a number above ``after``, those to come included, for ever; connects again when cut off."""
+        """Yield the events with a number above ``after`` for ever, future ones included; reconnect if disconnected."""
         while True:
             try:
                 async for event in self.listen(after):
@@ -154,5 +156,5 @@ class Client:
             except (httpx.TransportError, RequestRefused) as error:
                 if isinstance(error, RequestRefused) and error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     raise
-                await self.status()  # raises NoDaemon when it is gone for good
+                await self.status()  # raises ``NoDaemon`` if the daemon has ended
             await asyncio.sleep(RECONNECT_S)

@@ -1,8 +1,8 @@
-"""Synthetic environments: what they are, how their admissions went, and episodes that a person plays by hand.
+"""Models and requests for synthetic environments, their admissions, and episodes that a person plays by hand.
 
-An episode is an act: it is refused to a read-only caller and audited. It runs in a container of its own until it is
-ended, until nobody has said anything for some minutes, until the same caller begins another and there is no other place
-for it, or until the daemon stops.
+Playing an episode is an action: it is refused to a read-only caller and audited. An episode runs in its own container
+until it is ended, has had no message for some minutes, is replaced by another episode of the same caller because the
+maximum number is open, or the daemon stops.
 """
 
 from datetime import datetime
@@ -161,30 +161,30 @@ class Answer(Model):
 
 
 class Environments:
-    """The calls."""
+    """Requests for environments and played episodes."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def page(self, limit: int = 100, after: str | None = None) -> list[EnvironmentView]:
-        """Environments, newest first, those behind the one with the hash ``after``."""
+        """Return a page of environments, newest first, that starts behind the environment with the hash ``after``."""
         return await self._daemon.list("/environments", EnvironmentView, limit=limit, after=after)
 
     async def case(self, environment: str) -> EnvironmentCase:
-        """One of them in full."""
+        """Return an environment in full."""
         return await self._daemon.get(f"/environments/{part(environment)}", EnvironmentCase)
 
     async def play(self, environment: str, seed: int, reason: str = "") -> PlayedEpisode:
-        """Begin an episode; starting its container takes a second or more."""
+        """Start an episode; starting its container takes a second or more."""
         body = EpisodeStart(seed=seed, reason=reason).model_dump()
         query = self._daemon.ask("POST", f"/environments/{part(environment)}/play", body=body, patient=True)
         return PlayedEpisode.model_validate_json((await query).content)
 
     async def say(self, episode: str, message: PlayedMessage) -> Answer:
-        """Send an assistant message."""
+        """Send an assistant message; return the messages that follow, and the score at the end of the episode."""
         query = self._daemon.ask("POST", f"/episodes/{part(episode)}/say", body=message.model_dump(), patient=True)
         return Answer.model_validate_json((await query).content)
 
     async def end(self, episode: str) -> Done:
-        """End an episode; its container is removed. ``detail`` holds the score as it stood, where it could be asked."""
+        """End an episode and remove its container; ``Done.detail`` has the score, unless scoring failed."""
         return await self._daemon.post(f"/episodes/{part(episode)}/end", Reason())

@@ -1,7 +1,6 @@
-"""What the control API says and takes, as pydantic models: the daemon's side and the client's side use the same.
+"""Requests and responses of the control API as pydantic models, which both the daemon and its clients use.
 
-Invariants: times are UTC; rates lie in 0-1. Fields are only added between versions, and readers ignore those that they
-do not know.
+Invariants: times are in UTC; rates are in [0, 1]. A new version only adds fields, and readers ignore unknown fields.
 """
 
 from datetime import datetime
@@ -14,7 +13,7 @@ Policy = Literal["immediate", "canary", "shadow"]  # how an approved adapter goe
 
 
 class Model(BaseModel):
-    """Base of all models: values, not settings."""
+    """Base class of all models; they are immutable and ignore unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +65,7 @@ class AdapterView(Model):
     live: bool
     conversations: int
     trial: str = ""  # "canary" or "shadow" while it is on trial
-    share: float | None = None  # of its capability's conversations, of a canary
+    share: float | None = None  # of a canary: its share of the conversations of its capability
 
 
 class TargetView(Model):
@@ -172,8 +171,8 @@ class Status(Model):
 
 
 PROGRESS, WAITS, ACTIVITY, DEVICES, HEALTH = "progress", "waits", "doing", "devices", "health"
-LIVE_KINDS = (PROGRESS, WAITS, ACTIVITY, DEVICES, HEALTH)  # kinds of what holds at this moment and is kept nowhere
-EVENTS_MISSED = "missed"  # kind of the event before the oldest that is kept, for a listener that resumes further back
+LIVE_KINDS = (PROGRESS, WAITS, ACTIVITY, DEVICES, HEALTH)  # kinds of the live state, which is not stored
+EVENTS_MISSED = "missed"  # kind of the event that reports a gap; its number precedes the oldest stored event
 
 
 class EventView(Model):

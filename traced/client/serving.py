@@ -1,9 +1,7 @@
-"""Serving, as the control API tells it: the models with their traffic, the router's decisions, one conversation.
+"""Models and requests for serving: models with traffic, routing decisions, conversations, router health, success rates.
 
-Invariants: as ``traced.client.models``. Counts of late are of a bounded number of the newest rows; ``partial`` says
-that there may be more.
-
-What the first screen shows beside the status: health of the router and its engines, success rates over time.
+Invariants: those of ``traced.client.models``. Counts of recent traffic cover a bounded number of the newest rows;
+``partial`` means that there may be more.
 """
 
 from datetime import date, datetime
@@ -179,25 +177,25 @@ class ConversationView(Model):
 
 
 class Serving:
-    """What is served, by whom, how."""
+    """Requests for models, the router, routing decisions and conversations."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def models(self) -> Models:
-        """Every model and its traffic of late."""
+        """Return all models with their recent traffic."""
         return await self._daemon.get("/serving/models", Models)
 
     async def router(self) -> RouterView:
-        """How the router is; the daemon asks it, which takes a second at most."""
+        """Return the state of the router; the daemon queries it, with a time limit of one second."""
         return await self._daemon.get("/serving/router", RouterView)
 
     async def decisions(self, limit: int = 50, before: str | None = None, model: str = "") -> DecisionPage:
-        """The newest decisions behind a cursor, of one model where it is named."""
+        """Return a page of routing decisions, newest first, behind the cursor ``before``; "" is every model."""
         return await self._daemon.get("/serving/decisions", DecisionPage, limit=limit, before=before, model=model)
 
     async def conversation(self, conversation_id: str) -> ConversationView:
-        """The conversation of this id, or the one in which an answer of this id was given."""
+        """Return the conversation with this id, or the conversation that contains the response with this id."""
         return await self._daemon.get("/serving/conversation", ConversationView, id=conversation_id)
 
 
@@ -263,15 +261,15 @@ class Rates(Model):
 
 
 class OverviewCalls:
-    """What is asked for the first screen."""
+    """Requests for the overview screen."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def health(self) -> Health:
-        """The router, its engines and its traffic now."""
+        """Return the current state of the router, its engines and its traffic."""
         return await self._daemon.get("/overview/health", Health)
 
     async def rates(self) -> Rates:
-        """Success over time, of the target's cycles and of production."""
+        """Return the success rates over time, of the target's cycles and of production."""
         return await self._daemon.get("/overview/rates", Rates)

@@ -1,4 +1,4 @@
-"""Training runs: what they come to while they run, and what can be read of them."""
+"""Models and requests for training runs: state, metrics by iteration, and sample rollouts."""
 
 from datetime import datetime
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic import Field
 from traced.client.models import Done, Model, Reason
 from traced.client.transport import Transport, part
 
-PAGE = 1000  # iterations in an answer
+PAGE = 1000  # iterations per response
 
 
 class TrainingView(Model):
@@ -54,17 +54,17 @@ class SampleView(Model):
 
 
 class Trainings:
-    """Asks one daemon about training runs."""
+    """Requests for training runs."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def newest(self, limit: int = 100) -> list[TrainingView]:
-        """The runs of all cycles, the one begun last first."""
+        """Return the training runs of all cycles, newest first."""
         return await self._daemon.list("/trainings", TrainingView, limit=limit)
 
     async def iterations(self, run: str, after: int = -1) -> list[IterationView]:
-        """A run's iterations with a number above ``after``, those that have just ended included."""
+        """Return the iterations of a run with a number above ``after``, up to the newest."""
         found: list[IterationView] = []
         while True:
             path = f"/trainings/{part(run)}/iterations"
@@ -75,9 +75,9 @@ class Trainings:
             after = page[-1].iteration
 
     async def samples(self, run: str) -> list[SampleView]:
-        """The best, the median and the worst rollout of a group of the run's newest iteration."""
+        """Return the best, the median and the worst rollout of one group of the run's newest iteration."""
         return await self._daemon.list(f"/trainings/{part(run)}/samples", SampleView)
 
     async def stop(self, run: str, reason: str = "") -> Done:
-        """End a run at its next safe point; its cycle goes on without the capability."""
+        """Stop a run at its next safe point; its cycle continues without the capability."""
         return await self._daemon.post(f"/trainings/{part(run)}/stop", Reason(reason=reason), patient=True)

@@ -1,4 +1,4 @@
-"""Trajectories: looking through them page by page, one in full, the other trials of its task."""
+"""Models and requests for trajectories: pages of summaries, one in full, and the other trials of its task."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -119,23 +119,23 @@ class FullTrajectory(Model):
 
 
 class Trajectories:
-    """What can be asked of trajectories."""
+    """Requests for trajectories."""
 
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
     async def page(self, query: TrajectoryQuery = EVERYTHING, *, after: str | None = None) -> TrajectoryPage:
-        """What fits, behind the cursor of the page before."""
+        """Return a page of the trajectories that match the query; ``after`` is ``next`` of the previous page."""
         return await self._daemon.get("/trajectories", TrajectoryPage, after=after, **query.model_dump())
 
     async def choices(self) -> TrajectoryChoices:
-        """What there is to filter by."""
+        """Return the values that trajectories can be filtered by."""
         return await self._daemon.get("/trajectories/choices", TrajectoryChoices)
 
     async def get(self, trajectory_id: str) -> FullTrajectory:
-        """One in full."""
+        """Return a trajectory in full."""
         return await self._daemon.get("/trajectory", FullTrajectory, id=trajectory_id)
 
     async def trials(self, trajectory_id: str) -> list[TrajectorySummary]:
-        """The other trials of the same task."""
+        """Return the other trials of the same task."""
         return await self._daemon.list("/trajectory/trials", TrajectorySummary, id=trajectory_id)

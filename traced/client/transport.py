@@ -1,14 +1,13 @@
-"""HTTP to one daemon, over the Unix socket of a data directory or over TCP with a token.
+"""HTTP requests to one daemon, over the Unix socket of a data directory or over TCP with a token.
 
-Invariants: one connection pool; the environment's proxies are not asked; what only looks is asked once more where a
-kept connection turns out to be closed. How it fails: ``NoDaemon`` where nothing
-answers, ``Refused`` with the daemon's own words.
+Invariants: one connection pool; proxies of the environment are not used; a GET request is repeated once if the daemon
+has closed the pooled connection.
 
-What can go wrong between a client and the daemon.
+Errors:
 
 ClientError (a TracedError)
-├── NoDaemon   nothing answers at the socket or address
-└── Refused    the daemon answered with an error; ``status`` and the daemon's own message and hint
+├── NoDaemon        nothing answers at the socket or address
+└── RequestRefused  the daemon answered with an error: ``status``, and the daemon's message and hint
 """
 
 import json
@@ -26,7 +25,7 @@ from traced.core.errors import TracedError
 
 
 class ClientError(TracedError):
-    """The daemon could not be asked."""
+    """A request to the daemon failed."""
 
 
 class NoDaemon(ClientError):
@@ -46,7 +45,7 @@ STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)  # the daemon sends a comment ev
 
 
 class Transport:
-    """Asks one daemon. ``socket`` or ``url`` (with ``token``) says where it is."""
+    """Connection pool to one daemon, at the Unix socket ``socket`` or at ``url`` (with ``token``)."""
 
     def __init__(self, socket: Path | None, url: str, token: str, timeout_s: float) -> None:
         self.address = str(socket) if socket else url
@@ -59,21 +58,21 @@ class Transport:
         )
 
     async def close(self) -> None:
-        """Close the pool."""
+        """Close the connection pool."""
         await self._http.aclose()
 
     async def get(self, path: str, kind: type[Answer], /, **query: Any) -> Answer:
-        """One object; what is None is not asked for."""
+        """Return one object of type ``kind``; query parameters that are None are left out."""
         return kind.model_validate((await self.ask("GET", path, query=_query(query))).json())
 
     async def list(self, path: str, kind: type[Answer], /, **query: Any) -> list[Answer]:
-        """A list of objects."""
+        """Return a list of objects of type ``kind``; query parameters that are None are left out."""
         return [
             kind.model_validate(item_type) for item_type in (await self.ask("GET", path, query=_query(query))).json()
         ]
 
     async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
-        """``patient``: the answer comes at the next safe point, an iteration of training away at most."""
+        """Send an action; ``patient`` waits without a limit for a safe point, at most one training iteration away."""
         answer = await self.ask("POST", path, body=body.model_dump(), patient=patient)
         return Done.model_validate_json(answer.content)
 
@@ -87,13 +86,13 @@ class Transport:
         accept: tuple[int, ...] = (200,),
         patient: bool = False,
     ) -> httpx.Response:
-        """The response to a request; raises unless its status is one of ``accept``."""
+        """Return the response; raises ``NoDaemon``, or ``RequestRefused`` for a status that is not in ``accept``."""
         timeout = httpx.Timeout(self._http.timeout.connect, read=None) if patient else self._http.timeout
         asked = partial(self._http.request, method, path, params=query, json=body, timeout=timeout)
         try:
             try:
                 response = await asked()
-            except httpx.RemoteProtocolError:  # the daemon let go of an idle connection as it was used again
+            except httpx.RemoteProtocolError:  # the daemon closed the idle connection when it was used again
                 if method != "GET":
                     raise
                 response = await asked()
@@ -104,7 +103,7 @@ class Transport:
         return response
 
     async def stream(self, path: str, after: int, **query: Any) -> AsyncIterator[dict[str, Any]]:
-        """The data of server-sent events behind ``after``, until the connection ends (raises httpx.TransportError)."""
+        """Yield the data of server-sent events behind ``after``; raises httpx.TransportError or ``RequestRefused``."""
         headers, timeout = {"Last-Event-ID": str(after)}, STREAM_TIMEOUT
         async with self._http.stream("GET", path, headers=headers, params=_query(query), timeout=timeout) as response:
             if response.status_code != httpx.codes.OK:
@@ -116,7 +115,7 @@ class Transport:
 
 
 def part(name: str) -> str:
-    """A name as one part of a path."""
+    """Return a name escaped as one segment of a URL path."""
     return quote(name, safe="@")
 
 

@@ -14,7 +14,7 @@ from agents.llm.endpoint import MIN_KEY_LENGTH
 from traced.config.section import Margin, Positive, Section, Share, Temperature
 
 Policy = Literal["immediate", "canary", "shadow"]
-# A text of this length without a path separator or a suffix is rather a key than the name of a file.
+# A text of at least this length without a path separator or a suffix is more likely a key than the name of a file.
 KEY_LIKE_LENGTH = 20
 
 

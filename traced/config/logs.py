@@ -1,7 +1,7 @@
 """Log of the daemon: JSON lines or console, for structlog and the standard library's loggers alike.
 
-Every record is redacted as the last step before rendering, traceback included; times are UTC. Not covered: servers with
-handlers of their own (give uvicorn ``log_config=None``), logs of child processes, printed output.
+Every record is redacted as the last step before rendering, traceback included; times are UTC. Not covered: servers that
+install their own handlers (give uvicorn ``log_config=None``), logs of child processes, printed output.
 """
 
 import logging
@@ -22,7 +22,7 @@ from traced.config.service_sections import LogSection
 from traced.core.errors import DataDirectoryUnusable
 from traced.core.redaction import redacted
 
-# Limited to warnings at any level: httpx would log URLs of webhooks, which are secrets, sqlalchemy statement
+# Limited to warnings at any level: httpx would log URLs of webhooks, which are secrets; sqlalchemy would log statement
 # parameters.
 CHATTY = (
     *("httpx", "httpx2", "httpcore", "httpcore2", "openai", "urllib3", "uvicorn.access"),

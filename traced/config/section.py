@@ -18,7 +18,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_boolean_is_a_number(cls, value: object, info: ValidationInfo) -> object:
-        # To pydantic ``true`` is 1.
+        # pydantic would accept ``true`` as 1.
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
             raise ValueError("input should be a number, not a boolean")
         return value

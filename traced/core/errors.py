@@ -53,7 +53,7 @@ class GateError(TracedError):
 
 
 class PromotionError(TracedError):
-    """The adapter version is not in a state that allows this."""
+    """An adapter version cannot be published, approved, rejected or rolled back."""
 
 
 class HostError(TracedError):
@@ -97,7 +97,7 @@ class CapabilityError(StageError):
 
 
 def cause_of(error: Exception) -> Exception:
-    """Return the actionable error behind an exception: inside an ``ExceptionGroup``, or a full disk."""
+    """Return the actionable cause: an expected error in an ``ExceptionGroup``, or a ``TracedError`` for a full disk."""
     if isinstance(error, ExceptionGroup):
         causes = [cause_of(inner) for inner in error.exceptions]
         return next((cause for cause in causes if is_expected(cause)), causes[0])

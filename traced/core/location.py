@@ -63,7 +63,7 @@ def store_url(data_dir: Path, override: str | None = None) -> str:
 
 
 def with_password(url: str, file: str) -> str:
-    """Return ``url`` with the password in ``file``, without its final line break."""
+    """Return ``url`` with the password from ``file`` (without a final line break); raises ``ConfigError``."""
     scheme, separator, rest = url.partition("://")
     user, at, host = rest.partition("@")
     if not separator or not at or ":" in user:

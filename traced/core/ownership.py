@@ -1,8 +1,9 @@
-"""Exclusive ownership of a data directory, and names that identify the processes and containers that hold something.
+"""Exclusive ownership of a data directory, and identities of the processes and containers that hold resources.
 
-Invariants: flock(2) on ``DIR/traced.lock`` (services) and ``DIR/cycle.lock`` (whoever works on cycles) decides alone,
-and the kernel releases it when the process dies; what an earlier holder left in the file is no obstacle. Not covered:
-children forked without exec, which share the lock, and network file systems with local locks.
+Invariants: ownership depends only on flock(2) on ``DIR/traced.lock`` (services) and ``DIR/cycle.lock`` (services and
+commands that work on cycles). The kernel releases a lock when its process dies; the text that an earlier holder left in
+the file has no effect. Not covered: children forked without exec, which share the lock, and network file systems with
+local locks.
 
 A holder's identity is ``host/boot/pid/ticks`` or ``host/boot/pid/ticks/use``: host name, boot id of the kernel, process
 id, and start of the process in clock ticks since boot (proc(5)), which no later process with the same id shares.
@@ -137,8 +138,8 @@ def this_user() -> str:
 def sandbox_owner(data_dir: Path) -> str:
     """Return the owner label of the sandbox containers of a data directory, created at the first call.
 
-    It keeps services of several data directories on one Docker engine from removing each other's containers. A copied
-    data directory has the same label.
+    The label keeps services of several data directories on one Docker engine from removing each other's containers. A
+    copied data directory has the same label.
     """
     path = data_dir / OWNER_FILE
     try:
@@ -191,7 +192,7 @@ def _write_holder(descriptor: int, text: str, path: Path) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
     except OSError as error:
-        # On a full disk the lock holds all the same, only its holder is unknown.
+        # On a full disk the lock is held nevertheless; only its holder is unknown.
         if error.errno not in DISK_FULL_ERRNOS:
             raise _unusable(path, error) from error
 
@@ -200,7 +201,7 @@ def _read_holder(descriptor: int) -> Holder:
     try:
         return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
-        # The file is empty, truncated or foreign; the lock counts all the same.
+        # The file is empty, truncated or foreign; the lock is held nevertheless.
         return Holder()
 
 

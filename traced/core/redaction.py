@@ -3,7 +3,7 @@
 A secret is recognised by its context: the value of a key with a secret's name (``db_password``, ``apiKey``,
 ``X-Auth-Token``, but not ``max_tokens``, ``token_ids`` or ``secret_file``), the text after such a name and ``=`` or
 ``:``, the value of such an option, the text after "Bearer", and the password in a URL (over http, anything before the
-``@``). When in doubt it removes too much. Not covered: secrets without such a context, spread over several values, or
+``@``). When in doubt, the text is removed. Not covered: secrets without such a context, spread over several values, or
 with a quotation mark inside nested JSON.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 REDACTED = "[redacted]"
-MAX_CHARACTERS = 32_768  # characters
+MAX_CHARACTERS = 32_768
 MAX_DEPTH = 32
 
 _ENDINGS = ("token", "password", "passwd", "passphrase", "secret", "apikey", "authorization", "cookie", "credential")

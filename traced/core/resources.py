@@ -19,7 +19,7 @@ INTERVAL_S = 0.5
 
 
 class Meter:
-    """Measures time and peak memory while it is entered."""
+    """A context manager that measures the time since its creation and the peak memory of this process tree."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self.peak_rss_bytes = 0

@@ -1,7 +1,7 @@
 """Cron expressions with the five fields of crontab(5), as APScheduler triggers.
 
-A time that a spring night skips is not caught up; one that occurs twice in autumn fires once. Not covered: @daily and
-other names, seconds.
+A local time that the change to daylight saving time skips is not caught up; one that occurs twice at the change back
+fires once. Not covered: @daily and other names, seconds.
 """
 
 from calendar import monthrange

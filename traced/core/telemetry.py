@@ -59,7 +59,8 @@ def begin(endpoint: str) -> None:
     except ImportError as error:
         log.warning("no spans are exported (%s); pip install 'traced[otel]'", error)
     except Exception as error:
-        # The library reads variables of its own and may raise anything for a bad one; spans are not worth a failure.
+        # OpenTelemetry also reads its own variables and may raise anything for an invalid one. A command must not fail
+        # because of its spans.
         log.warning("no spans are exported: %s", error)
 
 

@@ -1,8 +1,8 @@
 """Live state that is not stored: progress of stages, and samples of devices and router health for listeners.
 
-Invariants: only the newest event per subject is kept, so a slow listener gets fewer events, never older ones; samples
-are taken only while somebody listens, on threads. Any thread may use ``Present``; ``Watch`` belongs to one event loop.
-How it fails: a sample that cannot be taken is logged and skipped.
+Invariants: only the newest event per subject is kept, so a slow listener gets fewer events, never older ones. Samples
+are taken in threads, and only while a listener is connected. Any thread may use ``LiveState``; ``Watch`` belongs to one
+event loop. How it fails: a sample that cannot be taken is logged and skipped.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from store.text import replace_surrogates
 from traced.client.models import EventView
 
-SUBJECTS = 200  # the most subjects that are kept; the oldest is dropped
+SUBJECTS = 200  # maximum number of kept subjects; then the oldest is dropped
 
 
 @dataclass
@@ -43,12 +43,12 @@ class LiveState:
                 del self._entries[next(iter(self._entries))]
 
     def since(self, count: int) -> tuple[int, list[EventView]]:
-        """Events published after number ``count``, oldest first, and the newest number."""
+        """Return the newest number, and the kept events published after number ``count``, oldest first."""
         with self._lock:
             return self._count, [event for number, event in self._entries.values() if number > count]
 
     def of(self, kind: str) -> list[EventView]:
-        """The current events of a kind."""
+        """Return the current events of a kind."""
         with self._lock:
             return [event for (entry_kind, _), (_, event) in self._entries.items() if entry_kind == kind]
 
@@ -67,7 +67,7 @@ class Beginnings:
     _starts: dict[tuple[str, str], tuple[datetime, int]] = field(default_factory=dict)
 
     def with_start(self, stage: str, at: datetime, data: dict[str, Any]) -> dict[str, Any]:
-        """A stage's progress with ``since`` (ISO) and ``done_then``; a phase whose progress falls starts anew."""
+        """Add start (``since``, ISO) and initial progress (``done_then``) of the phase, reset if its progress falls."""
         key, done = (stage, str(data.get("phase", ""))), int(data.get("done", 0))
         if key not in self._starts or done < self._starts[key][1]:
             self._starts[key] = (at, done)
@@ -92,7 +92,7 @@ class Sample:
 
 @dataclass
 class Watch:
-    """Samplers by event kind, which run while there are listeners."""
+    """Samplers by event kind, which run while there is a listener."""
 
     samples: Mapping[str, Sample]
     live_state: LiveState
@@ -107,7 +107,7 @@ class Watch:
 
     @contextmanager
     def is_sampling(self) -> Iterator[None]:
-        """Sample at least as long as the body runs."""
+        """Sample at least for the duration of the block."""
         self._listeners += 1
         if not self._tasks:
             self._tasks = [

@@ -1,9 +1,11 @@
 """The cycle loop: picks the cycle that is due and runs one at a time until it ends, waits for people, or is stopped.
 
-Invariants: the store decides what is due, so a restart continues; a cycle keeps the settings that it began with; a
-waiting cycle continues once no decision is pending or more episodes were requested; a paused target runs nothing.
-How it fails: a defect or a quarantined common stage fails the cycle, not the service; store and disk errors are retried
-after ``LOOK_S``. Cancellation stops the stage at its next safe point and marks the cycle interrupted.
+Invariants: the store determines which cycle is due, so a restarted service continues it; a cycle keeps the settings
+that it began with; a waiting cycle continues once no decision is pending or more episodes were requested; no cycle of a
+paused target runs.
+How it fails: a defect, or a quarantined input of a stage that all capabilities share, fails the cycle and not the
+service. Store and disk errors are retried after ``POLL_S``. Cancellation stops the stage at its next safe point and
+marks the cycle interrupted.
 Not covered: triggers of new cycles (``traced.daemon.triggers``), requests of people (``traced.api.control``).
 """
 
@@ -63,12 +65,12 @@ from traced.processes.job import Executor, FaultAttribution, JobOutcome, Report,
 from traced.registry.decisions import pending_requests
 from traced.targets.registry import check_seeds, target
 
-if TYPE_CHECKING:  # its imports are large, and wait for the first cycle
+if TYPE_CHECKING:  # imported at run time with the first cycle, because its imports are large
     from traced.pipeline.child_runner import ChildStageRunner
 
 T = TypeVar("T")
 BEGINNING = "the beginning of a cycle"
-POLL_S = 5.0  # polling interval of the store when nobody wakes the loop
+POLL_S = 5.0  # polling interval of the store if ``wake`` is not called
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class CycleLoop:
             await asyncio.wait({self._cycle_task})
 
     async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], T]) -> T:
-        """Call ``decide`` and return its result, after a running training has ended at its next safe point."""
+        """Call ``decide``, wait until a running training has ended at its next safe point, and return the decision."""
         if self.running != cycle_id or self._stage_runner is None:
             return await asyncio.to_thread(decide)
         return await self._stage_runner.stop_training(capability, decide)
@@ -139,7 +141,7 @@ class CycleLoop:
                 await asyncio.wait(self._pending_notices)
 
     async def _run_due_cycle(self, drained: "asyncio.Future[Any]") -> bool:
-        """Run the cycle that is due; False if there is none, or the infrastructure failed."""
+        """Run the cycle that is due; return False if there is none or if the infrastructure failed."""
         try:
             cycle = await asyncio.to_thread(self._next_cycle)
             return cycle is not None and await self._run_cycle(cycle, drained)
@@ -166,7 +168,7 @@ class CycleLoop:
             await asyncio.wait({self._cycle_task})
             await self._tidy_up()
             if not self._cycle_task.cancelled():
-                # Raises if the store failed; the next iteration writes what could not be written.
+                # Raises if the store failed; the next iteration repeats the failed write.
                 self._cycle_task.result()
             return True
         finally:
@@ -187,7 +189,7 @@ class CycleLoop:
             log.warning("clean-up after the cycle failed, it is repeated at the next start of the service: %s", error)
 
     def _next_cycle(self) -> Cycle | None:
-        """The cycle to run now, None if there is none; creates one if it was requested."""
+        """Return the cycle to run now, or None; create one if it was requested."""
         name = self.settings.target.name
         with read_session(self.store) as session:
             target_state = get_target_state(session, name)
@@ -224,8 +226,8 @@ class CycleLoop:
                     announce(session, message, self.settings.notify.names, at=at)
 
     def _create_cycle(self, session: Session, previous_cycles: int, cause: str) -> Cycle:
-        """Store a new cycle. Raises TracedError if the settings do not permit one."""
-        # A seed of its own per cycle, so that it draws other tasks than the cycles before.
+        """Store a new cycle; raises ``TracedError`` if the settings do not permit one."""
+        # Each cycle has another seed, so that it draws other tasks than the cycles before.
         check_seeds(target(self.settings.target.name), self.settings)
         check_model(self.settings)
         name, seed, at = self.settings.target.name, self.settings.seed + previous_cycles, self.now()
@@ -287,7 +289,7 @@ class CycleLoop:
                 cycle_stages(runner),
                 saver,
                 attempts=attempts,
-                trainings=0,  # each leases its device
+                trainings=0,  # no limit: each training leases its device
                 prompt_first=settings.training.prompt_first,
             )
             progress_state = await advance(graph, cycle.id)
@@ -332,7 +334,7 @@ class CycleLoop:
     def _await_decisions(self, cycle: Cycle, adapters: list[str], session: Session) -> None:
         self._set_state(session, cycle, CycleState.WAITING, {"adapters": adapters})
         for name in adapters:
-            gate = latest_gate(session, name)  # one that looked again is told again
+            gate = latest_gate(session, name)  # a new gate result is announced again
             message = approval_needed(name, gate.id if gate else cycle.id)
             announce(session, message, self.settings.notify.names, at=self.now())
 
@@ -354,7 +356,7 @@ class CycleLoop:
         await self.ledger.transaction(lambda session: self._set_state(session, cycle, state, {}))
 
     def _mark_running(self, cycle: Cycle, session: Session) -> bool:
-        """Mark the cycle as running; False if it may not run any more."""
+        """Mark the cycle as running; return False if it may no longer run."""
         # A person may have ended it, or paused the target, since it was picked.
         paused = get_target_state(session, cycle.target).paused_at is not None
         if paused or get_cycle(session, cycle.id).state in ENDED_STATES:
@@ -363,7 +365,7 @@ class CycleLoop:
         return True
 
     def _set_state(self, session: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
-        """Store the state, unless the cycle was ended by a person meanwhile."""
+        """Store the state, unless a person has ended the cycle meanwhile."""
         if get_cycle(session, cycle.id).state in ENDED_STATES:
             return
         set_cycle_state(session, cycle.id, state, at=self.now())
@@ -371,19 +373,19 @@ class CycleLoop:
 
 
 def overrides_of(cycle: Cycle) -> dict[str, Any]:
-    """The settings that the cycle began with, as dotted keys, and its seed."""
+    """Return the settings that the cycle began with, as dotted keys, and its seed."""
     flat: dict[str, Any] = {"seed": cycle.seed}
     for section, values in with_defaults(cycle.config).items():
         if isinstance(values, dict):
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         else:
             flat[section] = values
-    # Each training leases a device of its own.
+    # Each training leases its own device.
     return flat | {"training.at_once": 1}
 
 
 def as_begun(running: Settings, cycle: Cycle) -> Settings:
-    """Combine the settings that the cycle began with and today's service settings. Raises ``CycleChanged``."""
+    """Combine the settings that the cycle began with and the current service settings; raises ``CycleChanged``."""
     try:
         settings = load_settings(running.data_dir, overrides_of(cycle))
     except ConfigError as error:
@@ -400,7 +402,7 @@ def as_begun(running: Settings, cycle: Cycle) -> Settings:
 
 
 def _is_infrastructure_error(error: Exception) -> bool:
-    """Whether the infrastructure failed (database unreachable, disk full) and not the cycle."""
+    """Whether the infrastructure (database unreachable, disk full) caused the error, and not the cycle."""
     return attribute_fault(JobOutcome.FAILED, describe(error), None) is FaultAttribution.INFRASTRUCTURE
 
 

@@ -27,30 +27,30 @@ class ServiceManager:
         self._next_ping = monotonic()
 
     def ready(self, status: str = "") -> bool:
-        """Start-up, or a reload, is over."""
+        """Report that start-up or a reload is complete."""
         return self._send("READY=1", status)
 
     def reloading(self, status: str = "") -> bool:
-        """A reload begins; ``ready`` ends it. MONOTONIC_USEC is what Type=notify-reload asks for."""
+        """Report that a reload begins; ``ready`` reports its end. Type=notify-reload requires MONOTONIC_USEC."""
         return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", status)
 
     def stopping(self, status: str = "") -> bool:
-        """The daemon has begun to stop."""
+        """Report that the daemon has begun to stop."""
         return self._send("STOPPING=1", status)
 
     def status(self, text: str) -> bool:
-        """One line for ``systemctl status``."""
+        """Set the status line that ``systemctl status`` shows."""
         return self._send("", text)
 
     def beat(self) -> bool:
-        """Send a watchdog ping if one is due; call it once per iteration of the loop. True if a ping was sent."""
+        """Send a watchdog ping if one is due; return whether it was sent. Called once per iteration of the loop."""
         if self.watchdog_s is None or self._monotonic() < self._next_ping:
             return False
         self._next_ping = self._monotonic() + self.watchdog_s / PINGS_PER_INTERVAL
         return self._send("WATCHDOG=1", "")
 
     def extend(self, seconds: float) -> bool:
-        """Ask for ``seconds`` more to start or stop in (a migration, a drain); EXTEND_TIMEOUT_USEC."""
+        """Extend the time limit to start or stop by ``seconds`` (EXTEND_TIMEOUT_USEC), for a migration or a drain."""
         return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "")
 
     def _send(self, message: str, status: str) -> bool:
@@ -61,10 +61,10 @@ class ServiceManager:
 def service_manager(
     environment: MutableMapping[str, str] = os.environ, *, monotonic: Callable[[], float] = time.monotonic
 ) -> ServiceManager:
-    """The service manager of this process, by NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, which are removed.
+    """Return the service manager of this process and remove NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID.
 
-    As sd_watchdog_enabled(3) has it: pings are expected where WATCHDOG_USEC is a positive number and WATCHDOG_PID is
-    absent or this process.
+    As in sd_watchdog_enabled(3), pings are expected if WATCHDOG_USEC is a positive number and WATCHDOG_PID is absent or
+    this process.
     """
     # Removed from the environment, so that children do not notify in the name of the daemon.
     address = environment.pop("NOTIFY_SOCKET", "")

@@ -1,12 +1,12 @@
 """Which changed settings take effect without a restart, and the audit of changes by reload and restart.
 
-    LIVE      at once
-    cycle     with the next cycle; a running cycle keeps its own
-    the rest  after a restart
+    LIVE    at once
+    FIXED   after a restart, except for the keys in LIVE
+    others  with the next cycle; a running cycle keeps its settings
 
-Invariants: a section in neither list waits for a restart. ``DIR/settings-in-force.json`` (mode 0600) holds the settings
-without secrets and is written after the audit entry. How it fails: reading raises before anything is changed; a file
-that cannot be read or written is logged and costs at most a superfluous audit entry.
+Invariants: ``DIR/settings-in-force.json`` (mode 0600) holds the current settings without secrets and is written after
+the audit entry. How it fails: if that file cannot be read or written, this is logged, and at most one superfluous audit
+entry is written.
 """
 
 import json
@@ -37,7 +37,7 @@ HOOKS = ("notify.webhooks", "notify.commands")
 
 @dataclass(frozen=True)
 class Change:
-    """The settings in force after a reload; ``changed`` is {key: [from, to]}, ``refused`` waits for a restart."""
+    """Result of a reload: the new settings, ``changed`` as {key: [from, to]}, and the keys that need a restart."""
 
     settings: Settings
     changed: dict[str, list[Any]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Change:
 
 
 def change(running: Settings, updated: Settings) -> Change:
-    """What ``found``, the settings as they are written now, changes of those that are in force."""
+    """Merge the changes that take effect without a restart from ``updated`` into ``running``, and list all changes."""
     differing = [key for key in valid_keys() if _value(running, key) != _value(updated, key)]
     applied = [key for key in differing if takes_effect(key)]
     changed = {
@@ -55,7 +55,7 @@ def change(running: Settings, updated: Settings) -> Change:
 
 
 def public_values(settings: Settings) -> dict[str, Any]:
-    """Every setting as a JSON value without secrets."""
+    """Return every setting by dotted key, as a JSON value without secrets."""
     return {key: _redacted_value(key, _value(settings, key)) for key in valid_keys()}
 
 
@@ -97,7 +97,7 @@ log = logging.getLogger(__name__)
 
 
 def note_restart(settings: Settings, store: sqlalchemy.Engine, *, at: datetime) -> dict[str, list[Any]]:
-    """Audit the settings changed since the last run; returns {key: [from, to]}, empty at the first run."""
+    """Audit the settings changed since the last run, and return them as {key: [from, to]}, empty at the first run."""
     previous, current = _read_saved(settings), public_values(settings)
     changed = {
         key: [previous.get(key), current[key]]
@@ -114,7 +114,7 @@ def note_restart(settings: Settings, store: sqlalchemy.Engine, *, at: datetime) 
 
 
 def keep(settings: Settings) -> None:
-    """Save the settings as the ones in force."""
+    """Save the current settings, with which ``note_restart`` compares those of the next start."""
     path = settings.data_dir / FILE
     try:
         publish_file(path, json.dumps(public_values(settings), indent=1, sort_keys=True) + "\n")

@@ -1,7 +1,8 @@
-"""The systemd unit of the daemon: its text, and installing and removing it.
+"""Render, install, inspect and remove the systemd unit of the daemon.
 
 Invariants: the text depends only on ``Unit``; a unit file that ``install`` did not write is neither replaced nor
-removed; installing twice changes nothing; data are never touched. System units are confined by systemd.exec(5) options.
+removed; installing twice changes nothing; the data directory is never changed. System units are confined by
+systemd.exec(5) options.
 How it fails: ``UnitRefused``, ``NoServiceManager``, ``SystemctlFailed`` (with systemctl's output).
 Not covered: access to the Docker socket equals root on the machine; use a rootless engine where that matters.
 """
@@ -34,7 +35,7 @@ _COMMON_OPTIONS = (
     "UMask=0077",
 )
 
-# Not in a user unit: these need mount namespaces of its own, which not every kernel grants to users. No
+# For system units only: these options need mount namespaces, which not every kernel grants to users. No
 # MemoryDenyWriteExecute: PyTorch compiles at run time. No ProtectProc: the sweep looks for orphaned processes.
 _SYSTEM_OPTIONS = (
     "ProtectSystem=strict",
@@ -55,7 +56,7 @@ class Machine:
     """Facts of the machine that the unit depends on."""
 
     systemd: int = 0  # version; 0 means unknown and is treated as new
-    docker_group: str = ""  # that may open the Docker socket
+    docker_group: str = ""  # group that may open the Docker socket
     gpu: bool = False
 
 
@@ -68,14 +69,14 @@ class Unit:
     name: str = "traced"
     system: bool = False
     run_as: str = ""
-    memory_max: str = ""  # "" is no limit; else as systemd.resource-control(5) has it, e.g. "24G"
+    memory_max: str = ""  # "" is no limit; else a value of MemoryMax in systemd.resource-control(5), e.g. "24G"
     drain_s: float = 120.0
     watchdog_s: int = 60
     machine: Machine = field(default_factory=Machine)
 
 
 def render(unit: Unit) -> str:
-    """The unit file; raises ``UnitRefused``."""
+    """Return the text of the unit file; raises ``UnitRefused`` for an invalid parameter."""
     _validate(unit)
     program = [str(unit.python), "-P", "-m", "traced", "up", "--data-dir", str(unit.data_dir)]
     units_before = "network-online.target docker.service" if unit.system else "network.target"
@@ -90,18 +91,18 @@ def render(unit: Unit) -> str:
         "",
         "[Service]",
         *_service_type(unit),
-        # ":" turns the expansion of "$" off.
+        # ":" disables the expansion of "$".
         f"ExecStart=:{' '.join(quoted(word) for word in program)}",
         "Restart=on-failure",
         "RestartSec=5",
-        # Exit status 2 is invalid settings, which a restart does not mend.
+        # Exit status 2 means invalid settings, which a restart does not correct.
         "RestartPreventExitStatus=2",
         f"WatchdogSec={unit.watchdog_s}",
         "TimeoutStartSec=300",
         f"TimeoutStopSec={int(unit.drain_s) + STOP_MARGIN_S}",
         # SIGTERM goes to the daemon alone, which stops its children in order.
         "KillMode=mixed",
-        # A child killed for memory must not take the daemon along.
+        # The kernel may kill a child for memory; the daemon must survive that.
         "OOMPolicy=continue",
         *([f"MemoryMax={unit.memory_max}"] if unit.memory_max else []),
         *_COMMON_OPTIONS,
@@ -187,17 +188,17 @@ SYSTEMCTL_S = 120
 
 @dataclass(frozen=True)
 class Installed:
-    """State of a unit on this machine: its file, its owner, whether it is up to date, and systemd's state of it."""
+    """State of a unit on this machine: whether its file exists (``there``) and was written by traced (``ours``)."""
 
     path: Path
     there: bool
     ours: bool
-    current: bool  # as ``install`` would write it now
-    state: str  # "" where systemd does not run
+    current: bool  # whether the file equals what ``install`` would write now
+    state: str  # as ``systemctl is-active`` prints it; "" if systemd does not run
 
 
 def unit_path(unit: Unit) -> Path:
-    """Path of the unit file: the administrator's or the user's directory of systemd.unit(5)."""
+    """Return the path of the unit file, in the administrator's or the user's directory of systemd.unit(5)."""
     if unit.system:
         return SYSTEM_UNITS / f"{unit.name}.service"
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -215,7 +216,7 @@ def look(unit: Unit) -> Installed:
 
 
 def install(unit: Unit) -> Path:
-    """Write the unit and enable it at boot, without starting it; returns its path."""
+    """Write the unit, enable it at boot without starting it, and return its path."""
     text, path = render(unit), unit_path(unit)
     _require_systemd()
     _require_readable(unit)
@@ -228,7 +229,7 @@ def install(unit: Unit) -> Path:
 
 
 def uninstall(unit: Unit) -> Path:
-    """Stop and disable the unit and remove its file; returns the path."""
+    """Stop and disable the unit, remove its file, and return the path."""
     path = unit_path(unit)
     if not path.exists():
         raise UnitRefused(f"no unit is installed at {path}", hint="traced service show")
@@ -256,7 +257,7 @@ def machine() -> Machine:
 
 
 def _socket_group() -> str:
-    """The group of the Docker socket; "" where there is no socket, or only root's group has it."""
+    """Return the group of the Docker socket; "" if there is no socket or its group is root."""
     try:
         number = DOCKER_SOCKET.stat().st_gid
         return grp.getgrgid(number).gr_name if number else ""

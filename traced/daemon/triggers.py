@@ -3,8 +3,8 @@
 Invariants: a trigger only requests a cycle; counting starts at the beginning of the last cycle. Runs missed while the
 service was down are caught up once; a trigger that fires during a cycle is queued. A paused target drops its queued
 clock triggers and keeps its counts. Failure rates cover at least the configured window; infrastructure failures do not
-count. State lies in ``triggers.db`` of the data directory, which is recreated when damaged.
-How it fails: errors of store or file are logged once and retried at the next check.
+count. The state is kept in ``triggers.db`` of the data directory, which is recreated if it is damaged.
+How it fails: errors of the store or the file are logged once and retried at the next check.
 """
 
 import asyncio
@@ -48,9 +48,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Counters:
-    """Samples of the totals since the last cycle began, and the cause of a queued clock trigger.
+    """Samples of the totals since the last cycle began, and the cause of a queued clock trigger (``due``).
 
-    ``started`` is ISO, "" for never. ``looks`` are oldest first, the first from the beginning of that cycle.
+    ``started`` is the start of that cycle in ISO format, "" without one. The samples in ``looks`` are oldest first; the
+    first is from the start of that cycle.
     """
 
     started: str
@@ -59,7 +60,7 @@ class Counters:
 
 
 def add_sample(previous: Counters | None, started: str, totals: Totals, window: int) -> Counters:
-    """Add a sample to the counters; starts anew when a cycle began or the totals fell (deleted trajectories)."""
+    """Add a sample; drop the earlier samples if a cycle has begun or the totals fell (deleted trajectories)."""
     if previous is None:
         previous = Counters(started, (totals if started else Totals(),))
     if previous.started != started:
@@ -68,8 +69,8 @@ def add_sample(previous: Counters | None, started: str, totals: Totals, window: 
         return replace(previous, looks=(totals,))
     if totals == previous.looks[-1]:
         return previous
-    # Trajectories carry no time, so "recent" is told from totals: the newest sample that lies a whole window back
-    # stays as the reference, older ones are dropped.
+    # Trajectories carry no time, so their age is measured in trajectories: the newest sample that is at least a whole
+    # window old stays as the reference, older ones are dropped.
     older = [sample for sample in previous.looks if sample.trajectories <= totals.trajectories - window]
     recent = [sample for sample in previous.looks if sample.trajectories > totals.trajectories - window]
     samples = dict.fromkeys([previous.looks[0], *older[-1:], *recent, totals])
@@ -77,7 +78,7 @@ def add_sample(previous: Counters | None, started: str, totals: Totals, window: 
 
 
 def due_reason(counters: Counters, trajectories: int, failure_rate: float, window: int) -> str:
-    """The reason why the counts make a cycle due, or ""; a limit of 0 is off."""
+    """Return the reason why the counts make a cycle due, or ""; a limit of 0 is off."""
     now = counters.looks[-1]
     new = now.trajectories - counters.looks[0].trajectories
     if trajectories and new >= trajectories:
@@ -98,14 +99,14 @@ log = logging.getLogger(__name__)
 
 
 def cause(reason: str) -> str:
-    """The scheduled job: returns its reason to the scheduler's listener."""
+    """Return the reason to the scheduler's listener; this is the scheduled job."""
     # The path of this function is pickled into stored jobs, and a stored job cannot hold the loop.
     return reason
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A trigger by the clock; ``key`` changes with its schedule, so that a changed one is planned anew."""
+    """A trigger by the clock; ``key`` identifies its schedule, so that a changed schedule is planned again."""
 
     cause: str
     key: str
@@ -114,7 +115,7 @@ class Clock:
 
 @dataclass
 class Triggers:
-    """The triggers of the target; ``request`` requests a cycle (``CycleLoop.request_cycle``)."""
+    """The triggers of the target; ``request`` requests a cycle (``traced.daemon.loop.CycleLoop.request_cycle``)."""
 
     settings: Settings
     store: sqlalchemy.Engine
@@ -129,7 +130,7 @@ class Triggers:
     _outage_logged: bool = False
 
     def next_at(self) -> datetime | None:
-        """Time of the next clock trigger as of the last check; None if none is set."""
+        """Return the time of the next clock trigger as of the last check; None if none is set."""
         return self._next_run
 
     def take(self, settings: Settings) -> None:
@@ -139,7 +140,7 @@ class Triggers:
             self._event_loop.call_soon_threadsafe(self._awake.set)
 
     async def run(self) -> None:
-        """Run until cancelled; sleeps until a reload where every trigger is off."""
+        """Run until cancelled; while every trigger is off, sleep until a reload."""
         self._event_loop, file = asyncio.get_running_loop(), self.settings.data_dir / FILE
         while True:
             if self._is_off() and not file.exists():
@@ -161,15 +162,15 @@ class Triggers:
         with _open_file(file) as engine, self._scheduled(engine, clocks(section)) as scheduler:
             offset = self._clock_offset()
             while True:
-                # After a step back the stored times lie too far ahead. A step forward needs nothing: jobs are checked
-                # every look_s of monotonic time.
+                # If the clock was set back, the stored times lie too far ahead. If it was set forward, nothing needs to
+                # be done: jobs are checked every ``poll_s`` of monotonic time.
                 stepped_back = offset - self._clock_offset() > STEP_S
                 if stepped_back or section != self.settings.triggers:
                     section = self.settings.triggers
                     _plan(scheduler, clocks(section), is_reload=stepped_back)
                 offset = self._clock_offset()
                 scheduler.wakeup()
-                # Lets the callbacks run that wakeup has scheduled.
+                # Let the callbacks run that ``wakeup`` has scheduled.
                 await asyncio.sleep(0)
                 await self._check(engine)
                 self._next_run = _earliest_run(scheduler)
@@ -187,7 +188,7 @@ class Triggers:
         fired_at: dict[str, datetime] = {}
 
         def on_executed(event: Any) -> None:
-            if fired_at.get(event.job_id) != event.scheduled_run_time:  # again: its row could not be written
+            if fired_at.get(event.job_id) != event.scheduled_run_time:  # fires again if its row could not be written
                 fired_at[event.job_id] = event.scheduled_run_time
                 self._fired_causes.append(event.retval)
                 self._awake.set()
@@ -216,12 +217,12 @@ class Triggers:
         section = self.settings.triggers
         reason = counters.due or due_reason(counters, section.trajectories, section.failure_rate, section.window)
         if target_state.paused_at is None and reason and self._requested_since != counters.started:
-            self._requested_since = counters.started  # the loop keeps what it was asked until a cycle begins
+            self._requested_since = counters.started  # the loop keeps a request until a cycle begins
             log.info("a cycle of %s is due: %s", target_state.name, reason)
             self.request(reason)
 
     def _update_counters(self, engine: sqlalchemy.Engine, causes: list[str]) -> tuple[TargetState, Counters]:
-        """The target's state and the updated counters, which are saved."""
+        """Update and save the counters; return the target's state and the counters."""
         name = self.settings.target.name
         with read_session(self.store) as session:
             target_state = get_target_state(session, name)
@@ -237,12 +238,12 @@ class Triggers:
         return target_state, counters
 
     def _clock_offset(self) -> float:
-        """Seconds by which the wall clock is ahead of the monotonic clock."""
+        """Return the seconds by which the wall clock is ahead of the monotonic clock."""
         return self.now().timestamp() - time.monotonic()
 
 
 def clocks(section: TriggersSection) -> dict[str, Clock]:
-    """The enabled clock triggers by job name."""
+    """Return the enabled clock triggers by job name."""
     enabled = {}
     zone = parse_zone(section.time_zone)
     if section.cron:
@@ -255,7 +256,7 @@ def clocks(section: TriggersSection) -> dict[str, Clock]:
 
 
 def _plan(scheduler: Any, configured: dict[str, Clock], *, is_reload: bool = False) -> None:
-    """Make the stored jobs match the configured ones; unchanged jobs keep their time, unless ``anew``."""
+    """Make the stored jobs match the configured ones; unchanged jobs keep their time, unless ``is_reload``."""
     jobs = {job.id: job for job in scheduler.get_jobs()}
     for name in jobs.keys() - configured.keys():
         scheduler.remove_job(name)
@@ -275,8 +276,9 @@ def _earliest_run(scheduler: Any) -> datetime | None:
 
 @contextmanager
 def _open_file(file: Path) -> Iterator[sqlalchemy.Engine]:
-    """Open the triggers' file; a damaged one is replaced."""
-    # A file of its own and not the store: the schedule works without the database, its pickled jobs are in no backup.
+    """Open the database of the triggers; replace it if it is damaged."""
+    # A separate file and not the store: the schedule works without the store's database, and backups contain no pickled
+    # jobs.
     engine = connect(sqlite_url(file))
     try:
         if not _create_table(engine):
@@ -291,14 +293,14 @@ def _open_file(file: Path) -> Iterator[sqlalchemy.Engine]:
 
 
 def _create_table(engine: sqlalchemy.Engine) -> bool:
-    """Create the table if it is missing; False if the file is damaged."""
+    """Create the table if it is missing; return False if the file is damaged."""
     try:
         with engine.begin() as connection:
             intact = connection.execute(text("PRAGMA quick_check(1)")).scalar() == "ok"
             connection.execute(text("CREATE TABLE IF NOT EXISTS counters (id INTEGER PRIMARY KEY, value TEXT)"))
             return intact
     except OperationalError:
-        # No space or no rights: recreating the file would not help.
+        # No space or no permission: recreating the file would not help.
         raise
     except DatabaseError:
         return False

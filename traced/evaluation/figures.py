@@ -1,6 +1,6 @@
-"""The figures of a cycle: plain types behind the table, the plots, the report page and ``--json``.
+"""The figures of a cycle: plain types that the table, the plots, the report page and ``--json`` present.
 
-Rates are in 0-1 and come from ``traced.evaluation.intervals``; nothing here reads the store or draws.
+Rates are in 0-1 and come from ``traced.evaluation.intervals``. This module neither reads the store nor draws.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -11,15 +11,15 @@ from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
 
 FLOOR = "do-nothing"
 BASE = "base"
-EPISODES, PRODUCTION = "episodes", "production"  # what was analysed
+EPISODES, PRODUCTION = "episodes", "production"  # origins of the analysed trajectories
 ROUTED = "routed"
 ON_TARGET = "grpo-on-target"
-PROMPT = "optimize-prompt"  # the stage that ends where a prompt is enough
+PROMPT = "optimize-prompt"  # the stage at which a capability ends if a prompt is enough
 
 
 @dataclass(frozen=True)
 class AdapterFigures:
-    """One adapter version: its gate, the decision about it, and its success alone on the test split."""
+    """One adapter version: its gate, the decision about it, and its success rate without routing on the test split."""
 
     name: str
     capability: str
@@ -31,7 +31,7 @@ class AdapterFigures:
 
 @dataclass(frozen=True)
 class Ending:
-    """A retained capability that ended at ``stage``, and the reason."""
+    """A retained capability whose processing ended at ``stage`` of the cycle, and the reason."""
 
     capability: str
     stage: str
@@ -40,19 +40,23 @@ class Ending:
 
 @dataclass(frozen=True)
 class PromptFigures:
-    """The newest prompt patch of a capability: what fixes it, in words, and its gates by comparison."""
+    """The newest prompt patch of a capability: the remedy that its gates indicate, and those gates by comparison."""
 
     capability: str
     patch: str  # the first digits of its id
-    answer: str
-    gates: dict[str, GateResult]  # "prompt", and "adapter" and "comparison" where there was an adapter
+    answer: str  # the remedy in words, such as "a prompt is enough"
+    gates: dict[str, GateResult]  # "prompt"; "adapter" and "comparison" as well if there was an adapter
     is_enough: bool
-    decision: str = ""  # of a person, in words; "" while there is none
+    decision: str = ""  # a person's decision in words; "" while there is none
 
 
 @dataclass(frozen=True)
 class CycleFigures:
-    """One cycle; ``rates`` by policy name (FLOOR, BASE, adapter versions, ROUTED, ON_TARGET), empty until evaluated."""
+    """All figures of one cycle.
+
+    ``rates`` has the success rates by policy name: FLOOR, BASE, adapter versions, ROUTED and ON_TARGET. It is empty
+    until the cycle has been evaluated.
+    """
 
     cycle_id: str
     target: str
@@ -66,7 +70,7 @@ class CycleFigures:
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
     gain: Interval | None = None  # routed minus base
-    routers: dict[str, RoutingQuality] = field(default_factory=dict)  # all that were asked; the serving one first
+    routers: dict[str, RoutingQuality] = field(default_factory=dict)  # every router that picked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
     rollouts: int = 0  # training rollouts of all adapters
     seconds: float = 0.0
@@ -90,8 +94,8 @@ def points(value: float) -> str:
 def as_json(figures: CycleFigures) -> dict[str, object]:
     """Return the object that ``traced demo --json`` prints; missing figures are null.
 
-    ``routing`` is present once tasks were routed, ``analysed`` if production was analysed, ``prompts`` if any were
-    tried.
+    ``routing`` is present once tasks were routed, ``analysed`` if production trajectories were analysed, ``prompts``
+    if prompt patches were tried, and ``grpo_on_target`` if that policy was evaluated.
     """
     gain = figures.gain
     payload: dict[str, object] = {

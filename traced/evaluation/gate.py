@@ -1,19 +1,21 @@
-"""The gate's policy: three paired comparisons, one answer.
+"""The gate: it combines three paired comparisons of base and adapter into one answer.
 
-environment  the capability's own environment: the low bound exceeds ``environment_margin``
-    target       the target's gate split: the low bound exceeds ``target_margin`` (0: an improvement)
+    environment  the capability's own environment: the low bound must exceed ``environment_margin``
+    target       the target's gate split: the low bound must exceed ``target_margin`` (0: an improvement)
     untouched    target tasks that do not need the capability: no loss beyond ``untouched_margin`` (non-inferiority)
 
-Each passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes if all
-pass, fails if one fails. An inconclusive gate gets further rounds of episodes for its open comparisons, up to
-``max_rounds``; after the last it stays inconclusive, which is never a pass.
+A comparison passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes
+if all comparisons pass and fails if one fails. An inconclusive gate gets further rounds of episodes for its open
+comparisons, up to ``max_rounds``. After the last round it stays inconclusive, which is never a pass.
 
 Error control: each round's interval is computed at 1 - (1 - level) / R (Bonferroni over R rounds), so the chance that
-any round's interval misses is at most 1 - level (Pocock 1977 and O'Brien and Fleming 1979 are tighter but need equal
-rounds). By the same bound a final comparison keeps its answer in later rounds. A round that a person requests judges
-all comparisons anew, and its answer replaces the earlier one, a pass included. Requiring all three needs no further
-correction (intersection-union test, Berger 1982, Technometrics 24:295-300). Not covered: correction over several
-adapters of one cycle; each is a decision of its own, and a person approves it.
+any round's interval misses the true difference is at most 1 - level. The bounds of Pocock (1977) and of O'Brien and
+Fleming (1979) are tighter but need equal rounds. By the same bound a final comparison keeps its answer in later rounds.
+A round that a person requests judges all comparisons again, and its answer replaces the earlier one, even a pass.
+Requiring all three comparisons needs no further correction (intersection-union test, Berger 1982, Technometrics
+24:295-300).
+
+Not covered: correction over several adapters of one cycle; each adapter is decided separately and approved by a person.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -29,7 +31,7 @@ ComparisonName = Literal["environment", "target", "untouched"]
 
 @dataclass(frozen=True)
 class GatePolicy:
-    """Margins are differences of success rates in 0-1; ``level`` is the confidence over all rounds together."""
+    """The gate's settings: margins as differences of success rates in 0-1, and the confidence over all rounds."""
 
     level: float = 0.95
     max_rounds: int = 3
@@ -59,14 +61,14 @@ def judge(
     round_number: int,
     earlier: GateResult | None = None,
 ) -> GateResult:
-    """Return the gate's answer after ``round_number`` rounds (from 1) on all pairs gathered.
+    """Return the gate's answer after ``round_number`` rounds (counted from 1).
 
     Args:
-        evidence: Pairs by comparison; "untouched" is left out only if every task needs the capability.
-        earlier: A previous result; its final comparisons keep their figures.
+        evidence: The pairs of all rounds by comparison; "untouched" is absent only if every task needs the capability.
+        earlier: The previous round's result; its passed and failed comparisons keep their figures.
 
     Raises:
-        GateError: A required comparison is missing, or the round is out of range.
+        GateError: "environment" or "target" is missing, or the round is outside 1..``max_rounds``.
     """
     _check(evidence, policy, round_number)
     final_comparisons = (
@@ -89,9 +91,15 @@ async def run_gate(
     policy: GatePolicy,
     first_round: int = 1,
 ) -> GateResult:
-    """Run rounds until the answer is final; ``gather(round, names)`` returns new pairs of the named comparisons.
+    """Run rounds of episodes until the gate's answer is final, and return the result.
 
-    The gate is first judged after ``first_round`` rounds, on all pairs until then, because a person may request more.
+    Args:
+        gather: ``gather(round_number, names)`` returns new pairs of the named comparisons.
+        first_round: The round after which the gate is first judged, on the pairs of all rounds so far. It is greater
+            than 1 if a person requested a further round.
+
+    Raises:
+        GateError: ``first_round`` is outside 1..``max_rounds``, or a required comparison has no episodes.
     """
     if not 1 <= first_round <= policy.max_rounds:
         raise GateError(f"round {first_round} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
@@ -114,7 +122,7 @@ async def run_gate(
 
 
 def untouched_tasks(trajectories: Iterable[Trajectory], labels: Iterable[Label], capability: str) -> set[str]:
-    """Return the tasks in which every labelled base trajectory says that ``capability`` is not needed (NA).
+    """Return the tasks that do not need ``capability``: every label of the task's base trajectories is NA.
 
     A task without labels for the capability is not untouched.
     """

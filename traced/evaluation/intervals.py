@@ -1,14 +1,16 @@
-"""Success rates with intervals: a paired difference on the same seeds, single rates, and the quality of routing.
+"""Success rates with intervals: the paired difference on the same seeds, single rates, and the quality of routing.
 
-An infrastructure outcome is never a failure: it is counted apart, and drops its pair. Rates are in 0-1.
+An infrastructure outcome never counts as a failure: it is counted separately, and its pair is dropped. Rates are in
+0-1.
 
 The paired interval is Tango's asymptotic score interval (Tango 1998, Statistics in Medicine 17:891-908; recommended
 by Fagerland, Lydersen and Laake 2014, Statistics in Medicine 33:2850-2875). It keeps its coverage for few discordant
-pairs, where Wald and bootstrap intervals collapse to a point; scipy has none for paired proportions. Several trials
-of a task are not independent, so counts are divided by the design effect (Rao and Scott 1992, Biometrics 48:577-585),
-kept within [1, trials per task]. Single rates have Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001).
+pairs, where Wald and bootstrap intervals collapse to a point; scipy has no interval for paired proportions. Several
+trials of a task are not independent, so counts are divided by the design effect (Rao and Scott 1992, Biometrics
+48:577-585), which is clamped to [1, trials per task]. Single rates have Wilson's interval (Wilson 1927; Brown, Cai and
+DasGupta 2001).
 
-Not covered: fewer than about 10 tasks with several trials, where the design effect itself is a guess.
+Not covered: fewer than about 10 tasks with several trials; the estimate of the design effect is then unreliable.
 """
 
 import math
@@ -27,7 +29,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Pair:
-    """One task and trial played by both models; ``base`` and ``adapter`` say whether each succeeded."""
+    """One trial of a task, played by both models; ``base`` and ``adapter`` say whether each model succeeded."""
 
     task_id: str
     trial: int
@@ -37,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Interval:
-    """Difference of success rates, adapter minus base, with its interval at ``level``; rates in 0-1."""
+    """The difference of success rates, adapter minus base, with its interval at confidence ``level``; rates in 0-1."""
 
     tasks: int
     pairs: int
@@ -51,10 +53,11 @@ class Interval:
 
 
 def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair]:
-    """Match two models' trajectories by task and trial; infrastructure outcomes drop their pair.
+    """Match two models' trajectories by task and trial; a pair with an infrastructure outcome is dropped.
 
     Raises:
-        GateError: A task and trial was played by one model only, or more than a tenth of the pairs were dropped.
+        GateError: A task and trial was played by one model only or twice by one model, or more than a tenth of the
+            pairs were dropped.
     """
     base_outcomes, adapter_outcomes = _by_key(base), _by_key(adapter)
     if base_outcomes.keys() != adapter_outcomes.keys():
@@ -78,7 +81,7 @@ def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair
 
 
 def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
-    """Return the difference of success rates over ``pairs`` with its two-sided interval; [-1, 1] without pairs."""
+    """Return the difference of success rates over ``pairs`` and its two-sided interval, [-1, 1] if there are none."""
     count = len(pairs)
     if count == 0:
         return Interval(0, 0, 0.0, 0.0, 0.0, -1.0, 1.0, level, 1.0)
@@ -101,7 +104,7 @@ def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
 
 def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tuple[float, float]:
     """Return Tango's score interval for (gains - losses) / pairs; counts may be fractions (effective counts)."""
-    # scipy takes a second to import: commands that compute no interval answer without it.
+    # scipy takes a second to import, which commands that compute no interval should not wait for.
     from scipy.optimize import brentq
 
     z = NormalDist().inv_cdf(0.5 + level / 2)
@@ -110,14 +113,14 @@ def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tup
         return _tango_statistic(gains, losses, pairs, delta)
 
     estimate = (gains - losses) / pairs
-    # At the edge the statistic has no root, and the bound is the edge itself.
+    # At an estimate of -1 or 1 the statistic has no root; the bound is then -1 or 1 itself.
     low = -1.0 if estimate <= -1 else brentq(lambda d: statistic(d) - z, -1 + 1e-12, estimate)
     high = 1.0 if estimate >= 1 else brentq(lambda d: statistic(d) + z, estimate, 1 - 1e-12)
     return float(low), float(high)
 
 
 def design_effect(pairs: Sequence[Pair]) -> float:
-    """Return the variance of the mean difference, tasks as clusters, relative to that of independent pairs."""
+    """Return the ratio of the mean difference's variance with tasks as clusters to that of independent pairs."""
     clusters: dict[str, list[int]] = {}
     for p in pairs:
         clusters.setdefault(p.task_id, []).append(int(p.adapter) - int(p.base))
@@ -136,7 +139,7 @@ def design_effect(pairs: Sequence[Pair]) -> float:
 
 
 def _tango_statistic(gains: float, losses: float, pairs: float, delta: float) -> float:
-    """Return the score statistic of the hypothesis that the difference is ``delta``; it falls as ``delta`` grows."""
+    """Return the score statistic of the hypothesis that the difference is ``delta``; it decreases in ``delta``."""
     a = 2 * pairs
     b = -gains - losses + (2 * pairs - gains + losses) * delta
     c = -losses * delta * (1 - delta)
@@ -162,7 +165,10 @@ def _by_key(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], Outcome
 
 @dataclass(frozen=True)
 class Rate:
-    """Success of one policy over ``episodes`` sound episodes; ``low``/``high`` are its 95 % interval."""
+    """Success rate of one policy over ``episodes`` judged episodes (success or failure), with its 95 % interval.
+
+    ``infrastructure`` is the number of episodes that were excluded because of an infrastructure outcome.
+    """
 
     name: str
     episodes: int
@@ -175,7 +181,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Change:
-    """Success of base and router on the same ``tasks`` tasks, all of which need the capability."""
+    """Success rates of base and router on the same ``tasks`` tasks, all of which need the capability."""
 
     tasks: int
     base: float
@@ -184,10 +190,11 @@ class Change:
 
 @dataclass(frozen=True)
 class RoutingQuality:
-    """The router against the best choice per task, over ``tasks`` tasks that every option finished.
+    """A router's picks compared with the best choice per task, over ``tasks`` tasks that every option completed.
 
-    ``best``: tasks where the pick did as well as the best option. ``decisive``: tasks where the options differ, and
-    ``right`` those of them where the pick succeeded. ``oracle``: the success rate of always picking the best.
+    ``best`` counts the tasks on which the pick did as well as the best option, ``decisive`` those on which the options
+    differ, and ``right`` the decisive tasks on which the pick succeeded. ``oracle`` is the success rate of always
+    picking the best option; ``picks`` counts the picks by model.
     """
 
     tasks: int
@@ -204,20 +211,20 @@ class RoutingQuality:
 
 
 def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
-    """Return the success rate of one policy's episodes; without completed ones the interval is [0, 1]."""
+    """Return the success rate of one policy's episodes; its interval is [0, 1] if no episode was judged."""
     outcomes = Counter(trajectory.outcome for trajectory in trajectories)
     successes, infrastructure = outcomes[Outcome.SUCCESS], outcomes[Outcome.INFRASTRUCTURE]
     sound = successes + outcomes[Outcome.FAILURE]
     if not sound:
         return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
-    from scipy.stats import binomtest  # heavy, as above
+    from scipy.stats import binomtest  # slow to import, see ``tango``
 
     interval = binomtest(successes, sound).proportion_ci(LEVEL, method="wilson")
     return Rate(name, sound, successes, successes / sound, float(interval.low), float(interval.high), infrastructure)
 
 
 def successes_by_task(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
-    """Return whether each completed task was solved; one episode per task."""
+    """Return by task id whether the task was solved, without unjudged episodes; one episode per task is expected."""
     sound = (trajectory for trajectory in trajectories if trajectory.outcome.is_judged)
     return {trajectory.task_id: trajectory.outcome is Outcome.SUCCESS for trajectory in sound}
 
@@ -225,7 +232,7 @@ def successes_by_task(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
 def by_capability(
     base: Sequence[Trajectory], routed: Sequence[Trajectory], capabilities_of: Callable[[str], Iterable[str]]
 ) -> dict[str, Change]:
-    """Return success of base and router by capability; ``capabilities_of(task_id)`` names what a task needs."""
+    """Return base and routed success rates by capability; ``capabilities_of(task_id)`` returns what a task needs."""
     base_successes, routed_successes = successes_by_task(base), successes_by_task(routed)
     groups: dict[str, list[str]] = {}
     for task in sorted(base_successes.keys() & routed_successes.keys()):

@@ -1,7 +1,6 @@
-"""The report of a cycle: a table for the terminal, and a self-contained HTML page with its plots as PNG files beside
-it.
+"""Present a cycle's figures: a table for the terminal, and a self-contained HTML page with its plots as PNG files.
 
-Every text from the store is escaped, the page loads nothing from elsewhere, and files appear by rename. Plots are
+Every text from the store is escaped, the page loads no external resource, and files are published by rename. Plots are
 drawn without a display or pyplot's global state, so the same figures give the same picture.
 """
 
@@ -39,7 +38,7 @@ SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "ad
 
 
 def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
-    """Plot the mean reward of the rollouts per iteration, one line per capability."""
+    """Plot the rollouts' mean reward per iteration, one line per capability; return the PNG."""
     figure = _new_figure(3.6)
     axes = figure.add_subplot()
     for name, iterations in curves.items():
@@ -52,7 +51,7 @@ def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> byte
 
 
 def capability_bars(changes: Mapping[str, Change]) -> bytes:
-    """Plot success on the test tasks that need each capability: base beside routed."""
+    """Plot base and routed success rates on the test tasks that need each capability; return the PNG."""
     figure = _new_figure(1.0 + 0.55 * max(len(changes), 1))
     axes = figure.add_subplot()
     places = range(len(changes))
@@ -69,7 +68,7 @@ def capability_bars(changes: Mapping[str, Change]) -> bytes:
 
 def _new_figure(height: float) -> "Figure":
     """Return an empty figure; the height is in inches."""
-    # matplotlib is heavy, and only this report draws.
+    # matplotlib is slow to import, and only this report needs it.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(7.2, height), layout="constrained")
@@ -82,7 +81,7 @@ def _png(figure: "Figure") -> bytes:
 
 
 def verdict(figures: CycleFigures) -> str:
-    """Return one sentence: what the cycle gained, or why it gained nothing."""
+    """Return a sentence on what the cycle gained, or why it gained nothing."""
     gain = figures.gain
     if gain is not None:
         end = "" if gain.low > 0 else " The interval contains zero: no gain is shown."
@@ -101,7 +100,7 @@ def verdict(figures: CycleFigures) -> str:
 
 
 def routing_sentence(figures: CycleFigures) -> str:
-    """Return how good the routers' picks were; empty if nothing was routed."""
+    """Return sentences on how good the routers' picks were; "" if nothing was routed."""
     sentences: list[str] = []
     for name, quality in figures.routers.items():
         verb = "would have been" if sentences else "was"
@@ -124,7 +123,7 @@ def _picks(routing: RoutingQuality) -> str:
 
 
 def prompt_sentence(prompt: PromptFigures) -> str:
-    """Return what a prompt does for its capability, and the command that shows it."""
+    """Return a sentence on what a prompt patch achieves for its capability, with the command that shows the patch."""
     comparisons = prompt.gates["prompt"].comparisons if "prompt" in prompt.gates else []
     improvements = [
         f" ({percent(comparison.base)} to {percent(comparison.adapter)} in its environment)"
@@ -145,7 +144,7 @@ def summary_table(figures: CycleFigures) -> Group:
     fixed = {prompt.capability for prompt in figures.prompts if prompt.is_enough}
     for ending in figures.endings:
         if ending.stage == PROMPT and ending.capability in fixed:
-            # Its prompt's own line above says how it ended.
+            # The line of its prompt patch above already states how it ended.
             continue
         lines.append(Text(f"{ending.capability} failed at the stage {ending.stage}: {ending.reason}", style="yellow"))
     lost_episodes = sum(rate.infrastructure for rate in figures.rates.values())
@@ -158,7 +157,10 @@ def summary_table(figures: CycleFigures) -> Group:
 
 
 def write_report(figures: CycleFigures, folder: Path) -> Path:
-    """Write ``report.html``, ``training.png`` and ``capabilities.png`` into ``folder``; returns the page's path."""
+    """Write ``report.html`` and the plots that have data into ``folder``, and return the path of the page.
+
+    The plots are ``training.png`` and ``capabilities.png``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     plots: dict[str, bytes] = {}
     if figures.curves:
@@ -187,7 +189,7 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
 
 
 def title_of(policy: str) -> str:
-    """Return the table title of a policy; an adapter version keeps its name."""
+    """Return a policy's title in the table; that of an adapter version contains its name."""
     return TITLES.get(policy, f"{policy} alone")
 
 
@@ -216,7 +218,7 @@ def _rates_table(figures: CycleFigures) -> Table:
 def _write(path: Path, content: bytes) -> Path:
     staging = path.with_name(f".{path.name}.partial")
     try:
-        # Written beside its place and renamed, so a reader never sees half a page.
+        # Written to a temporary file in the same folder and renamed, so a reader never sees a partial file.
         staging.write_bytes(content)
         os.replace(staging, path)
     finally:

@@ -1,7 +1,7 @@
-"""``python -m traced.gateway --data-dir DIR``: the gateway as a child process, which ends when its parent has ended.
+"""``python -m traced.gateway --data-dir DIR``: run the gateway as a child process that ends when its parent ends.
 
-Settings come from the file and the environment. Requests in flight are answered and recorded exchanges are stored
-before it ends, as with ``traced serve``.
+Settings come from the configuration file and the environment. Before it ends, the gateway answers the requests in
+flight and stores the recorded exchanges, as ``traced serve`` does.
 """
 
 import argparse
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until stopped or until the parent has ended; returns the exit code."""
+    """Serve until a signal or the end of the parent process stops the gateway; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m traced.gateway")
     parser.add_argument("--data-dir", type=Path, required=True)
     settings = load_settings(parser.parse_args(arguments).data_dir)

@@ -1,7 +1,8 @@
 """API keys, request quotas and the concurrency limit of the gateway.
 
-A key is 256 random bits, shown once and kept as its SHA-256. While no key exists, requests need none, and the gateway
-listens on the loopback only. Limits are per process: each gateway counts for itself. Errors: ``Refusal`` 401 and 429.
+A key is 256 random bits, shown once and stored as its SHA-256. Until the first key is created, requests need none, and
+the gateway listens on the loopback only. Limits are per process: each gateway counts only its own requests. Errors:
+``Refusal`` 401 and 429.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from traced.registry.decisions import Action
 
 PREFIX = "traced-"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# Keys whose quota is remembered; beyond, the least recently used one starts afresh.
+# Keys whose quota is tracked. Beyond this number, the least recently used key loses its count.
 MAX_BUCKETS = 10_000
 
 
@@ -46,7 +47,7 @@ def create_key(session: Session, action: Action, name: str, per_minute: int) -> 
 
 
 def withdraw_key(session: Session, action: Action, name: str) -> None:
-    """Revoke a key; raises ``NotFound``."""
+    """Revoke the key called ``name``; raises ``NotFound`` if there is none."""
     revoke_key(session, name, at=action.at)
     save_audit(session, AuditEntry(action.at, action.actor, action.role, "revoke key", name, action.reason, {}))
 
@@ -58,7 +59,7 @@ def hash_key(key: str) -> str:
 
 @dataclass
 class KeyRing:
-    """The valid keys by hash; None while no key was ever created."""
+    """Authenticates requests by the valid keys, held by hash; ``by_hash`` is None until the first key is created."""
 
     by_hash: Mapping[str, RouterKey] | None = field(default=None)
 
@@ -77,11 +78,11 @@ class KeyRing:
 
 @dataclass
 class ConcurrencyLimit:
-    """Limits the requests at the engines: ``async with limit`` holds one slot, first come, first served.
+    """Limits the number of concurrent requests: ``async with limit`` holds one slot, first come, first served.
 
     Args:
-        concurrency: Requests at the engines at once.
-        queue: Requests that may wait; any more are refused with 429.
+        concurrency: Maximum number of requests that hold a slot.
+        queue: Maximum number of requests that wait; further ones are refused with 429.
         queue_s: Seconds that a request may wait.
     """
 
@@ -93,7 +94,7 @@ class ConcurrencyLimit:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Return the number of requests in the queue."""
         return len(self._waiting)
 
     async def __aenter__(self) -> None:
@@ -112,10 +113,10 @@ class ConcurrencyLimit:
         self._waiting.append(turn)
         try:
             async with asyncio.timeout(self.queue_s):
-                # The request that leaves passes its slot on, so ``running`` does not change.
+                # A request that ends passes its slot to the first in the queue, so ``running`` does not change.
                 await turn
         except BaseException as error:
-            # The slot may have been passed on in the same moment; it must not be lost.
+            # This request may have received a slot at the same moment; the slot must not be lost.
             if turn.done() and not turn.cancelled():
                 self._leave()
             elif turn in self._waiting:
@@ -142,13 +143,17 @@ class ConcurrencyLimit:
 
 @dataclass
 class Quotas:
-    """Requests per minute of each key, as token buckets: a minute's worth may come at once."""
+    """Limits the requests per minute of each key with token buckets; a burst may use a minute's quota at once."""
 
     clock: Callable[[], float] = time.monotonic
     _buckets: "OrderedDict[str, tuple[float, float]]" = field(default_factory=OrderedDict)
 
     def consume(self, key_id: str, per_minute: int) -> None:
-        """Count a request of a key (0: no limit); raises ``Refusal`` 429 with the seconds until the next one."""
+        """Count a request of a key against its quota ``per_minute`` (0: no limit).
+
+        Raises:
+            Refusal: 429 if the quota is used up, with the seconds until the next request is allowed.
+        """
         if not per_minute:
             return
         now = self.clock()

@@ -1,11 +1,11 @@
-"""The gateway's HTTP endpoint: OpenAI's paths, in front of the engines.
+"""The gateway's HTTP API: OpenAI's paths, served by forwarding to the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
     GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``otlp_receiver``)
 
 Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
-Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, ``X-Traced-Request``. Unknown fields pass through, and
-every error is in OpenAI's form. Not covered: TLS; put a proxy in front on an open network.
+Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, ``X-Traced-Request``. Unknown fields of a request are
+forwarded, and every error is in OpenAI's form. Not covered: TLS; on an open network, put a proxy in front.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
 RESTART_S = 1.0
-# Who stops the gateway kills it after 90 s.
+# The daemon and systemd kill a gateway that still runs 90 s after they asked it to stop.
 MAX_GRACE_S = 80.0
 MB = 2**20
-# Nesting levels of a request, because stored requests go through recursive code.
+# Nesting levels that a request may have; the limit protects recursive code that reads stored requests.
 MAX_DEPTH = 200
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OPT_OUT = ("no", "false", "0")
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Gateway:
-    """The request handlers and what they share."""
+    """The HTTP request handlers and the components that they share."""
 
     pool: Pool
     live: Callable[[], LiveVersions]
@@ -76,7 +76,7 @@ class Gateway:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """POST of a completion in any of the three forms."""
+        """Handle a POST for a completion in any of the three forms (chat, text, responses)."""
         raw, body = await _read_body(request)
         try:
             messages = messages_of(body)
@@ -115,24 +115,24 @@ class Gateway:
             raise
 
     async def models(self, request: web.Request) -> web.Response:
-        """GET the base model, ``auto`` and the live adapter versions."""
+        """Return the model list: ``auto``, the base model, and the adapter versions that an engine serves."""
         self.keys.authenticate(request.headers.get("Authorization"))
         names = [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
         return web.json_response({"object": "list", "data": models})
 
     async def feedback(self, request: web.Request) -> web.Response:
-        """POST feedback on a conversation or a response."""
+        """Store feedback on a conversation or a response."""
         self.keys.authenticate(request.headers.get("Authorization"))
         _, body = await _read_body(request)
         return web.json_response(await self.feedback_receiver.receive(body, self.clock()))
 
     async def alive(self, request: web.Request) -> web.Response:
-        """GET whether the process answers."""
+        """Return 200 while the process answers."""
         return web.json_response({"alive": True})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """GET whether requests are served, with the problems of engines and recording."""
+        """Return 200 if an engine serves the base model and 503 otherwise, with the state of engines and recording."""
         engines = {replica.url: "ok" if replica.healthy else replica.problem for replica in self.pool.replicas}
         status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
@@ -145,7 +145,7 @@ class Gateway:
         except Refusal as refusal:
             if exchange.model == BASE or exchange.body["model"] != AUTO or refusal.code != UNAVAILABLE:
                 raise
-        # Routing never fails a request: without an engine for the chosen adapter the base model answers.
+        # Routing must never make a request fail: if no engine serves the chosen adapter, the base model answers.
         exchange.model = BASE
         exchange.headers |= {"X-Traced-Model": BASE}
         return await self.forwarder.forward(exchange)
@@ -177,7 +177,7 @@ class Gateway:
     async def _select_model(
         self, body: dict[str, object], conversation: str, messages: list[Message]
     ) -> tuple[str, int | None]:
-        """Return the model, and the trial that the conversation takes part in."""
+        """Return the model, and the promotion-log entry of the trial that the conversation is part of, or None."""
         name = body.get("model")
         if not isinstance(name, str) or not name:
             raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
@@ -187,7 +187,7 @@ class Gateway:
             return (model if self.pool.serves(model) else BASE), route.trial
         if name == BASE or name in self.live().paths:
             return name, None
-        # An engine's own name for its base model, which clients know from elsewhere.
+        # Clients may know an engine's own name of its base model from using the engine directly.
         if any(name == replica.client.base for replica in self.pool.replicas):
             return BASE, None
         names = ", ".join([AUTO, BASE, *self.live().paths])
@@ -200,7 +200,7 @@ class Gateway:
 
 
 def build(gateway: Gateway) -> web.Application:
-    """Build the web application."""
+    """Build the web application that serves a gateway's handlers."""
     app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_error_middleware])
     for path in PATHS:
         app.router.add_post(path, gateway.complete)
@@ -214,9 +214,10 @@ def build(gateway: Gateway) -> web.Application:
 
 @asynccontextmanager
 async def serve_application(gateway: Gateway, *background: BackgroundTask) -> AsyncIterator[str]:
-    """Serve while the body runs, with the ``background`` tasks; yields the URL."""
+    """Serve the gateway and run the ``background`` tasks while the context is active; yield the URL."""
     async with AsyncExitStack() as stack:
-        # Left in reverse order: the server stops first, then what still writes into the spool, then the spool.
+        # Callbacks run in reverse order: the server stops first, then everything that writes to the spool, then the
+        # spool itself.
         stack.callback(gateway.forwarder.upstream.close)
         stack.push_async_callback(gateway.spool.flush)
         stack.push_async_callback(gateway.shadows.cancel_all)
@@ -237,7 +238,7 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
 
 
 async def _restart_on_error(task: BackgroundTask) -> None:
-    # A gateway that no longer follows rollbacks must not look healthy, so a defect does not end the task for good.
+    # A gateway that looks healthy must follow rollbacks, so a defect must not end the task permanently.
     while True:
         try:
             return await task()
@@ -263,7 +264,7 @@ async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
         raise Refusal(400, f"the body is not readable JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")
-    # Counting brackets is cheap and rules out nearly all requests.
+    # Counting brackets is cheap and shows for nearly all requests that they cannot be nested too deeply.
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and exceeds_depth(body, MAX_DEPTH):
         raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
     return raw, body
@@ -273,7 +274,7 @@ async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
 async def _error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """The outermost error boundary of a request: every error is answered in OpenAI's form."""
+    """Convert every error of a handler to a response in OpenAI's form."""
     try:
         return await handler(request)
     except Refusal as refusal:

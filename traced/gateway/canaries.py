@@ -1,9 +1,11 @@
-"""Reviews canaries: judges their conversations and applies the verdict (a larger share, promotion or rollback).
+"""Review canaries: judge their conversations and apply the verdict (a larger share, promotion or rollback).
 
-Conversations count if only the canary or its control answered them, each under the share of its time and with the
-outcome from feedback, rules or the judge. ``traced.registry.canary`` decides; the changes are written like a person's.
-Invariant: a decision is based on the newest log entry and written in the same transaction, so concurrent processes and
-people do not interfere, and what a person rolled back stays rolled back.
+A conversation counts if only the canary or only its control answered it. It is counted under the traffic share at its
+time, with the outcome from feedback, rules or the judge. ``traced.registry.canary`` decides; the change is recorded
+like that of a person.
+
+Invariant: a decision is based on the newest log entry and written in the same transaction. Concurrent processes and
+people therefore do not interfere, and a version that a person rolled back stays rolled back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,16 +31,16 @@ ACTOR = "traced canary"
 
 @dataclass
 class Canaries:
-    """Reviews the store's canaries."""
+    """Reviews the canaries in the store."""
 
     settings: Settings
     store: Engine
     labels: Labels
-    # By version: its log entry and the newest feedback at the last review.
+    # By adapter version: the sequence numbers of its log entry and of the newest feedback at the last review.
     _reviewed: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def review(self, at: datetime) -> None:
-        """Judge every canary with new feedback; raises ``StoreError``."""
+        """Judge every canary with a new log entry or with newer feedback in the store; raises ``StoreError``."""
         with read_session(self.store) as session:
             last_feedback = serving.last_feedback(session)
             trials = promotions.trials(session)
@@ -74,7 +76,7 @@ class Canaries:
 
 
 def strata(session: Session, adapter: str, labels: Labels) -> list[Stratum]:
-    """Count the judged conversations of a canary and its control under each share, oldest first."""
+    """Return the judged conversations and successes of a canary and its control by traffic share, oldest first."""
     shares = promotions.canary_shares(session, adapter)
     arms = {seq: {True: [0, 0], False: [0, 0]} for seq in shares}
     participants = serving.trial_conversations(session, shares)

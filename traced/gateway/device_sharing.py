@@ -1,10 +1,11 @@
-"""Sharing devices between serving and training, in both directions.
+"""Share devices between serving and training: preempt training under load, and put engines to sleep during training.
 
-``Preemption`` requests devices back from trainings while the request load stays high; a holder notices with its next
-heartbeat, saves a checkpoint and releases the device (``traced.jobs.leases``). ``EngineSleeper`` puts the engines to
-sleep while a training holds their device, if that is configured (vLLM's sleep mode, level 1: weights move to host
-memory). If the store does not answer, the state stays as it is and the query is repeated. Not covered: an engine that
-starts during a training uses its memory until it sleeps.
+``Preemption`` requests devices back from training runs while the request load stays high. The holder of a lease notices
+this with its next heartbeat, saves a checkpoint and releases the device (``traced.jobs.leases``). ``EngineSleeper``
+puts the engines to sleep while a training run holds their device, if that is configured (vLLM's sleep mode, level 1:
+weights move to host memory). If the store does not answer, nothing changes and the query is repeated.
+
+Not covered: an engine that starts during a training run uses device memory until it is put to sleep.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from store.repositories.leases import list_leases, request_return
 from traced.gateway.engines import Pool
 
 POLL_S = 0.5
-# The first word of the purpose of a training's lease.
+# The first word of the purpose in the lease of a training run.
 TRAINING = "train"
 REQUESTER = "serving"
 log = logging.getLogger(__name__)
@@ -30,7 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EngineSleeper:
-    """Puts the pool's engines to sleep and wakes them; ``devices`` lists their devices (empty: all)."""
+    """Puts the pool's engines to sleep while training runs and wakes them afterwards.
+
+    Args:
+        devices: The devices of the engines (empty: all).
+    """
 
     store: Engine
     pool: Pool
@@ -47,7 +52,7 @@ class EngineSleeper:
             await asyncio.sleep(POLL_S)
 
     def training_reason(self) -> str:
-        """Return which training holds a device of the engines, or ""."""
+        """Return a description of the lease by which training holds a device of the engines, or ""."""
         with read_session(self.store) as session:
             leases = list_leases(session)
         for lease in leases:
@@ -59,12 +64,12 @@ class EngineSleeper:
 
 @dataclass
 class Preemption:
-    """Requests leased devices back while the load is high.
+    """Requests leased devices back while the request load is high.
 
     Args:
         load: Returns the number of running and waiting requests.
-        requests: The load that counts as high; 0 disables preemption.
-        seconds: How long the load has to stay high.
+        requests: The load from which it counts as high; 0 disables preemption.
+        seconds: Seconds that the load has to stay high before devices are requested.
         devices: The devices to request (empty: all).
     """
 
@@ -78,7 +83,7 @@ class Preemption:
     _high_since: float | None = None
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll until cancelled; return at once if preemption is disabled."""
         while self.requests:
             await asyncio.sleep(POLL_S)
             if self.is_overloaded():
@@ -88,7 +93,7 @@ class Preemption:
                     log.warning("devices cannot be requested back from training: %s", error)
 
     def is_overloaded(self) -> bool:
-        """Whether the load has been high for long enough."""
+        """Return whether the load has been high for ``seconds``."""
         if self.load() < self.requests:
             self._high_since = None
             return False
@@ -96,9 +101,9 @@ class Preemption:
         return self.clock() - self._high_since >= self.seconds
 
     def request_devices(self) -> list[str]:
-        """Request every leased device; returns those that were not requested before."""
+        """Request the return of every leased device; return the devices that were not requested before."""
         requested: list[str] = []
-        # Repeated while the load lasts, because a training may start meanwhile.
+        # This is repeated while the load lasts, because another training run may start meanwhile.
         with write_session(self.store) as session:
             for lease in list_leases(session):
                 if not lease.wanted_by and (not self.devices or lease.device in self.devices):

@@ -1,9 +1,9 @@
 """The pool of engines behind the gateway: health, loaded adapters, sleep, and the choice of an engine for a request.
 
-Invariants: an adapter takes requests at an engine only after the engine has confirmed its loading, and is unloaded only
-after its last request there; an engine never holds more than ``max_adapters`` at once; a sleeping engine takes no
-requests. An engine that fails ``/health`` takes no requests until it answers again, and then gets its adapters anew.
-Not covered: starting engines.
+Invariants: an engine gets requests for an adapter only after it has confirmed loading it, and the adapter is unloaded
+only after its last request there has ended; an engine never holds more than ``max_adapters`` at once; a sleeping engine
+gets no requests. An engine that fails ``/health`` gets no requests until it answers again; its adapters are then loaded
+again. Not covered: starting engines.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ from traced.inference.errors import ServingError
 
 POLL_S = 0.5
 HEALTH_S = 5.0
-# The name of an adapter version; other adapters at the engine belong to somebody else.
+# The name of an adapter version. Other adapters at the engine are not managed by traced and never unloaded.
 ADAPTER_NAME = re.compile(r".+@v\d+")
-# A conversation stays at its engine, for the prefix cache, unless that has so many requests more than another.
+# A conversation stays at its engine to reuse the prefix cache, unless this engine has more than AFFINITY requests more
+# than the least busy one.
 AFFINITY = 4
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,12 @@ class Replica:
     """One engine and its state.
 
     Args:
-        loaded: The adapters that it has confirmed.
-        running: The number of its requests by model.
-        problem: Why it takes no requests, for people.
-        sleep_reason: Why it should sleep; "" if it should be awake, None if nothing was requested.
-        asleep: Whether it sleeps; None if it has to be queried.
-        wake_event: Set to have it checked at once.
+        loaded: The adapters whose loading the engine has confirmed.
+        running: The number of running requests by model.
+        problem: Why the engine gets no requests, in words; "" if it is healthy.
+        sleep_reason: Why the engine should sleep; "" if it should be awake, None if neither was requested.
+        asleep: Whether the engine sleeps; None if it has to be queried.
+        wake_event: Set it to have the engine checked at once.
     """
 
     client: EngineClient
@@ -52,25 +53,25 @@ class Replica:
 
     @property
     def url(self) -> str:
-        """The engine's URL."""
+        """Return the engine's URL."""
         return self.client.url
 
     @property
     def busy(self) -> int:
-        """The number of its requests."""
+        """Return the number of running requests of all models."""
         return self.running.total()
 
     def serves(self, model: str) -> bool:
-        """Whether it takes requests for ``model``."""
+        """Return whether the engine can take requests for ``model``."""
         return self.healthy and not self.sleep_reason and (model == BASE or model in self.loaded)
 
     def upstream(self, model: str) -> str:
-        """The engine's own name for ``model``."""
+        """Return the engine's own name for ``model``."""
         return self.client.base if model == BASE else model
 
     @contextlib.contextmanager
     def request(self, model: str) -> Iterator[None]:
-        """Count a request for ``model`` while the body runs."""
+        """Count a running request for ``model`` while the context is active."""
         self.running[model] += 1
         try:
             yield
@@ -78,24 +79,29 @@ class Replica:
             self.running[model] -= 1
 
     def mark_failed(self, reason: str) -> None:
-        """Stop sending requests until the engine answers again."""
+        """Mark the engine as unavailable, so that it gets no requests until a check succeeds."""
         if self.healthy:
             log.warning("engine %s is not available: %s", self.url, reason)
         self.healthy, self.problem, self.asleep = False, reason, None
-        # It may have been restarted, without its adapters.
+        # The engine may have been restarted and have lost its adapters.
         self.loaded.clear()
 
 
 @dataclass
 class Pool:
-    """All engines; ``adapters`` maps the versions that should be loaded to their directories."""
+    """All engines behind the gateway.
+
+    Args:
+        max_adapters: The number of adapter slots of each engine.
+        adapters: The adapter versions that should be loaded, with their directories.
+    """
 
     replicas: list[Replica]
     max_adapters: int
     adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def pick(self, model: str, conversation_id: str) -> Replica | None:
-        """Choose the engine for a request; None if no engine serves the model."""
+        """Return the engine for a request, or None if no engine serves the model."""
         serving = [replica for replica in self.replicas if replica.serves(model)]
         if not serving:
             return None
@@ -106,17 +112,17 @@ class Pool:
         return preferred if preferred.busy <= least_busy.busy + AFFINITY else least_busy
 
     def serves(self, model: str) -> bool:
-        """Whether any engine serves the model."""
+        """Return whether any engine serves the model."""
         return any(replica.serves(model) for replica in self.replicas)
 
     def set_adapters(self, adapters: Mapping[str, Path]) -> None:
-        """Set the adapters that should be loaded, and check the engines at once."""
+        """Set the adapters that should be loaded, and have the engines checked at once."""
         self.adapters = adapters
         for replica in self.replicas:
             replica.wake_event.set()
 
     def set_sleep_reason(self, reason: str) -> None:
-        """Have the engines sleep for this reason, or wake up if it is ""."""
+        """Have the engines put to sleep for this reason, or woken up if it is ""."""
         for replica in self.replicas:
             if replica.sleep_reason != reason:
                 replica.sleep_reason = reason
@@ -138,7 +144,7 @@ class Pool:
             await self._check(replica)
 
     async def check_all(self) -> None:
-        """Check every engine once; not while ``run`` is active."""
+        """Check every engine once; must not be called while ``Pool.run`` is active."""
         await asyncio.gather(*(self._check(replica) for replica in self.replicas))
 
     async def close(self) -> None:
@@ -172,7 +178,7 @@ class Pool:
         for name in sorted(engine_adapters - set(self.adapters)):
             if not ADAPTER_NAME.fullmatch(name):
                 continue
-            # First no new requests, then the unloading once the running ones have ended.
+            # New requests stop at once; the adapter is unloaded when its running requests have ended.
             replica.loaded.discard(name)
             if not replica.running[name] and await _succeeds(replica, name, replica.client.unload_adapter(name)):
                 engine_adapters.discard(name)
@@ -180,9 +186,8 @@ class Pool:
     async def _load(self, replica: Replica, engine_adapters: set[str]) -> None:
         for name, path in self.adapters.items():
             if name not in engine_adapters:
-                # Never more than the engine's slots, the one being loaded included: otherwise vLLM gives away the slot
-                # of an adapter that a running request uses, and that request continues with other weights (vLLM issue
-                # 47724).
+                # Never load more adapters than the engine has slots: otherwise vLLM reassigns the slot of an adapter
+                # that a running request uses, and that request continues with other weights (vLLM issue 47724).
                 if len(engine_adapters) >= self.max_adapters:
                     names = ", ".join(sorted(engine_adapters))
                     log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
@@ -194,10 +199,10 @@ class Pool:
 
 
 async def _apply_sleep(replica: Replica) -> bool:
-    """Put the engine to sleep or wake it; returns whether it is awake and should be."""
+    """Put the engine to sleep or wake it up; return True only if it was woken up."""
     reason = replica.sleep_reason
     if reason is None:
-        # Somebody else put it to sleep and may wake it, so it is queried again.
+        # Another client put the engine to sleep and may wake it up, so the state is queried again at the next check.
         replica.healthy, replica.asleep = False, None
         replica.problem = "asleep; traced wakes it only if serving.sleep_for_training is set"
         return False
@@ -211,7 +216,7 @@ async def _apply_sleep(replica: Replica) -> bool:
             replica.asleep = True
             log.info("engine %s sleeps: %s", replica.url, reason)
     except ServingError as error:
-        # The request may have taken effect all the same, so the state is queried before the engine takes requests.
+        # The call may have taken effect despite the error, so the state is queried before the engine gets requests.
         replica.asleep = None
         reason = f"it supports no sleep mode: {error}"
         log.warning("engine %s: %s", replica.url, reason)
@@ -229,5 +234,5 @@ async def _succeeds(replica: Replica, name: str, call: Coroutine[object, None, N
 
 
 def _weight(url: str, conversation_id: str) -> int:
-    """Rendezvous hashing: a conversation keeps its engine whichever other engines come and go."""
+    """Return the engine's weight for rendezvous hashing, which keeps a conversation's engine while others change."""
     return int.from_bytes(hashlib.blake2b(f"{url} {conversation_id}".encode(), digest_size=8).digest())

@@ -1,8 +1,9 @@
 """Errors in the form that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}.
 
-The gateway's own errors are ``Refusal``; those of engines are converted. vLLM puts the HTTP status into ``code`` and a
-Python class into ``type``, and a proxy may answer with plain text, but clients recognize a conversation that is too
-long, or a missing model, by ``code``. A body that has OpenAI's form is kept byte for byte; unknown fields are kept.
+The gateway's own errors are ``Refusal``; errors of engines are converted. The conversion is needed because clients
+recognize a conversation that is too long, or a missing model, by ``code``. vLLM however puts the HTTP status into
+``code`` and a Python class into ``type``, and a proxy may answer with plain text. A body that already has OpenAI's form
+is kept byte for byte; unknown fields are kept.
 """
 
 import json
@@ -10,10 +11,10 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-# Parts of vLLM's messages, which has no error codes.
+# Parts of vLLM's error messages; vLLM has no error codes.
 CONTEXT_LENGTH_TEXT = "maximum context length"
 MISSING_MODEL_TEXT = "does not exist"
-# Characters that are kept of an error that is not JSON.
+# The maximum number of characters that are kept of an error that is not JSON.
 MAX_TEXT = 2000
 
 
@@ -32,7 +33,7 @@ class Refusal(Exception):
         return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=headers)
 
     def body(self) -> bytes:
-        """Return the JSON text."""
+        """Return the error as JSON text."""
         error = {"message": self.message, "type": error_type(self.status), "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
@@ -47,7 +48,7 @@ def error_type(status: int) -> str:
 
 
 def to_openai_error(status: int, text: bytes) -> bytes:
-    """Convert the body of an engine's error."""
+    """Convert the body of an engine's error response to OpenAI's form."""
     try:
         body = json.loads(text)
     except ValueError:

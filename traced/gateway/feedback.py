@@ -1,10 +1,10 @@
-"""Receives feedback from clients: validates it, finds its conversation, stores it and rescores stored trajectories.
+"""Receive feedback from clients: validate it, find its conversation, store it and rescore the stored trajectories.
 
     {"conversation_id" or "response_id", "score" in [0, 1] or "label", "comment", "who"}
 
-Invariants: a sender cannot pass for the rules or the judge of ``traced.scoring``; everything but labels known from the
-settings is redacted before it is stored. Errors: ``Refusal`` 400 for an invalid body, 404 for an unknown conversation
-or response, 503 if the store does not answer.
+Invariants: a sender cannot use the reserved author names of the rules and the judge of ``traced.scoring``; all text
+except labels known from the settings is redacted before it is stored. Errors: ``Refusal`` 400 for an invalid body, 404
+for an unknown conversation or response, 503 if the store does not answer.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from traced.ingest.redaction import Redactor
 from traced.ingest.settlement import rescore_feedback
 from traced.scoring.evidence import RESERVED, Labels, is_reserved_author
 
-# How long to wait for an exchange that is still on its way into the store.
+# Seconds to wait for an exchange that the recorder has not stored yet.
 PATIENCE_S = 2.0
 RETRY_S = 0.1
 TEXT_LIMIT = 10_000  # characters
@@ -32,7 +32,7 @@ TEXT_LIMIT = 10_000  # characters
 
 @dataclass(frozen=True)
 class FeedbackReceiver:
-    """Stores feedback and rescores the conversation's trajectories."""
+    """Stores feedback and rescores the trajectories of its conversation."""
 
     store: Engine
     labels: Labels
@@ -57,7 +57,7 @@ class FeedbackReceiver:
             await asyncio.sleep(RETRY_S)
 
     def _store(self, feedback: Feedback) -> dict[str, object] | None:
-        """Store the feedback; None if its conversation or response is unknown."""
+        """Store the feedback and return the response body, or None if its conversation or response is unknown."""
         with write_session(self.store) as session:
             conversation_id = feedback.conversation_id
             if feedback.response_id:
@@ -86,7 +86,7 @@ class FeedbackReceiver:
         )
 
     def _stored_id(self, conversation_id: str) -> str:
-        """The id under which a conversation received as spans is stored: its name is redacted."""
+        """Return the id under which a conversation received as spans is stored: the part after the prefix redacted."""
         prefix, separator, name = conversation_id.partition(OTLP_PREFIX)
         return prefix + separator + self.redactor.name(name)
 

@@ -1,10 +1,16 @@
-"""Forwards a request to an engine and its response to the client, byte for byte, and sends shadow requests.
+"""Forward a request to an engine and its response to the client, byte for byte, and send shadow requests.
 
-Invariants: of the body only ``model`` changes; status, content type, Retry-After and the engine's headers are kept. A
-client that hangs up ends the engine's work. Another engine is tried only while the client has received nothing and the
-first engine cannot have started: it refused the connection or has lost the adapter. An exchange is recorded before the
-client has the end of the response. A stream that breaks off ends with an error event and without ``[DONE]``. A client
-never waits for a shadow. Not covered: tools, which nobody runs for a shadow.
+Invariants:
+- Only ``model`` changes in the body. The status, content type, Retry-After, request id and OpenAI's and rate-limit
+  headers of the response are kept.
+- If a client disconnects, the engine's work on its request ends.
+- Another engine is tried only while the client has received nothing and the first engine cannot have started: it
+  refused the connection or has lost the adapter.
+- An exchange is recorded before the client has received the end of the response.
+- A stream that breaks off ends with an error event and without ``[DONE]``.
+- A client never waits for a shadow request.
+
+Not covered: tool calls in shadow responses are not executed.
 """
 
 import asyncio
@@ -29,9 +35,9 @@ FORWARDED_HEADERS = ("retry-after", "x-request-id")
 FORWARDED_PREFIXES = ("openai-", "x-ratelimit-")
 UNAVAILABLE = "engine_unavailable"
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
-# How every escaped letter of "model" begins, because a request's own key may be escaped.
+# The beginning of every escaped letter of "model"; a key of the request may be written with escapes.
 ESCAPED = b"\\u006"
-# A whole event: inside an event the end of a line is escaped.
+# Matches only a whole event, because line ends inside an event are escaped.
 DONE_EVENT = b"\ndata: [DONE]"
 CONNECTION_LOST = "the engine closed the connection"
 # nginx's status for a client that closed the connection.
@@ -44,10 +50,10 @@ class ClientDisconnected(ConnectionResetError):
 
 @dataclass
 class PendingExchange:
-    """A request, the model it is for, and the response sent to the client so far.
+    """A request, the model that serves it, and the response sent to the client so far.
 
     Args:
-        record: Called once, when the response is complete or has failed, before the client has its end.
+        record: Called once when the response is complete or has failed, before its end is sent to the client.
         shadow_of: The id of the exchange that this one shadows.
     """
 
@@ -68,7 +74,7 @@ class PendingExchange:
     _is_recorded: bool = False
 
     def finish(self, status: int | None = None, detail: str = "") -> None:
-        """Record the exchange; ``status`` and ``detail`` describe a failure."""
+        """Record the exchange once; ``status`` and ``detail`` describe a failure."""
         if not self._is_recorded:
             self._is_recorded = True
             self.status, self.detail = status or self.status, detail or self.detail
@@ -87,7 +93,12 @@ class Forwarder:
     upstream: Upstream
 
     async def forward(self, exchange: PendingExchange) -> web.StreamResponse:
-        """Send the request to an engine and its response to the client; raises ``Refusal`` if no engine answers."""
+        """Send the request to an engine and its response to the client.
+
+        Raises:
+            Refusal: 503 if no engine serves the model, 502 if the engine closed the connection before the response.
+            ClientDisconnected: The client closed its connection during a stream.
+        """
         tried_urls: set[str] = set()
         while True:
             replica = self.pool.pick(exchange.model, exchange.conversation_id)
@@ -116,7 +127,7 @@ class Forwarder:
                 return await _stream(exchange, answer, headers)
             content = await answer.read()
             is_missing = answer.status == HTTPStatus.NOT_FOUND and exchange.model != BASE
-            # The engine was restarted and gets the adapter again at the next check.
+            # The engine was restarted; the pool loads the adapter again at its next check.
             if is_missing and exchange.model.encode() in content:
                 replica.loaded.discard(exchange.model)
                 return None
@@ -131,11 +142,12 @@ class Forwarder:
 
 @dataclass
 class Shadows:
-    """Sends each request of a shadow trial to the version on trial too; its responses are recorded and never shown.
+    """Sends each request of a shadow trial also to the version on trial; its responses are recorded but never returned.
 
     Args:
-        max_running: Shadow requests at once.
-        skipped: The number of shadow requests that were left out.
+        limit: The limit of client requests; shadow requests run only while half of its slots are free.
+        max_running: Maximum number of concurrent shadow requests.
+        skipped: The number of shadow requests that were not sent.
     """
 
     pool: Pool
@@ -146,10 +158,10 @@ class Shadows:
     _running: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def start(self, exchange: PendingExchange, model: str) -> None:
-        """Send the request of a successful exchange to ``model``, without waiting for the response."""
+        """Send the request of a successful exchange to ``model`` too, without waiting for the response."""
         if exchange.status != HTTPStatus.OK:
             return
-        # Shadows must not delay clients: they run only while half of the slots at the engines are free.
+        # Shadow requests must not delay clients.
         if len(self._running) >= self.max_running or 2 * self.limit.running > self.limit.concurrency:
             self.skipped += 1
             return
@@ -197,7 +209,10 @@ class Shadows:
 
 
 def with_model(raw: bytes, body: Mapping[str, object], model: str) -> bytes:
-    """Return the request with another ``model``, otherwise byte for byte where the place to change is unambiguous."""
+    """Return the request with another ``model``.
+
+    The other bytes stay the same if the field to replace is unambiguous; otherwise the JSON is written again.
+    """
     if body["model"] == model:
         return raw
     matches = MODEL.findall(raw)
@@ -229,7 +244,7 @@ async def _copy_stream(exchange: PendingExchange, answer: EngineResponse, respon
             exchange.finish()
             return
         exchange.append(chunk)
-        # Recorded before the chunk with the end is written. The event may be split over two chunks.
+        # Record before the chunk with the last event is sent. The event may be split over two chunks.
         if DONE_EVENT in exchange.answer[-len(chunk) - len(DONE_EVENT) :]:
             exchange.finish()
         await response.write(chunk)

@@ -1,10 +1,12 @@
-"""The choice of the model for a conversation: the live versions followed from the store, trials, and stored decisions.
+"""Choose the model for a conversation: follow the live versions in the store, split trials, store routing decisions.
 
-Invariants: a version that is rolled back takes no new request from the next poll (``POLL_S``) on, before it is
-unloaded; its conversations continue with the capability's live version or the base model. A conversation is routed
-once; the decision is stored and the same at every gateway and after a restart. A conversation that had begun before
-anything was live stays with the base model. While the store does not answer, the gateway continues with the last state,
-and a decision that could not be stored holds in this process.
+Invariants:
+- A version that is rolled back gets no new request from the next poll on (``POLL_S``), before it is unloaded. Its
+  conversations continue with the capability's live version or the base model.
+- A conversation is routed once. The decision is stored, so it is the same at every gateway and after a restart.
+- A conversation that began before any version was live stays with the base model.
+- While the store does not answer, the gateway uses the last known state, and a decision that could not be stored is
+  valid in this process only.
 """
 
 import asyncio
@@ -47,7 +49,7 @@ from traced.routing.routers import (
 )
 
 POLL_S = 0.2
-# Conversations whose decision is cached.
+# Maximum number of conversations whose decision is cached.
 CACHE_SIZE = 50_000
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -56,13 +58,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Batcher(Generic[Q, A]):
-    """Batches many small queries to the store: queries that arrive during one call go into the next.
+    """Batches many small queries to the store: queries that arrive during one call are sent with the next call.
 
-    Invariants: one call runs at a time, and a single query is never delayed. An error is raised to every caller of the
-    batch. A query whose caller is cancelled is made all the same.
+    Invariants: one call runs at a time, and a query waits only while another call runs. An error is raised to every
+    caller of the batch. A query is sent even if its caller has been cancelled.
 
     Args:
-        call: Runs on a thread; returns the answers to its queries in order.
+        call: The function that is run on a thread; it returns the answers to its queries in order.
+        max_batch: Maximum number of queries in one call.
     """
 
     call: Callable[[Sequence[Q]], Sequence[A]]
@@ -71,7 +74,7 @@ class Batcher(Generic[Q, A]):
     _worker: "asyncio.Task[None] | None" = None
 
     async def ask(self, query: Q) -> A:
-        """Return the answer to one query."""
+        """Queue one query and return its answer; raises what ``call`` raises."""
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((query, future))
         if self._worker is None or self._worker.done():
@@ -95,17 +98,18 @@ class Batcher(Generic[Q, A]):
 
 @dataclass(frozen=True)
 class LiveVersions:
-    """The versions that are live or on trial, as of one entry of the promotion log.
+    """The adapter versions that are live or on trial, as of one entry of the promotion log.
 
     Args:
-        seq: The log entry.
-        routes: The versions to choose among, with their lines in the routing prompt: of each capability the live one,
-            or the one on trial if none is live.
-        paths: All versions that engines should load.
+        seq: The sequence number of the log entry.
+        routes: The versions that a router chooses among, with their lines in the routing prompt: the live version of
+            each capability, or the version on trial if none is live.
+        paths: The directories of all versions that engines should load.
         versions: The live version of each capability.
         trials: The trial of each capability.
-        classifier_files: Where routers for the live adapters may be, newest first.
-        file_times: Their modification times when they were read.
+        classifier: The fitted router; None if none covers all ``routes``.
+        classifier_files: The files that may hold a fitted router, newest first.
+        file_times: The modification times of these files when they were read.
     """
 
     seq: int = -1
@@ -118,32 +122,38 @@ class LiveVersions:
     file_times: tuple[int, ...] = ()
 
     def current_model(self, model: str) -> str:
-        """Return what serves a conversation that was routed to ``model`` now: it, its successor or the base model."""
+        """Return the model that now serves a conversation routed to ``model``.
+
+        This is ``model`` itself while it is live or on trial, else its capability's live version or the base model.
+        """
         if model == BASE or model in self.paths:
             return model
         return self.versions.get(capability_of(model), BASE)
 
     def assign(self, model: str, conversation_id: str, serves: Callable[[str], bool]) -> tuple[str, int | None]:
-        """Return the model for a conversation routed to ``model``, and the trial that it takes part in."""
+        """Return the model for a conversation routed to ``model``, and the log entry of its trial (None without one).
+
+        A trial splits the conversations of its capability between the version on trial and its control.
+        """
         trial = self.trials.get(capability_of(model))
         if trial is None:
             return model, None
         control, challenger = self.versions.get(trial.capability, BASE), trial.promotion.adapter
-        # A conversation that could not have been given to the challenger is not a control of the trial either.
+        # If the challenger cannot be served, the conversation must not count for the trial's control either.
         if not serves(challenger):
             return control, None
         share = trial.promotion.share or 0.0
         return (challenger if _trial_position(challenger, conversation_id) < share else control), trial.seq
 
     def shadow_version(self, trial_seq: int | None) -> str | None:
-        """Return the version that shadows the conversations of a trial, if it still does."""
+        """Return the version that shadows the conversations of a trial, or None if this is no current shadow trial."""
         shadows = (trial for trial in self.trials.values() if trial.promotion.state is PromotionState.SHADOW)
         return next((trial.promotion.adapter for trial in shadows if trial.seq == trial_seq), None)
 
 
 @dataclass
 class PromotionFollower:
-    """Keeps ``live``, the keys and the pool's adapters up to date with the store."""
+    """Keeps ``live``, the API keys and the pool's adapters up to date with the store."""
 
     store: Engine
     pool: Pool
@@ -152,7 +162,7 @@ class PromotionFollower:
     keys: KeyRing = field(default_factory=KeyRing)
 
     async def run(self) -> None:
-        """Follow the store until cancelled; while it does not answer, the last state stays."""
+        """Poll the store until cancelled; while it does not answer, keep the last state."""
         last_error = ""
         while True:
             try:
@@ -165,7 +175,7 @@ class PromotionFollower:
             await asyncio.sleep(POLL_S)
 
     async def refresh(self) -> None:
-        """Read the store once; raises ``StoreError``."""
+        """Read the store once and apply what has changed; raises ``StoreError``."""
         live = await asyncio.to_thread(self._read)
         if live is not None:
             self.live = live
@@ -177,7 +187,7 @@ class PromotionFollower:
                 log.info("on trial: %s (%s%s)", trial.promotion.adapter, trial.promotion.state, share)
 
     def _read(self) -> LiveVersions | None:
-        """The live versions, or None if nothing has changed."""
+        """Return the live versions, or None if nothing has changed."""
         with read_session(self.store) as session:
             self.keys.by_hash = _valid_keys(list_keys(session))
             seq = last_promotion(session)
@@ -189,7 +199,8 @@ class PromotionFollower:
             versions = {record.capability: name for name, record in records.items()}
             trial_names = [trial.promotion.adapter for trial in trials_by_capability.values()]
             records |= {name: adapter_capability(session, name)[0] for name in trial_names}
-            # The control of a trial stands for its capability in the routing prompt; only then is it split.
+            # In the routing prompt a trial's control represents the capability; conversations routed to it are split
+            # between control and challenger afterwards.
             challengers = {
                 trial.promotion.adapter for capability, trial in trials_by_capability.items() if capability in versions
             }
@@ -197,7 +208,7 @@ class PromotionFollower:
             cycles = cycles_with_adapters(session)
         paths = {name: Path(record.path) for name, record in records.items()}
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
-        # Before the files are read: a file that is written meanwhile is then read again at the next refresh.
+        # The times are read before the files, so that a file written meanwhile is read again at the next refresh.
         file_times = modification_times(files)
         classifier = _classifier(files, {capability_of(name): name for name in routes})
         return LiveVersions(seq, routes, paths, versions, trials_by_capability, classifier, files, file_times)
@@ -205,11 +216,11 @@ class PromotionFollower:
 
 @dataclass
 class ConversationRouter:
-    """Routes conversations, each once, at its first request.
+    """Routes each conversation once, at its first request.
 
     Args:
-        timeout_s: Seconds after which the base model serves.
-        use_label_tokens: Ignore a fitted classifier.
+        timeout_s: Seconds that routing may take; after that the base model serves the conversation.
+        use_label_tokens: Whether to route by label tokens even if a fitted classifier exists.
     """
 
     store: Engine
@@ -225,9 +236,9 @@ class ConversationRouter:
         self._save_batcher = Batcher(self._save)
 
     async def decide(self, conversation_id: str, messages: Sequence[Message]) -> ConversationRoute:
-        """Return the conversation's decision; ``messages`` are those of the request."""
+        """Return the conversation's routing decision; ``messages`` are those of the current request."""
         decision = self._decisions.get(conversation_id)
-        # Not stored: that the conversation had already begun shows at its next request.
+        # This decision is not stored: the messages of the next request show that the conversation has already begun.
         if decision is None and not self.live().routes:
             return ConversationRoute(conversation_id, BASE, {}, 0.0, "no adapter is live", self.now())
         if decision is None or decision.cancelled():
@@ -237,7 +248,7 @@ class ConversationRouter:
                 self._decisions.popitem(last=False)
         else:
             self._decisions.move_to_end(conversation_id)
-        # Shielded, because several requests of the conversation may wait for it.
+        # Shielded, because several requests of the conversation may wait for the same decision.
         return await asyncio.shield(decision)
 
     async def _decide(self, conversation_id: str, messages: Sequence[Message]) -> ConversationRoute:
@@ -257,7 +268,7 @@ class ConversationRouter:
         route = ConversationRoute(
             conversation_id, model, decision.logprobs, seconds, decision.reason, self.now(), trial
         )
-        # Without any engine the request fails: the conversation begins with its next request.
+        # Without an engine the request fails, so the conversation is routed again at its next request.
         if not self.pool.serves(BASE):
             self._decisions.pop(conversation_id, None)
             return route
@@ -281,7 +292,7 @@ class ConversationRouter:
         except TimeoutError:
             return RoutingDecision(BASE, {}, self.timeout_s, f"no decision within {self.timeout_s:g} s")
         except Exception as error:
-            # Whatever went wrong, the request is answered.
+            # A defect in routing must not make the request fail.
             log.exception("routing of %s failed", conversation_id)
             return RoutingDecision(BASE, {}, 0.0, f"a defect of traced: {type(error).__name__}")
 
@@ -291,15 +302,15 @@ class ConversationRouter:
         return [routes.get(conversation_id) for conversation_id in conversation_ids]
 
     def _save(self, routes: Sequence[ConversationRoute]) -> list[ConversationRoute]:
-        """Store the routes; where another gateway was faster, its route is returned."""
+        """Store the routes and return the stored ones: those of another gateway where it was faster."""
         with write_session(self.store) as session:
             stored_routes = save_routes(session, routes)
         return [stored_routes[route.id] for route in routes]
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:
-    """A conversation's position in [0, 1) in a trial, by its id alone, so that every gateway decides the same."""
-    # With the challenger's name, so that the next trial splits the conversations differently.
+    """Return a conversation's position in [0, 1) in a trial; it depends on ids only, so that all gateways agree."""
+    # The challenger's name is included, so that the next trial splits the conversations differently.
     text = f"{challenger} {conversation_id}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
 
@@ -309,7 +320,10 @@ def _valid_keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:
 
 
 def _classifier(files: Sequence[Path], versions: Mapping[str, str]) -> HiddenStateClassifier | None:
-    """The newest fitted router that covers every capability, its classes named by the current versions."""
+    """Return the newest fitted router that covers every capability, its classes renamed to the current versions.
+
+    Returns None if there is none.
+    """
     for path in files:
         try:
             classifier = read_classifier(path)

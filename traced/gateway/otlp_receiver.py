@@ -1,13 +1,15 @@
-"""Receives OpenTelemetry spans and log records of LLM calls and records the calls like the gateway's own traffic.
+"""Receive OpenTelemetry spans and log records of LLM calls, and record the calls like the gateway's own traffic.
 
     POST /v1/traces    spans of LLM calls become exchanges; other spans are dropped
     POST /v1/logs      log records with messages of such spans, and evaluations, which become feedback
     POST /v1/metrics   accepted and dropped
 
 The header ``X-Traced-Record: no``, or the attribute ``traced.record`` = "no" on a span or its resource, keeps a call
-out of the store. Invariants: a response confirms only what is in the spool; a span that is sent twice is one row.
-Errors: an unreadable call is rejected in the response (``partial_success``) and kept with the reason; refusals are
-``google.rpc.Status``. The recorder drops spans of calls that a gateway has recorded as well.
+out of the store. The recorder drops spans of calls that a gateway has recorded as well.
+
+Invariants: a response confirms only spans that are in the spool; a span that is sent twice is one row. Errors: an
+unreadable call is rejected in the response (``partial_success``) and written to a file with the reason; refusals of
+whole requests have the form ``google.rpc.Status``.
 """
 
 import asyncio
@@ -46,20 +48,20 @@ from traced.ingest.redaction import Redactor
 from traced.ingest.spool import Spool, complete_line
 
 REJECTED_FILE = "damaged-otlp.jsonl"
-# Past this size rejects are only counted: a sender that captures no content must not fill the disk.
+# If the file has this size, rejected spans are only counted: a sender that captures no content must not fill the disk.
 MAX_BYTES = 64 * 2**20
 MAX_REASONS = 100
-# The status of a call whose span has an error.
+# The HTTP status that is recorded for a call whose span has an error.
 FAILED = 500
 POLL_S = 1.0
 RETRY_AFTER_S = 10
 MB = 2**20
-# Bodies in memory at once; further requests wait unread.
+# The number of request bodies in memory at once; further requests wait with their bodies unread.
 MAX_BODIES, MAX_WAITING, MAX_WAIT_S = 2, 64, 30.0
 MAX_DETAIL = 2000
 TRACE_ID_DIGITS, SPAN_ID_DIGITS = 32, 16
 OPT_OUT = ("no", "false", "0")
-# Log records with messages of a call.
+# Names of the log records that carry messages of a call.
 CONTENT_EVENTS = (*MESSAGE_EVENTS, CHOICE, DETAILS)
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ log = logging.getLogger(__name__)
 class RejectedSpans:
     """Writes rejected spans to a file, redacted, and counts them by reason.
 
-    DIR/spool/damaged-otlp.jsonl: {"at": time, "why": reason, "key_id": sender, "told": the span, its log records}
+    Each line of DIR/spool/damaged-otlp.jsonl is {"at": time, "why": reason, "key_id": sender, "told": {"span",
+    "events"}}, where "events" are the span's log records.
     """
 
     folder: Path
@@ -78,7 +81,7 @@ class RejectedSpans:
     _is_full: bool = False
 
     def record(self, at: datetime, reason: str, key_id: str, span: Span | None, events: Sequence[Event]) -> None:
-        """Write a span and its log records; raises ``OSError``."""
+        """Count a rejected span and write it with its log records; raises ``OSError``."""
         path = self.folder / REJECTED_FILE
         self._count(reason, path)
         content: dict[str, object] = {
@@ -97,7 +100,7 @@ class RejectedSpans:
                 log.warning("%s is full: further rejected spans are only counted; move the file away", path)
 
     def _count(self, reason: str, path: Path) -> None:
-        # Reasons may contain text of senders, so their number is bounded.
+        # Reasons may contain text from senders, so the number of different reasons is bounded.
         is_listed = reason in self.reasons or len(self.reasons) < MAX_REASONS
         if reason not in self.reasons and is_listed:
             log.warning("a span is rejected: %s (kept in %s; logged once per reason)", reason, path)
@@ -106,14 +109,14 @@ class RejectedSpans:
 
 @dataclass
 class ReceivedBatch:
-    """The result of one request.
+    """The result of parsing one request, or of expiring spans.
 
     Args:
-        lines: Lines for the spool.
+        lines: Lines for the spool, one per call.
         complete: Spans to mark as complete once the lines are in the spool.
-        evaluations: Feedback in the request.
-        rejected: Rejected spans and records by reason.
-        waiting: Spans that wait for their log records.
+        evaluations: Evaluations in the request, which become feedback.
+        rejected: The number of rejected spans and records by reason.
+        waiting: The number of spans that wait for their log records.
     """
 
     lines: list[bytes] = field(default_factory=list)
@@ -128,11 +131,11 @@ Parser = Callable[[bytes, Encoding, str], ReceivedBatch]
 
 @dataclass
 class OtlpReceiver:
-    """Receives spans and log records; belongs to one event loop.
+    """Handles requests with spans and log records; an instance belongs to one event loop.
 
     Args:
-        record: The share of conversations to record.
-        recorded_calls: The number of recorded calls.
+        record: The share of conversations to record, in 0-1.
+        recorded_calls: The number of calls recorded by this process.
     """
 
     spool: Spool
@@ -151,35 +154,35 @@ class OtlpReceiver:
     _tasks: "set[asyncio.Task[ReceivedBatch]]" = field(default_factory=set)
 
     def mount(self, app: web.Application) -> None:
-        """Add the routes to the application."""
+        """Add the receiver's routes to the application."""
         app.router.add_post("/v1/traces", self.traces)
         app.router.add_post("/v1/logs", self.logs)
         app.router.add_post("/v1/metrics", self.metrics)
 
     async def traces(self, request: web.Request) -> web.Response:
-        """POST spans."""
+        """Handle a POST of spans."""
         return await self._respond("traces", request, self._parse_spans)
 
     async def logs(self, request: web.Request) -> web.Response:
-        """POST log records."""
+        """Handle a POST of log records."""
         return await self._respond("logs", request, self._parse_records)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """POST metrics; they are accepted and dropped, because senders mostly use one endpoint for everything."""
+        """Accept and drop a POST of metrics, because most senders use one endpoint for all signals."""
         return await self._respond("metrics", request, lambda body, encoding, key_id: ReceivedBatch())
 
     async def run(self) -> None:
-        """Expire spans and records that have waited too long, until cancelled."""
+        """Record or reject spans and records that have waited too long for each other; repeat until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             await self._shielded(self._expire(expire_all=False))
 
     async def flush(self) -> None:
-        """Expire everything that waits."""
+        """Record or reject all waiting spans and records."""
         await self._expire(expire_all=True)
 
     def status(self) -> dict[str, object]:
-        """The numbers of recorded, waiting and rejected calls."""
+        """Return the numbers of recorded, waiting and rejected calls."""
         return {
             "recorded": self.recorded_calls,
             "waiting": len(self.joiner),
@@ -217,14 +220,14 @@ class OtlpReceiver:
             raise Refusal(400, f"the body cannot be read: {error}") from error
 
     async def _shielded(self, work: Coroutine[object, None, ReceivedBatch]) -> ReceivedBatch:
-        # A sender that hangs up, or the end of the gateway, must not leave a batch half stored.
+        # A batch must not be half stored because its sender disconnects or the gateway stops.
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     async def _store(self, parse: Parser, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
-        """Parse a body on a thread and write its exchanges into the spool; one request at a time."""
+        """Parse a body on a thread and write its exchanges to the spool, one request at a time."""
         async with self._lock:
             try:
                 batch = await asyncio.to_thread(parse, body, encoding, key_id)
@@ -246,7 +249,7 @@ class OtlpReceiver:
         return batch
 
     def _mark_complete(self, batch: ReceivedBatch) -> None:
-        # Only after the lines are in the spool: a span that comes again after a failure must be accepted.
+        # Called only after the lines are in the spool: a span that is sent again after a failure must be accepted.
         for span_key in batch.complete:
             self.joiner.mark_complete(span_key)
         self.recorded_calls += len(batch.lines)
@@ -264,7 +267,7 @@ class OtlpReceiver:
         batch = ReceivedBatch()
         for span in wire.spans(body, encoding):
             span_key = (key_id, span.trace_id, span.span_id)
-            # Marked as complete, so that its log records are dropped as well.
+            # The span is marked as complete, so that its log records are dropped as well.
             if _is_opted_out(span.attributes):
                 batch.complete.append(span_key)
             elif is_call(span):
@@ -283,7 +286,7 @@ class OtlpReceiver:
                 self._reject(batch, f"the log record {event.name} names no span", key_id, None, [event])
             elif event.name in CONTENT_EVENTS and not self.joiner.is_complete(span_key):
                 span = self.joiner.add_record(span_key, record)
-                # These records come last, so the call may be complete now.
+                # CHOICE and DETAILS are the last records of a call, so the call may be complete now.
                 if span is not None and event.name in (CHOICE, DETAILS):
                     self._convert(batch, span_key, span)
         return batch
@@ -293,7 +296,7 @@ class OtlpReceiver:
         for span_key, entry in self.joiner.expired(expire_all=expire_all):
             details = next((event.attributes for event in entry.events if event.name == DETAILS), None)
             span = entry.span
-            # The details record has everything that the span has, except its parent.
+            # The details record has all attributes of the span and lacks only its parent.
             if span is None and details is not None:
                 span = Span(span_key[1], span_key[2], "", "", details, [], failed="error.type" in details)
             reason = NO_MESSAGES
@@ -303,14 +306,18 @@ class OtlpReceiver:
                 if span is None or not self._convert(batch, span_key, span, entry.events):
                     self._reject(batch, reason, span_key[0], span, entry.events)
             except OSError as error:
-                # No sender waits that could send it again.
+                # No request waits for a response, so no sender will send the span again.
                 self.spool.count_lost(str(error))
         return batch
 
     def _convert(
         self, batch: ReceivedBatch, span_key: SpanKey, span: Span, expired_events: list[Event] | None = None
     ) -> bool:
-        """Make an exchange of a span, or let it wait for log records; returns whether the span is done with."""
+        """Convert a span to an exchange, reject it, or keep it until its log records arrive.
+
+        Returns:
+            Whether the span was converted or rejected, so that nothing more is expected for it.
+        """
         record_events = self.joiner.events(span_key) if expired_events is None else expired_events
         events = sorted([*span.events, *record_events], key=lambda event: event.at)
         batch.complete.append(span_key)
@@ -322,7 +329,7 @@ class OtlpReceiver:
             self._reject(batch, str(error), span_key[0], span, record_events)
             return True
         except Exception as error:
-            # A defect with one span must not fail the whole request.
+            # A defect in reading one span must not make the whole request fail.
             log.exception("a span cannot be read")
             self._reject(batch, f"a defect of traced: {type(error).__name__}", span_key[0], span, record_events)
             return True
@@ -350,10 +357,10 @@ class OtlpReceiver:
 
 
 def exchange_of(span: Span, call: Call, key_id: str, at: datetime) -> Exchange:
-    """Build the exchange of a call; ``at`` is its arrival, because the silence of a conversation begins then."""
+    """Build the exchange of a call; ``at`` is its time of arrival, from which a conversation's silence is measured."""
     error = str(span.detail or span.attributes.get("error.type") or "the call failed")
     return Exchange(
-        # Made of the span's ids, so that a span that is sent twice is one row.
+        # The id is built from the span's ids, so that a span that is sent twice is one row.
         id="-".join(part for part in ("otlp", key_id, span.trace_id, span.span_id) if part),
         conversation_id=_conversation_id(span, call, key_id),
         at=at,
@@ -370,9 +377,11 @@ def exchange_of(span: Span, call: Call, key_id: str, at: datetime) -> Exchange:
 
 
 def _conversation_id(span: Span, call: Call, key_id: str) -> str:
-    """The conversation that the span names, else its trace, else, for a span alone in its trace, the opening.
+    """Return the id of the conversation that a span belongs to.
 
-    The prefix keeps it apart from the gateway's own conversations, which clients may name as they like.
+    It is derived from the conversation that the span names, else from its trace if it has a parent span, else from the
+    call's opening messages. The prefix distinguishes it from the gateway's own conversations, whose names clients
+    choose.
     """
     name = call.conversation or (span.trace_id if span.parent_id else "")
     if not name:

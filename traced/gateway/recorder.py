@@ -1,11 +1,11 @@
-"""Moves the spool into the store, settles conversations into trajectories and emits traffic events, beside the gateway.
+"""The gateway's recorder process: move the spool into the store, settle conversations, review canaries, emit events.
 
-    python -m traced.gateway.recorder --data-dir DIR [--once]   (settings as the gateway's, file and environment)
-    DIR/spool/damaged_lines.jsonl    lines that cannot be stored
+    python -m traced.gateway.recorder --data-dir DIR [--once]   (settings from the file and the environment)
+    DIR/spool/damaged.jsonl    lines that cannot be stored
 
-Invariants: a file of the spool is deleted only after the transaction with its rows, and rows have ids, so a file that
-is read twice adds nothing; several recorders may run on one directory. While the store does not answer, the recorder
-retries every ``POLL_S``. It ends with its gateway, after everything handed over is stored.
+Invariants: a file of the spool is deleted only after the transaction that stores its rows; rows have ids, so a file
+that is read twice adds nothing; several recorders may run on one directory. While the store does not answer, the
+recorder retries every ``POLL_S`` seconds. It ends with its gateway, after it has stored the rest of the spool.
 """
 
 import argparse
@@ -48,28 +48,28 @@ TRAFFIC = "traffic"
 EVENT_INTERVAL_S = 5.0
 # Older traffic events are deleted, so that a busy gateway does not fill the store.
 EVENT_RETENTION = timedelta(hours=1)
-# Models named in an event; senders of spans may use any number of names.
+# Maximum number of models named in an event; senders of spans may use any number of names.
 MAX_MODELS = 20
 POLL_S = 0.25
 # Seconds to store the rest of the spool after the gateway has ended.
 GRACE_S = 60.0
 BATCH = 500
-# A response id identifies a response only for a while: those of some engines are short and recur.
+# A response id identifies a response only within this time: the ids of some engines are short and recur.
 DUPLICATE_WINDOW = timedelta(minutes=10)
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class TrafficEvents:
-    """Counts traffic and emits it as events of the kind "traffic", one per ``EVENT_INTERVAL_S`` at most.
+    """Counts traffic and emits the counts as events of the kind "traffic", at most one per ``EVENT_INTERVAL_S``.
 
     A file of the spool that is read twice may be counted twice. After a ``StoreError`` the counts go into the next
     event.
 
     Args:
-        exchanges: Stored exchanges by model.
-        settled_conversations: Settled conversations.
-        next_at: When the next event may be emitted, by the clock.
+        exchanges: The number of stored exchanges by model since the last event.
+        settled_conversations: The number of settled conversations since the last event.
+        next_at: The time of ``clock`` from which the next event may be emitted.
     """
 
     exchanges: Counter[str] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ class TrafficEvents:
     _emitted: "deque[tuple[datetime, int]]" = field(default_factory=deque)
 
     def emit(self, store: Engine, at: datetime) -> None:
-        """Add an event if one is due and there was any traffic; raises ``StoreError``."""
+        """Store an event if one is due and there was traffic, and delete expired ones; raises ``StoreError``."""
         if self.clock() < self.next_at:
             return
         with read_session(store) as session:
@@ -129,14 +129,14 @@ class Recorder:
         self._canaries = Canaries(self.settings, self.store, self._labels)
 
     def run(self) -> None:
-        """Run until ``stopped`` is set, and a last time then."""
+        """Repeat ``run_once`` until ``stopped`` is set, then run it a last time."""
         while not self.stopped.wait(POLL_S):
             self.run_once()
         self._traffic.next_at = 0.0
         self.run_once()
 
     def run_once(self) -> None:
-        """Store files, settle silent conversations, review canaries; errors of the store are logged once."""
+        """Store files, settle silent conversations, review canaries and emit an event; log a repeated error once."""
         try:
             self.store_files()
             self.settle()
@@ -151,14 +151,14 @@ class Recorder:
             self._last_error = ""
 
     def store_files(self) -> None:
-        """Store every file that its gateway has finished."""
+        """Store every file of the spool that no gateway still writes."""
         for path in sorted((self.settings.data_dir / "spool").glob(FILE_PATTERN)):
             # Another recorder may have stored and deleted it meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._store_file(path)
 
     def settle(self) -> None:
-        """Make trajectories of the conversations that have been silent for long enough."""
+        """Convert the conversations that have been silent for ``serving.silence_s`` to trajectories."""
         self._traffic.settled_conversations += settle_silent(
             self.store,
             target=self.settings.target.name,
@@ -179,7 +179,7 @@ class Recorder:
 
     def _store_file(self, path: Path) -> None:
         with path.open("rb") as stream:
-            # Locked by its gateway as long as that writes it, or by another recorder.
+            # The file is locked while its gateway writes it or another recorder stores it.
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -187,7 +187,8 @@ class Recorder:
             damaged_lines: list[bytes] = []
             while lines := list(islice(stream, BATCH)):
                 self._save_lines(lines, damaged_lines)
-            # Only at the end: a file that the store does not accept is read again, and would add its lines each time.
+            # Damaged lines are written only at the end: if the store fails, the file is read again, and its damaged
+            # lines would be added each time.
             if damaged_lines:
                 damaged_path = path.parent / DAMAGED_FILE
                 log.warning(
@@ -195,7 +196,8 @@ class Recorder:
                 )
                 with damaged_path.open("ab") as damaged_file:
                     damaged_file.writelines(line.rstrip(b"\n") + b"\n" for line in damaged_lines)
-            # After the transaction. If it is lost in between, the file is read again, and row ids prevent duplicates.
+            # The file is deleted after the transaction. If the process ends in between, the file is read again, and the
+            # row ids prevent duplicates.
             path.unlink(missing_ok=True)
 
     def _save_lines(self, lines: Sequence[bytes], damaged_lines: list[bytes]) -> None:
@@ -205,7 +207,7 @@ class Recorder:
         except (OSError, StoreError):
             raise
         except Exception as error:
-            # One line by one, so that a line which cannot be stored delays no other.
+            # The lines are stored one at a time, so that a line that cannot be stored does not affect the others.
             if len(parsed) > 1:
                 for line, _ in parsed:
                     self._save_lines([line], damaged_lines)
@@ -225,7 +227,7 @@ class Recorder:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until stopped by a signal or by the end of the gateway; returns the exit code."""
+    """Run until a signal or the end of the gateway stops the recorder; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m traced.gateway.recorder")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--once", action="store_true", help="store the present backlog, then exit")
@@ -248,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_routed(session: Session, exchanges: list[Exchange]) -> list[Exchange]:
-    """Exchanges of spans without those that a gateway has recorded as well."""
+    """Return the exchanges from spans without those whose calls a gateway has recorded as well."""
     recorded_ids: set[str] = set()
     if exchanges:
         start = min(exchange.at for exchange in exchanges) - DUPLICATE_WINDOW

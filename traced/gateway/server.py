@@ -1,8 +1,8 @@
-"""The gateway's process (``traced serve``), with the engine and the recorder as supervised children.
+"""The gateway's process (``traced serve``), with the engine and the recorder as supervised child processes.
 
-SIGTERM and SIGINT let the requests in flight end; then the recorded exchanges are stored. A child that dies is
-restarted, an engine at the same URL and with its adapters. Several gateways may run on one store, without the daemon.
-Errors: those of ``serve`` before it listens; what fails later is logged and retried.
+After SIGTERM or SIGINT the requests in flight end; then the recorded exchanges are stored. A child that dies is
+restarted; an engine gets the same URL and its adapters again. Several gateways may run on one store, without the
+daemon. Errors before the gateway listens are raised by ``serve``; later failures are logged and retried.
 """
 
 import asyncio
@@ -40,34 +40,36 @@ from traced.processes.child_process import RestartingProcess, RunningProcess, st
 from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import read_rules
 
-# Requests allocate enough for a collection every few hundred of them, which took a tenth of every request.
+# With Python's default thresholds, a garbage collection every few hundred requests took a tenth of the request time.
 GC_THRESHOLDS = (20_000, 50, 50)
 
 
 def now() -> datetime:
-    """The current time as the store keeps it."""
+    """Return the current time in UTC, as the store keeps it."""
     return datetime.now(UTC)
 
 
 async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; ``ready`` is called with the URL.
+    """Serve until SIGTERM or SIGINT; ``ready`` is called with the URL once the gateway listens.
 
     Raises:
-        EngineStartError: the engine did not start.
-        StoreError: the store does not answer.
-        RuleFileError: the rules for outcomes are invalid.
+        EngineStartError: The engine did not start.
+        ServingError: No engine is configured, or the gateway would listen beyond the loopback without an API key.
+        StoreError: The store does not answer.
+        RuleFileError: The rules for outcomes are invalid.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # A faulty rule file is reported before anything starts.
+    # An invalid rule file is reported before any process starts.
     if settings.outcomes.rules:
         read_rules(Path(settings.outcomes.rules))
     async with AsyncExitStack() as stack:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)
         recorder = supervised_recorder(settings)
-        # Left in reverse order: requests end first, then the recorder, then the rest of the spool is stored.
+        # Callbacks run in reverse order: requests end first, then the recorder stops, then the rest of the spool is
+        # stored.
         stack.callback(drain_spool, settings)
         stack.callback(recorder.stop)
         await recorder.start()
@@ -90,7 +92,15 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
 async def open_gateway(
     settings: Settings, store: Engine, engines: Sequence[str], *background: BackgroundTask
 ) -> AsyncIterator[str]:
-    """Serve over the engines at these URLs while the body runs, with the ``background`` tasks; yields the URL."""
+    """Serve with the engines at these URLs, and run the ``background`` tasks, while the context is active.
+
+    Yields:
+        The gateway's URL.
+
+    Raises:
+        ServingError: The gateway would listen beyond the loopback without an API key.
+        StoreError: The store does not answer.
+    """
     section = settings.serving
     key = Path(section.engine_key_file).read_text().strip() if section.engine_key_file else ""
     pool = Pool([Replica(EngineClient(url, key=key)) for url in engines], section.max_adapters)
@@ -136,7 +146,7 @@ async def open_gateway(
         receiver,
     )
     try:
-        # A gateway does not start without the store, because it would not know the keys.
+        # The gateway does not start without the store, because the API keys are stored there.
         await follower.refresh()
         if follower.keys.by_hash is None and section.host not in LOOPBACK:
             raise ServingError(
@@ -161,15 +171,15 @@ async def open_gateway(
 
 
 def supervised_engine(settings: Settings) -> tuple[RestartingProcess, str]:
-    """Return the engine that ``serving.engine`` names, and its URL."""
-    # A fixed port, so that a restarted engine is found at the same URL.
+    """Return the process of the engine that ``serving.engine`` names, not started yet, and its URL."""
+    # The port is fixed, so that a restarted engine keeps its URL.
     port = free_port()
     engine = RestartingProcess("the engine", lambda: start_engine(settings, settings.serving.engine, port))
     return engine, f"http://127.0.0.1:{port}"
 
 
 def supervised_recorder(settings: Settings) -> RestartingProcess:
-    """Return the recorder, which moves the spool into the store."""
+    """Return the process of the recorder, not started yet, which moves the spool into the store."""
 
     def start_recorder() -> RunningProcess:
         command = ["-m", "traced.gateway.recorder", "--data-dir", str(settings.data_dir)]
@@ -180,7 +190,7 @@ def supervised_recorder(settings: Settings) -> RestartingProcess:
 
 
 def drain_spool(settings: Settings) -> None:
-    """Store what a recorder that died has left in the spool."""
+    """Store the files that a recorder left in the spool, for example because it died."""
     if any((settings.data_dir / "spool").glob(FILE_PATTERN)):
         command = ["-m", "traced.gateway.recorder", "--once", "--data-dir", str(settings.data_dir)]
         child = start(command, log=settings.data_dir / "logs" / "storing.log")

@@ -1,4 +1,4 @@
-"""The state of a data directory's spool for readers; imports nothing heavy."""
+"""Read the state of a data directory's spool; the module imports only the standard library."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ DAMAGED_FILE = "damaged.jsonl"
 
 @dataclass(frozen=True)
 class SpoolStatus:
-    """Number of files that are not stored yet, the age of the oldest, and the number of damaged lines."""
+    """The number of files that are not stored yet, the age of the oldest (seconds), and the number of damaged lines."""
 
     files: int
     oldest_s: float
@@ -25,7 +25,7 @@ def read_spool_status(folder: Path) -> SpoolStatus:
         try:
             ages.append(now - path.stat().st_mtime)
         except FileNotFoundError:
-            # Stored and deleted meanwhile.
+            # The recorder has stored and deleted the file meanwhile.
             continue
     try:
         with (folder / DAMAGED_FILE).open("rb") as stream:

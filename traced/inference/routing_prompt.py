@@ -1,9 +1,9 @@
-"""The routing prompt M_x: which adapter should serve this task (TRACE, section 3.5)? Pure text; no model, no torch.
+"""Build the routing prompt M_x, which asks a model which adapter should serve a task (TRACE, section 3.5).
 
-One line per option with a single-letter label and an example answered as the task will be (``Answer:A``), then the
-task, then ``Answer:``; the next token is the label. The text depends only on its arguments, and the last option is the
-base model. The bundled model is pre-trained on this form: changing it means pre-training again. Errors:
-``RoutingPromptError``.
+The prompt has one line per option, with a single-letter label and an example with its answer (``Answer:A``), then the
+task, then ``Answer:``; the next token is the label. The last option is the base model. The text depends only on its
+arguments; this module needs neither a model nor torch. The bundled model is pre-trained on this form, so a change of
+the form requires pre-training again. Errors: ``RoutingPromptError``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +18,23 @@ LABELS = ascii_uppercase
 BASE_DESCRIPTION = "None of these; the base model."
 HEADING = "Pick the skill that the task needs most."
 ANSWER = "Answer:"
-# Characters. Together they keep the prompt within a context of 1k tokens.
+# Limits in characters. Together they keep the prompt within a context of 1k tokens.
 DESCRIPTION_LIMIT = 240
 EXAMPLE_LIMIT = 240
 TASK_LIMIT = 1200
 
 
 class Tokenizer(Protocol):
-    """The one method that ``label_ids`` needs of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that ``label_ids`` uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Token ids of ``text``."""
+        """Return the token ids of ``text``."""
         ...
 
 
 @dataclass(frozen=True)
 class RouteOption:
-    """One line of the prompt; ``example`` is the opening user message of one successful synthetic episode."""
+    """One option of the prompt; ``example`` is the opening user message of a successful synthetic episode."""
 
     label: str
     title: str
@@ -43,12 +43,16 @@ class RouteOption:
 
 
 def base_option(label: str) -> RouteOption:
-    """Return the last option: no adapter."""
+    """Return the last option, which stands for the base model without an adapter."""
     return RouteOption(label, "", BASE_DESCRIPTION)
 
 
 def route_options(skills: Sequence[tuple[str, str, str]]) -> list[RouteOption]:
-    """Label ``(title, description, example)`` skills A, B, C... in order and append the base option."""
+    """Return an option labelled A, B, C... for each skill ``(title, description, example)``, and the base option last.
+
+    Raises:
+        RoutingPromptError: There are more options than single-letter labels.
+    """
     if len(skills) >= len(LABELS):
         raise RoutingPromptError(f"{len(skills)} skills need more than the {len(LABELS)} single-letter labels")
     options = [RouteOption(label, *skill) for label, skill in zip(LABELS, skills, strict=False)]
@@ -61,7 +65,11 @@ def opening_text(messages: Sequence[Message]) -> str:
 
 
 def routing_prompt(task_text: str, options: Sequence[RouteOption]) -> str:
-    """Render M_x for a task; ``options`` end with the base option and have distinct labels."""
+    """Render M_x for a task; ``options`` must have distinct labels and end with the base option.
+
+    Raises:
+        RoutingPromptError: There are fewer than two options, or labels repeat.
+    """
     labels = [option.label for option in options]
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise RoutingPromptError(f"routing needs at least two options with distinct labels, got {labels}")
@@ -71,13 +79,22 @@ def routing_prompt(task_text: str, options: Sequence[RouteOption]) -> str:
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> dict[str, int]:
-    """Return the token id of each label after ``Answer:``, where each must be exactly one token."""
+    """Return the token id of each label after ``Answer:``.
+
+    Raises:
+        RoutingPromptError: A label is not exactly one token, or two labels share one.
+    """
     stem = tokenizer.encode(ANSWER, add_special_tokens=False)
     return label_ids_in(stem, {label: tokenizer.encode(ANSWER + label, add_special_tokens=False) for label in labels})
 
 
 def label_ids_in(stem: list[int], answers: Mapping[str, list[int]]) -> dict[str, int]:
-    """Like ``label_ids``, from the token ids of ``Answer:`` and of each ``Answer:`` with a label."""
+    """Return the same as ``label_ids``, given token ids instead of a tokenizer.
+
+    Args:
+        stem: The token ids of ``Answer:``.
+        answers: The token ids of ``Answer:`` followed by the label, by label.
+    """
     ids_by_label: dict[str, int] = {}
     for label, ids in answers.items():
         if ids[:-1] != stem:

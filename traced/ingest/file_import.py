@@ -1,9 +1,9 @@
 """Import trajectories from files into the store: `traced import`.
 
 An import is stored batch by batch, so memory does not grow with the file, and a killed import resumes after its last
-batch. Storing a trajectory twice stores it once. Bad records are kept in a file with their reasons; a strict import
-stores nothing if there is one. Errors name file, record and line, and what was stored before stays.
-Not covered: a file that changes while it is read.
+batch. A trajectory that is imported twice is stored once. Bad records are written to a file with their reasons; a
+strict import stores nothing if there is a bad record. Errors name file, record and line; batches that were stored
+before an error stay. Not covered: a file that changes while it is read.
 """
 
 import hashlib
@@ -53,11 +53,11 @@ from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision
 
 IMPORTED = "imported"
-# Trajectories and bytes in one transaction.
+# A transaction is committed at this number of trajectories or of bytes.
 BATCH = 500
 BATCH_BYTES = 8 << 20
 SUPERSEDED_BY_SOURCE = Decision(Outcome.UNKNOWN, reason="its source judged it later")
-# So many bad records before the first good one mean that the file is of another format.
+# This number of bad records before the first good one means that the file has another format.
 MAX_LEADING_BAD_RECORDS = 100
 
 
@@ -69,9 +69,9 @@ class ImportRequest:
         path: The file.
         kind: The name of its format; None to detect it.
         agent: The name of the recorded agent.
-        score: The only score that decides the outcome; None for all.
+        score: The name of the only score that decides the outcome; None for all scores.
         strict: Whether one bad record stops the import before anything is stored.
-        from_start: Whether to forget an unfinished import of the file.
+        from_start: Whether to discard the progress of an unfinished import of the file.
     """
 
     path: Path
@@ -84,11 +84,12 @@ class ImportRequest:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What an import stored and left out; printed as JSON.
+    """What an import stored and left out; it is printed as JSON.
 
-    ``cycle`` is the cycle of all imports from this source and agent, ``known`` trajectories were stored before,
-    ``replaced`` ones got another outcome, ``passed`` records are valid and hold no model call, ``skipped`` are the
-    messages of the first bad records, ``judged`` trajectories got their outcome from the rules.
+    ``cycle`` is the cycle of all imports from this source and agent. ``added``, ``known`` (stored before) and
+    ``replaced`` (stored before, with another outcome now) count trajectories; ``judged`` counts those that got their
+    outcome from the rules. ``passed`` counts valid records without a model call, ``bad`` the invalid ones; ``skipped``
+    has the messages of the first bad records.
     """
 
     cycle: str
@@ -113,7 +114,15 @@ def import_file(
     at: datetime,
     on_batch: Callable[[Counts], None] = lambda counts: None,
 ) -> ImportResult:
-    """Store the trajectories of a file, or resume an unfinished import of it; raises ImportFailed."""
+    """Store the trajectories of a file, or resume an unfinished import of it.
+
+    Args:
+        at: The time of the import.
+        on_batch: Called with the counts so far after each stored batch.
+
+    Raises:
+        ImportFailed: The file cannot be imported; see ``traced.ingest.importers.errors``.
+    """
     path = request.path.absolute()
     format_name = request.kind or format_of(path)
     serving = settings.serving
@@ -126,10 +135,10 @@ def import_file(
         "store": _store_key(store),
     }
     rules = read_rules(Path(settings.outcomes.rules)) if settings.outcomes.rules else None
-    # Fails for an unreadable file before the ledger creates anything.
+    # An unreadable file raises an error here, before the ledger creates files.
     read_head(path)
     with Ledger(settings.data_dir, path, options) as ledger:
-        # The store may have been replaced since: then what the ledger counts as stored is missing.
+        # If the store was replaced since then, the trajectories that the ledger counts as stored are missing.
         if request.from_start or (ledger.last_id and not _trajectory_exists(store, ledger.last_id)):
             ledger.forget()
         resumed = ledger.resume_point is not None
@@ -148,7 +157,8 @@ def import_file(
             for batch, resume_point in _batches(steps, ledger, format_name, strict=request.strict):
                 with write_session(store) as session:
                     _store_batch(session, ledger, batch, job.labels, at)
-                # After the store's commit: a kill between the two repeats the batch, which changes nothing.
+                # The ledger is written after the store's commit. If the process is killed in between, the batch is
+                # stored again, which changes nothing.
                 if resume_point is not None:
                     ledger.commit(resume_point)
                 on_batch(ledger.counts)
@@ -173,11 +183,11 @@ def import_file(
 
 
 def cycle_of_imports(session: Session, settings: Settings, source: str, agent: str, at: datetime) -> Cycle:
-    """The cycle of everything imported from ``source`` and ``agent`` under these settings.
+    """Store and return the cycle of all trajectories imported from ``source`` and ``agent`` under these settings.
 
-    Its id depends on the trajectories and the settings, so importing the same again gives the same cycle.
+    The cycle's id depends on the trajectories and the settings, so importing the same again gives the same cycle.
     """
-    # Hashed piece by piece as the JSON of [ids, config, seed]: a list of all ids would not fit into memory.
+    # The JSON of [ids, config, seed] is hashed piece by piece, because a list of all ids may not fit into memory.
     hasher, count = hashlib.sha256(b"[["), 0
     for count, trajectory_id in enumerate(iterate_ids(session, TrajectoryFilter(source=source, model=agent)), 1):
         hasher.update(((", " if count > 1 else "") + json.dumps(trajectory_id)).encode())
@@ -193,7 +203,7 @@ def cycle_of_imports(session: Session, settings: Settings, source: str, agent: s
 def _batches(
     steps: Iterator[Step], ledger: Ledger, format_name: str, *, strict: bool
 ) -> Iterator[tuple[list[Trajectory], ResumePoint | None]]:
-    """Trajectories to store in one transaction, and the resume point after them; None after the last batch."""
+    """Yield the trajectories to store in one transaction with the resume point after them, None for the last batch."""
     batch: list[Trajectory] = []
     size = 0
     for step in steps:
@@ -228,14 +238,14 @@ def _store_batch(session: Session, ledger: Ledger, batch: list[Trajectory], labe
 
 
 def _apply_source_outcomes(session: Session, imported: list[Trajectory], labels: Labels, at: datetime) -> int:
-    """Replace outcomes of rules and of the judge by those that the source brings later; returns how many changed."""
+    """Replace outcomes of the rules and the judge by those that the source states later; return how many changed."""
     by_id = {trajectory.id: trajectory for trajectory in imported if trajectory.outcome is not Outcome.UNKNOWN}
     changed = 0
     for trajectory_id in sorted(router_trajectories(session, list(by_id))):
         trajectory, current = by_id[trajectory_id], get_trajectory(session, trajectory_id)
         if effective_outcome(session, current, labels).source not in (OutcomeSource.RULES, OutcomeSource.JUDGE):
             continue
-        # Refused where evidence of a cycle refers to the trajectory.
+        # The store refuses the update if evidence of a cycle refers to the trajectory.
         if not update_outcome(session, replace(current, outcome=trajectory.outcome, reward=trajectory.reward)):
             continue
         changed += (current.outcome, current.reward) != (trajectory.outcome, trajectory.reward)
@@ -248,7 +258,7 @@ def _apply_source_outcomes(session: Session, imported: list[Trajectory], labels:
 
 
 def _reject_wrong_format(ledger: Ledger, format_name: str, step: Step) -> None:
-    """Stop where a file is of another format, instead of writing all of it to the file of bad records."""
+    """Raise UnknownFormat if the file seems to have another format, instead of recording each record as bad."""
     counts = ledger.counts
     if step.bad is None or counts.bad < MAX_LEADING_BAD_RECORDS or counts.good or counts.passed:
         return

@@ -1,8 +1,8 @@
-"""Progress and bad records of an import: ``DATA/imports/NAME-KEY.json`` and ``NAME-KEY.bad.jsonl``.
+"""Keep the progress and the bad records of an import: ``DATA/imports/NAME-KEY.json`` and ``NAME-KEY.bad.jsonl``.
 
-Invariants: the progress is written after what it describes has been stored, by one atomic rename, and exists only while
-an import is unfinished. It is valid for the same file (size, modification time, first bytes) and the same options only.
-How it fails: ``AlreadyRunning``; OSError for a full disk.
+Invariants: the progress is written by one atomic rename after the trajectories that it counts have been stored, and
+exists only while an import is unfinished. It is valid only for the same file (size, modification time, first bytes) and
+the same options. Errors: ``AlreadyRunning``; OSError for a full disk.
 """
 
 import fcntl
@@ -19,16 +19,17 @@ from traced.ingest.importers.json_file import read_head
 from traced.ingest.importers.reader import ResumePoint
 
 FOLDER = "imports"
-# Bad records whose messages are printed.
+# Maximum number of bad records whose messages are printed.
 MAX_MESSAGES = 20
 
 
 @dataclass
 class Counts:
-    """The counts of an import; stored as JSON in its progress file.
+    """The counts of an import; they are stored as JSON in its progress file.
 
-    ``known`` trajectories were stored before, ``replaced`` ones got another outcome, ``passed`` records are valid and
-    hold no model call, ``told`` are the messages of the first bad records.
+    ``outcomes`` counts trajectories by outcome. ``added``, ``known`` (stored before) and ``replaced`` (stored before,
+    with another outcome now) count trajectories. ``good`` (valid, with a model call), ``passed`` (valid, without one)
+    and ``bad`` count records. ``told`` has the messages of the first bad records.
     """
 
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -42,7 +43,10 @@ class Counts:
 
 
 class Ledger:
-    """The progress of one file's import; a context manager that locks the file against other imports."""
+    """The progress of one file's import; as a context manager it locks the file against other imports.
+
+    Entering the context restores the progress of an unfinished import, or raises ``AlreadyRunning``.
+    """
 
     def __init__(self, data_dir: Path, path: Path, options: dict[str, Any]) -> None:
         key = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -55,9 +59,9 @@ class Ledger:
         self._identity = {"options": options, "size": status.st_size, "changed_ns": status.st_mtime_ns, "head": head}
         self.counts = Counts()
         self.resume_point: ResumePoint | None = None
-        # The last stored trajectory: where the store lacks it, the progress is void.
+        # The id of the last stored trajectory. If the store lacks it, the progress is invalid.
         self.last_id = ""
-        # The size of the file of bad records at the last commit.
+        # The size of the file of bad records in bytes at the last commit.
         self._bad_bytes = 0
 
     def __enter__(self) -> "Ledger":
@@ -86,7 +90,7 @@ class Ledger:
             path.unlink(missing_ok=True)
 
     def leave_out(self, bad: BadRecord) -> None:
-        """Write a bad record to the file of bad records."""
+        """Count a bad record and write it to the file of bad records."""
         self.counts.bad += 1
         if len(self.counts.told) < MAX_MESSAGES:
             self.counts.told.append(bad.message)
@@ -94,7 +98,7 @@ class Ledger:
         self._bad_records.write(json.dumps({**location, "reason": bad.cause, "raw": bad.raw}).encode() + b"\n")
 
     def commit(self, resume_point: ResumePoint) -> None:
-        """Record that everything before the resume point has been stored."""
+        """Write to the progress file that everything before the resume point has been stored."""
         self._sync()
         self._bad_bytes = self._bad_records.tell()
         state = {"same": self._identity, "place": resume_point, "last": self.last_id, "kept": self._bad_bytes}
@@ -106,7 +110,7 @@ class Ledger:
         partial.replace(self._state_file)
 
     def finish(self) -> None:
-        """Remove the progress; the bad records stay until the file is imported again."""
+        """Delete the progress and scratch files; the bad records stay until the file is imported again."""
         self._sync()
         for path in (self._state_file, *self._scratch_files()):
             path.unlink(missing_ok=True)
@@ -127,12 +131,12 @@ class Ledger:
             state["last"],
             state["kept"],
         )
-        # Bad records after the last commit are read again, so each is written once.
+        # Bad records after the last commit will be read again; truncating the file avoids writing them twice.
         self._truncate(self._bad_bytes)
 
     def _truncate(self, size: int) -> None:
         self._bad_records.truncate(size)
-        # Truncating does not move the position.
+        # Truncating does not move the file position.
         self._bad_records.seek(0, os.SEEK_END)
 
     def _sync(self) -> None:

@@ -1,9 +1,9 @@
-"""Redaction of exchanges and imported records before they are stored: patterns in any text, and fields by name.
+"""Redact exchanges and imported records before they are stored: patterns in any text, and fields by name.
 
-Patterns see what a person would read: a streamed answer is assembled first, so that a match across two chunks is found.
-Fields are looked for in arguments, results and contents, and in what a request has besides the protocol (``user``,
-``metadata``). Keys of the protocol are not fields, and tool definitions hold names of fields but no values. What the
-client and the engine receive is not changed. Raises ``ValueError`` for an invalid regular expression.
+Patterns are applied to the assembled text: a streamed answer is assembled first, so that a match across two chunks is
+found. Fields are searched in arguments, results and contents, and in a request's keys beyond the protocol (``user``,
+``metadata``). Keys of the protocol are not redacted as fields, and tool definitions are redacted by patterns only,
+because they hold names of fields but no values. The data that the client and the engine receive is not changed.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from traced.core.fast_json import read_json, write_json
 from traced.ingest.responses import read_answer, read_stream
 
 REDACTED = "[redacted]"
-# Levels of a value that are searched; deeper values are redacted as a whole.
+# Maximum depth to which a value is searched; deeper values are redacted as a whole.
 MAX_DEPTH = 150
 
-# Keys of the protocol, each with the keys of the protocol inside its value.
+# Keys of the protocol, each with the protocol's keys inside its value.
 Keys = Mapping[str, Any]
 NO_KEYS: Keys = {}
 CALL: Keys = {"name": NO_KEYS, "arguments": NO_KEYS, "input": NO_KEYS}
@@ -33,15 +33,19 @@ MESSAGE: Keys = {
     "tool_calls": {"id": NO_KEYS, "type": NO_KEYS, "index": NO_KEYS, "function": CALL, "custom": CALL},
     "function_call": CALL,
 }
-# In a tool's message "name" is the tool; in other messages it is a person, and may be a field to redact.
+# In a tool's message "name" is the name of the tool. In other messages it names a person and may be a field to redact.
 TOOL_MESSAGE: Keys = {**MESSAGE, "name": NO_KEYS}
-# Where a request of the chat, the responses and the completions form holds its messages.
+# The fields that hold the messages in requests of the chat, responses and completions forms.
 MESSAGE_FIELDS = ("messages", "input", "prompt")
 DEFINITION_FIELDS = ("tools", "functions", "tool_choice", "response_format")
 
 
 class Redactor:
-    """Redacts by patterns (regular expressions) and by names of fields; falsy where it has neither."""
+    """Redacts by patterns (regular expressions) and by names of fields; falsy if it has neither.
+
+    Raises:
+        ValueError: A pattern is not a valid regular expression.
+    """
 
     def __init__(self, patterns: Sequence[str], fields: Collection[str]) -> None:
         self._patterns = [re.compile(pattern) for pattern in patterns]
@@ -52,41 +56,41 @@ class Redactor:
         return bool(self._patterns or self._fields)
 
     def line(self, line: bytes) -> bytes:
-        """Redact a line of the spool."""
+        """Return a redacted copy of a line of the spool."""
         return write_json(self._line(read_json(line))) + b"\n"
 
     def exchange(self, exchange: Exchange) -> Exchange:
-        """Redact an exchange that has a body."""
+        """Return a redacted copy of an exchange that has a body."""
         body = exchange.body or {}
         redacted_messages = {name: self.messages(body[name]) for name in ("messages", "answer")}
         body = {**body, **redacted_messages, "tools": self.definitions(body["tools"])}
         return replace(exchange, body=body, detail=self.text(exchange.detail))
 
     def messages(self, value: object) -> Any:
-        """Redact one message or several without changing the keys of the protocol."""
+        """Return redacted copies of one message or several, without changes to the protocol's fields."""
         if isinstance(value, list):
             return [self._message(message) for message in value]
         return self._message(value)
 
     def definitions(self, value: object) -> Any:
-        """Redact tool definitions: by patterns only."""
+        """Return redacted copies of tool definitions; only patterns apply to them."""
         return self._by_pattern.value(value)
 
     def value(self, value: object) -> Any:
-        """Redact every text and field in a JSON value."""
+        """Return a JSON value with every matching text and field redacted."""
         return self._redact(value, NO_KEYS)
 
     def name(self, text: str) -> str:
         """Replace every match in an id or a name by a short hash, so that different names stay different.
 
-        The hash is not secret: whoever can guess the match can check the guess.
+        The hash does not keep the match secret: a person who guesses the match can verify the guess.
         """
         for pattern in self._patterns:
             text = pattern.sub(_hashed, text)
         return text
 
     def text(self, text: str) -> str:
-        """Redact every match in a text."""
+        """Return the text with every match of a pattern redacted."""
         for pattern in self._patterns:
             text = pattern.sub(REDACTED, text)
         return text
@@ -127,7 +131,7 @@ class Redactor:
         return value
 
     def _maybe_json(self, text: str, depth: int) -> str:
-        # Arguments and results of tools are JSON in a text, and have fields as well.
+        # Arguments and results of tools are JSON text, which may have fields to redact as well.
         if self._fields and text[:1] in ("{", "["):
             try:
                 return self.text(json.dumps(self._redact(json.loads(text), NO_KEYS, depth), ensure_ascii=False))
@@ -141,7 +145,7 @@ class Redactor:
         try:
             answer = read_stream(line["answer"]) if line["streamed"] else read_answer(read_json(line["answer"]))
         except (ValueError, LookupError, TypeError, AttributeError):
-            # An error of the engine, or not an answer at all.
+            # The answer is an error of the engine or has an unknown form.
             return {"answer": self.text(line["answer"])}
         if answer.message is None:
             return {"answer": self.text(line["answer"]) if line["status"] != 200 else "{}", "streamed": False}

@@ -1,7 +1,7 @@
-"""Read the message, the id and the token usage of an engine's answer back from its bytes.
+"""Read the message, the id and the token usage of an engine's answer from its recorded bytes.
 
-A streamed and a whole answer with the same content give the same message; of several choices the first counts.
-Raises ``ValueError``, ``KeyError`` or ``TypeError`` for anything else.
+A streamed and a complete answer with the same content give the same message; of several choices the first is used.
+Errors: ``ValueError``, ``LookupError``, ``TypeError`` or ``AttributeError`` for an answer of an unknown form.
 """
 
 import json
@@ -17,7 +17,7 @@ from traced.core.fast_json import read_json
 
 @dataclass
 class Answer:
-    """The message of the first choice, None where there is none, and the token usage as the engine counts it."""
+    """The message of the first choice or None, the response id, and the token usage as counted by the engine."""
 
     message: Message | None = None
     id: str = ""
@@ -25,7 +25,7 @@ class Answer:
 
 
 def exchange_of(line: Mapping[str, Any]) -> Exchange:
-    """The exchange in a line of the spool, which holds the bytes of an answer or the whole body."""
+    """Return the exchange in a parsed line of the spool, which holds a request and an answer, or the whole body."""
     if line.get("body") is not None:
         return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
     request = line["request"]
@@ -51,7 +51,7 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
 
 
 def read_answer(response: Mapping[str, Any]) -> Answer:
-    """Read a whole answer of the chat, the completions or the responses form."""
+    """Read a complete (not streamed) answer of the chat, the completions or the responses form."""
     choices = response.get("choices") or []
     message = _message_of_output(response["output"]) if "output" in response else None
     if choices:
@@ -60,7 +60,7 @@ def read_answer(response: Mapping[str, Any]) -> Answer:
     if message is not None and not isinstance(message, dict):
         raise ValueError(f"a message has to be an object, not {message!r:.50}")
     usage = response.get("usage") or {}
-    # The responses form names them differently.
+    # The responses form has other names for the token counts.
     if "input_tokens" in usage:
         usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage.get("output_tokens", 0)}
     return Answer(message, str(response.get("id") or ""), usage)
@@ -71,7 +71,7 @@ def read_stream(stream_text: str) -> Answer:
     answer, content = Answer(), ""
     calls: dict[int, dict[str, Any]] = {}
     for event in _events(stream_text):
-        # The last event of the responses form repeats the whole answer.
+        # In the responses form, the last event repeats the whole answer.
         if event.get("type") in ("response.completed", "response.incomplete"):
             return read_answer(event["response"])
         answer.id = str(event.get("id") or answer.id)
@@ -92,7 +92,7 @@ def read_stream(stream_text: str) -> Answer:
 
 
 def messages_of(request: Mapping[str, Any]) -> list[Message]:
-    """The messages of a request in any form; raises ``ValueError`` if they are not a list of objects."""
+    """Return the messages of a request in any form; raises ``ValueError`` if they are not a list of objects."""
     if "messages" in request:
         return _objects(request["messages"])
     prompt = request.get("prompt", request.get("input"))
@@ -108,7 +108,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
             try:
                 yield read_json(payload)
             except ValueError:
-                # The stream broke off here; what came before counts.
+                # The stream broke off here; the events before are used.
                 return
 
 
@@ -120,7 +120,7 @@ def _extend(call: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def _message_of_output(output: Sequence[Mapping[str, Any]]) -> Message:
-    """The message in the output of the responses form."""
+    """Return the message in the output of the responses form."""
     texts = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
     calls = [
         {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}

@@ -1,12 +1,12 @@
-"""Turn the exchanges of a conversation into trajectories with outcomes, once it has been silent for a while.
+"""Convert the exchanges of a conversation to trajectories with outcomes once it has been silent for a given time.
 
-Every branch of a conversation becomes a trajectory; a shadow answer is a trajectory of its own, which feedback of
-people does not score. Exchanges that failed for an infrastructure reason (429, 5xx) are part of none. Outcomes come
-from people's feedback, else from the rules; an unscored trajectory is unknown.
+Every branch of a conversation becomes a trajectory. Every shadow answer becomes a separate trajectory, which feedback
+of people does not score. Exchanges without an answer, such as infrastructure failures (429, 5xx), belong to no
+trajectory. Outcomes come from people's feedback, else from the rules; an unscored trajectory is unknown.
 
-Invariants: one transaction settles a conversation, its verdicts included, and settling twice gives the same
-trajectories. A conversation that cannot be settled does not block the others.
-Not covered: the judge, which only ``traced outcomes apply`` asks.
+Invariants: one transaction settles a conversation with its verdicts, and settling it twice gives the same trajectories.
+A conversation that cannot be settled does not block the others. Not covered: the judge, which only ``traced outcomes
+apply`` uses.
 """
 
 import logging
@@ -31,7 +31,7 @@ from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
 
 OK = 200
-# Limits of one call of settle_silent, so that settling does not delay the recorder; the rest waits for the next call.
+# Limits of one call of settle_silent, so that settling does not delay the recorder; the next call does the rest.
 MAX_CONVERSATIONS = 100
 RULES_TIME_LIMIT_S = 5.0
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Scorers:
-    """What scores trajectories: the labels of people's feedback, and rules if there are any."""
+    """The sources of outcomes: the labels of people's feedback, and the rules if there are any."""
 
     labels: Labels
     rules: Rules | None = None
@@ -47,7 +47,7 @@ class Scorers:
 
 @dataclass
 class RuleVerdicts:
-    """Decisions of the rules on trajectories that are not stored yet, by trajectory id."""
+    """The decisions of the rules on trajectories that are not stored yet, by trajectory id."""
 
     author: str
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class _Conversation:
     Args:
         trajectories: One per branch.
         exchanges: The exchanges of each trajectory.
-        part_of: The trajectory of each exchange by id; None for an exchange that is part of none.
+        part_of: The trajectory id of each exchange by its id; None for an exchange that belongs to no trajectory.
     """
 
     trajectories: Sequence[Trajectory]
@@ -69,7 +69,15 @@ class _Conversation:
 
 
 def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime, silence_s: float) -> int:
-    """Settle at most ``MAX_CONVERSATIONS`` that have been silent for ``silence_s``; returns how many."""
+    """Settle at most ``MAX_CONVERSATIONS`` conversations that have been silent for ``silence_s`` seconds.
+
+    Returns:
+        The number of conversations that were processed. It includes those that could not be settled and those that
+        continued meanwhile.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
     with read_session(store) as session:
         silent_ids = serving.silent_conversations(
             session, silent_since=now - timedelta(seconds=silence_s), limit=MAX_CONVERSATIONS
@@ -93,7 +101,7 @@ def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime
         except StoreError:
             raise
         except Exception:
-            # Whatever a conversation contains, it must not block the others.
+            # A conversation must not block the others, whatever it contains.
             log.exception("conversation %s cannot be settled; its exchanges are not changed", conversation_id)
             with write_session(store) as session:
                 serving.settle_without_trajectory(session, conversation_id, at=now)
@@ -111,8 +119,8 @@ def settle(
 ) -> list[Trajectory]:
     """Store the trajectories of a conversation with their outcomes, and return them.
 
-    Returns none if ``rule_verdicts`` lacks one of them: the conversation continued after the rules had been asked, and
-    is settled the next time.
+    The list is empty if ``rule_verdicts`` has no decision on one of them. In this case the conversation continued after
+    the rules were applied, nothing is stored, and a later call settles it.
     """
     conversation = _assemble(session, conversation_id, target)
     if rule_verdicts is not None and any(
@@ -124,7 +132,7 @@ def settle(
     for trajectory, exchanges in zip(conversation.trajectories, conversation.exchanges, strict=True):
         # Feedback without a response id is about the whole conversation.
         answers = {exchange.response_id for exchange in exchanges} | {""}
-        # People never saw a shadow answer.
+        # People never see shadow answers, so their feedback is not about them.
         is_user_visible = trajectory.end_cause is not EndCause.SHADOW
         relevant = [row for row in feedback if is_user_visible and row.response_id in answers]
         verdicts = [] if rule_verdicts is None else _verdict_rows(trajectory.id, rule_verdicts, now)
@@ -145,13 +153,13 @@ def settle(
 
 
 def rescore_feedback(session: Session, feedback: Feedback, labels: Labels) -> int:
-    """Score the trajectories of a settled conversation again after late feedback; returns how many changed."""
+    """Score the trajectories of a settled conversation again after late feedback, and return how many changed."""
     trajectory_ids = serving.trajectories_of(session, feedback.conversation_id, feedback.response_id)
     return evidence.rescore(session, trajectory_ids, labels)
 
 
 def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
-    """Delete trajectories that this one continues and take over their exchanges; returns whether there were any."""
+    """Delete the trajectories that this one continues and move their exchanges to it; return whether there were any."""
     has_replaced = False
     for earlier in serving.trajectories_of(session, trajectory.task_id):
         shorter = get_trajectory(session, earlier, tokens=False)
@@ -159,7 +167,7 @@ def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
         is_continued = length < len(trajectory.messages) and (
             position(trajectory.messages[:length]) == position(shorter.messages)
         )
-        # Refused where evidence of a cycle refers to the shorter one: then both stay.
+        # The deletion is refused if evidence of a cycle refers to the shorter trajectory; then both stay.
         if is_continued and delete_reported(session, earlier):
             serving.reassign_exchanges(session, earlier, trajectory.id)
             has_replaced = True
@@ -187,7 +195,7 @@ def _assemble(session: Session, conversation_id: str, target: str) -> _Conversat
 def _decide_by_rules(
     store: Engine, silent_ids: Sequence[str], target: str, rules: Rules
 ) -> tuple[list[str], RuleVerdicts]:
-    """The decisions of the rules, and the conversations for which there was time."""
+    """Return the conversations for which there was time, and the decisions of the rules on their trajectories."""
     rule_verdicts = RuleVerdicts(evidence.rules_author(rules.hash))
     done_ids: list[str] = []
     deadline = time.monotonic() + RULES_TIME_LIMIT_S
@@ -201,9 +209,9 @@ def _decide_by_rules(
         except StoreError:
             raise
         except Exception:
-            # settle() fails in the same way and reports it.
+            # settle() will raise the same error, which is then logged.
             continue
-        # Outside of the transaction, because rules may query slow databases.
+        # The rules are applied outside of the transaction, because they may query slow databases.
         rule_verdicts.decisions |= {trajectory.id: _decide(rules, trajectory) for trajectory in assembled}
     return done_ids, rule_verdicts
 
@@ -212,7 +220,7 @@ def _decide(rules: Rules, trajectory: Trajectory) -> Decision:
     try:
         return rules.decide(trajectory)
     except Exception:
-        # A defective rule must not cost a conversation: it stays unscored.
+        # A defective rule must not prevent settling a conversation, which then stays unscored.
         log.exception("the rules failed on %s", trajectory.id)
         return UNDECIDED
 

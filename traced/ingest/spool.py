@@ -1,10 +1,11 @@
-"""Files of recorded exchanges on their way into the store, so that neither a kill nor an unreachable store loses one.
+"""Write recorded exchanges to files, so that a killed gateway or an unreachable store loses none of them.
 
     DIR/spool/exchanges-PID-LIFE-N.jsonl    written and locked by one gateway; the recorder takes unlocked files
 
-Invariants: ``write`` has handed the line to the kernel when it returns, so only a crash of the machine can lose it;
-files are synchronized when they are handed over, every ``FLUSH_INTERVAL_S``. How it fails: on a full disk ``try_write``
-counts the lost exchange and the request continues. Not covered: redaction, and storing (``traced.gateway.recorder``).
+Invariants: when ``write`` returns, the kernel has the line, so only a crash of the machine can lose it; a file is
+synchronized to disk when it is handed over to the recorder, every ``FLUSH_INTERVAL_S`` seconds. Errors: on a full disk
+``Spool.try_write`` counts the lost exchange and the request continues. Not covered: redaction, and storing
+(``traced.gateway.recorder``).
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from store.records import Exchange
 from traced.core.fast_json import write_json
 
 FLUSH_INTERVAL_S = 0.25
-# The age of a file at which the store counts as unreachable.
+# The age of a file in seconds from which the store counts as unreachable.
 LATE_S = 10.0
 FILE_PATTERN = "exchanges-*.jsonl"
 log = logging.getLogger(__name__)
@@ -32,25 +33,28 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Spool:
-    """The spool of one gateway; used from one event loop."""
+    """The spool of one gateway, which one event loop uses.
+
+    ``written_count`` and ``lost_count`` count exchanges.
+    """
 
     folder: Path
     written_count: int = 0
     lost_count: int = 0
-    # Process ids repeat, in a container always.
+    # Distinguishes processes with the same id: process ids repeat, in a container always.
     _life: str = field(default_factory=lambda: secrets.token_hex(4))
     _file: IO[bytes] | None = None
     _number: int = 0
     _full: str = ""
 
     async def run(self) -> None:
-        """Hand files over to the recorder until cancelled."""
+        """Hand the current file over to the recorder every ``FLUSH_INTERVAL_S`` seconds, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Hand the current file over to the recorder."""
+        """Synchronize, close and thereby unlock the current file, so that the recorder takes it."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -58,26 +62,26 @@ class Spool:
         try:
             await asyncio.shield(handover)
         except asyncio.CancelledError:
-            # Shutting down waits for the synchronization, else the last exchanges could be lost.
+            # A shutdown waits for the synchronization, because otherwise the last exchanges could be lost.
             await handover
             raise
 
     def try_write(self, line: bytes) -> None:
-        """Write a line; never raises: a line that cannot be written is counted in ``lost_count``."""
+        """Write a line; instead of raising ``OSError``, count a line that cannot be written in ``lost_count``."""
         try:
             self.write(line)
         except OSError as error:
             self.count_lost(str(error))
 
     def write(self, line: bytes) -> None:
-        """Write a line; raises ``OSError``, for senders that retry."""
+        """Write a line; raises ``OSError``, so that the caller can have the sender retry."""
         try:
             if self._file is None:
                 self._file = self._open()
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # An incomplete line must be the last of its file, so the next line gets a new one.
+            # An incomplete line must be the last one of its file, so the next line begins a new file.
             if self._file is not None:
                 self._file.close()
                 self._file = None
@@ -93,7 +97,7 @@ class Spool:
 
     @property
     def problem(self) -> str:
-        """Why exchanges are not recorded or not stored; "" if they are."""
+        """Return why exchanges are not recorded or not stored; "" if they are."""
         if self._full:
             return self._full
         late = [path for path in self.folder.glob(FILE_PATTERN) if _age(path) > LATE_S]
@@ -111,16 +115,16 @@ class Spool:
 
 
 def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: bytes, *, streamed: bool) -> bytes:
-    """The spool line of an exchange.
+    """Return the spool line of an exchange that consists of a request and an answer.
 
     Args:
-        exchange: Everything but its body.
+        exchange: The exchange without its body.
         raw: The bytes of the request.
         request: The parsed request.
         answer: The bytes of the answer.
         streamed: Whether the answer is a stream of server-sent events.
     """
-    # Not asdict: its deep copies took a fifth of the time of a request.
+    # vars is used instead of asdict, whose deep copies took a fifth of the time of a request.
     fields = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
     fields["answer"] = answer.decode("utf-8", "replace")
     head = write_json(fields)
@@ -128,12 +132,12 @@ def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: 
     # A client may send JSON in UTF-16 or UTF-32.
     if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:
         raw = write_json(request)
-    # Between JSON values a line break is white space, and inside a string it is always escaped.
+    # Line breaks can be replaced: between JSON values they are white space, and inside strings they are escaped.
     return b'%b,"request":%b}\n' % (head[:-1], raw.replace(b"\n", b" ").replace(b"\r", b" "))
 
 
 def complete_line(exchange: Exchange) -> bytes:
-    """The spool line of an exchange that has a body."""
+    """Return the spool line of an exchange that has a body."""
     fields = vars(exchange) | {"at": exchange.at.isoformat()}
     return write_json(fields) + b"\n"
 

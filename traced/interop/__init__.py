@@ -1,8 +1,8 @@
-"""Environments as packages of two other projects: ``verifiers`` and ``openenv``.
+"""Exchange environments with two other projects, ``verifiers`` and ``openenv``.
 
-``export`` writes an environment as a package of theirs, ``recognition`` reads a package of theirs for admission.
-Neither project is a dependency: they exclude one another (verifiers 0.4.0 pins mcp 2.0.0, openenv 0.10.0 needs
-fastmcp 3, which needs mcp 1). The following was read in their sources on PyPI, for Python 3.11.
+``export`` writes an environment as a package of one of these projects; ``recognition`` reads such a package for
+admission. Neither project is a dependency, because they exclude one another (verifiers 0.4.0 pins mcp 2.0.0, openenv
+0.10.0 needs fastmcp 3, which needs mcp 1). The following facts come from their sources on PyPI, for Python 3.11.
 
 verifiers 0.4.0 (the interface ``verifiers.v1``; ``load_environment`` and ``MultiTurnEnv`` of 0.1 are gone)
     An environment is an installed package whose ``__all__`` names one ``Taskset`` (tasks with ``@vf.reward`` methods
@@ -11,7 +11,7 @@ verifiers 0.4.0 (the interface ``verifiers.v1``; ``load_environment`` and ``Mult
     *noop* scores the untouched task, which is invalid at reward 1. ``vf-eval ID`` plays tasks with a model behind an
     OpenAI-compatible URL. Both run in a remote sandbox unless ``--runtime.type subprocess`` is given.
 
-openenv 0.10.0 (openenv-core ended at 0.3.0)
+openenv 0.10.0 (the last release of the package openenv-core is 0.3.0)
     An environment is a folder with ``openenv.yaml``, models, a client and a FastAPI server with reset(seed), step and
     state. ``openenv validate DIR --level static`` reads ``openenv.yaml`` and its ``validation:`` block (reward range
     and margins, resources, capabilities); ``--url`` checks the endpoints of a running server. Level *runtime* builds
@@ -20,13 +20,13 @@ openenv 0.10.0 (openenv-core ended at 0.3.0)
     are "not implemented in this build". ``openenv push`` expects a fixed set of files, and a ``uv.lock`` for other
     ways to serve.
 
-Not covered: publishing on either hub, and importing a package of theirs for training.
+Not covered: publishing on either hub, and importing packages of the two projects for training.
 
 InteropError            (exit code 1)
-├── NoSuchEnvironment   no file of that name, and not exactly one stored environment with that hash
+├── NoSuchEnvironment   the name is neither a readable file nor the hash of exactly one stored environment
 ├── NotExportable       the source cannot become a package
-├── TargetUnavailable   the folder of the package exists already or cannot be written
-└── NotRecognised       a folder holds no environment of a known kind, or several
+├── TargetUnavailable   the folder for the package is not empty or cannot be written
+└── NotRecognised       a folder holds no environment of a known kind, or more than one
 """
 
 from traced.core.errors import TracedError
@@ -37,7 +37,7 @@ class InteropError(TracedError):
 
 
 class NoSuchEnvironment(InteropError):
-    """There is no file of that name, and not exactly one stored environment with that hash."""
+    """The name is neither a readable file nor the hash of exactly one stored environment."""
 
 
 class NotExportable(InteropError):
@@ -45,8 +45,8 @@ class NotExportable(InteropError):
 
 
 class TargetUnavailable(InteropError):
-    """The folder of the package exists already or cannot be written."""
+    """The folder for the package is not empty or cannot be written."""
 
 
 class NotRecognised(InteropError):
-    """A folder holds no environment of a known kind, or several."""
+    """A folder holds no environment of a known kind, or more than one."""

@@ -1,11 +1,11 @@
 """Write an environment as a package of verifiers or OpenEnv.
 
-The package holds the source byte for byte and the contract beside it; the rest is rendered from ``templates`` and
-imports only the other project and the standard library. ``traced.json`` names the origin and the SHA-256 of every other
-file, by which ``recognition`` detects later changes.
+The package holds the source byte for byte and a copy of the contract. The other files are rendered from ``templates``
+and import only the other project and the standard library. ``traced.json`` names the origin and the SHA-256 of every
+other file, by which ``recognition`` detects later changes.
 
 Invariants: no code of the environment runs; the folder appears by one rename or not at all; nothing is overwritten.
-How it fails: ``NotExportable`` for a source that could not run as a package; ``TargetUnavailable``.
+Errors: ``NotExportable`` for a source that could not run as a package; ``TargetUnavailable``.
 """
 
 import ast
@@ -29,18 +29,18 @@ from traced.interop.origin import Origin
 FORMAT = 1
 RECORD_FILE = "traced.json"
 ENVIRONMENT, CONTRACT = "environment.py", "contract.py"
-# Of every exported package: the hash in its name identifies the content.
+# The version of every exported package; the hash in the package's name identifies the content.
 VERSION = "0.1.0"
 CONTRACT_MODULE = "sandbox.contract"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of package.
+    """A kind of package: the layout of its files.
 
     Args:
-        inner: The folder of environment.py; "" for the name of the package.
-        templates: The template of each other file; ``{inner}`` stands for that folder.
+        inner: The folder of environment.py; "" means a folder named like the package.
+        templates: The template of each other file by path, in which ``{inner}`` stands for that folder.
     """
 
     inner: str
@@ -83,7 +83,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """A written package; ``warning`` says why it should not be used for training yet, "" if it may."""
+    """A written package.
+
+    ``warning`` says why the environment should not be used for training yet; "" if it may be used.
+    """
 
     folder: Path
     package: str
@@ -94,7 +97,17 @@ class Exported:
 
 
 def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
-    """Write the package into ``target``, a new or empty folder; by default a folder named after package and kind."""
+    """Write an environment as a package of ``kind``, a key of ``KINDS``.
+
+    Args:
+        origin: The environment.
+        kind: "verifiers" or "openenv".
+        target: A new or empty folder; by default a new folder named after package and kind.
+
+    Raises:
+        NotExportable: The source could not run as a package.
+        TargetUnavailable: The folder is not empty or cannot be written.
+    """
     require_exportable(origin.source_code)
     package = package_name(origin)
     folder = (target or Path(f"{package}-{kind}")).absolute()
@@ -102,7 +115,7 @@ def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
         raise TargetUnavailable(
             f"{folder} exists already", hint="choose another folder with --into, or move this one away"
         )
-    # Beside the target, so that the rename does not cross file systems.
+    # The staging folder is in the target's parent folder, so that the rename does not cross file systems.
     staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         for name, content in package_files(origin, kind).items():
@@ -120,7 +133,7 @@ def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
 
 
 def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
-    """The files of a package by path; the same origin gives the same bytes."""
+    """Return the files of a package by path; the same origin gives the same bytes."""
     package = package_name(origin)
     inner = KINDS[kind].inner or package
     values = {
@@ -156,7 +169,7 @@ def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
 
 
 def package_name(origin: Origin) -> str:
-    """The import name ``traced_NAME_HASH8``, which is unique to the environment."""
+    """Return the import name of an environment's package, ``traced_NAME_HASH8`` with eight digits of its hash."""
     slug = re.sub(r"[^a-z0-9]+", "_", origin.name.lower()).strip("_")[:40].strip("_")
     return "_".join(filter(None, ["traced", slug, origin.hash[:8]]))
 
@@ -187,7 +200,7 @@ def require_exportable(source_code: str) -> None:
 
 
 def imported_modules(node: ast.AST) -> list[str]:
-    """The modules that an import statement names; a relative one begins with a dot. Empty for other nodes."""
+    """Return the modules that an import statement names, relative ones with leading dots; empty for other nodes."""
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]
@@ -202,7 +215,7 @@ def _is_function(node: ast.AST) -> bool:
 
 @functools.cache
 def _templates() -> Environment:
-    # Text of people and models enters a file only through these filters, or reduced to a title.
+    # Text written by people or models enters a file only through these filters or as a sanitised title.
     environment = Environment(
         loader=PackageLoader("traced.interop"), undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -211,12 +224,12 @@ def _templates() -> Environment:
 
 
 def _quoted(text: str) -> str:
-    """A string literal that is valid in Python and in TOML."""
+    """Return the text as a string literal that is valid in Python and in TOML."""
     return json.dumps(_one_line(text), ensure_ascii=False)
 
 
 def _cell(text: str) -> str:
-    """Text for a cell of a Markdown table."""
+    """Return the text escaped for a cell of a Markdown table."""
     return re.sub(r"([|<>\\`*_\[\]])", r"\\\1", _one_line(text))
 
 

@@ -1,7 +1,7 @@
-"""The origin of an environment that is exported: its source, its author, and the verdict of admission.
+"""Find the origin of an environment that is exported: its source, its synthesizer, and the verdict of admission.
 
-The verdict is the newest one that the store holds for these bytes; without one the environment counts as not judged,
-which is never admitted. Raises ``NoSuchEnvironment``.
+The verdict is the newest one in the store for the same bytes. An environment without a verdict counts as never judged
+and not as admitted. Errors: ``NoSuchEnvironment``.
 """
 
 import re
@@ -21,10 +21,10 @@ _HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{MIN_PREFIX},64}})")
 
 @dataclass(frozen=True)
 class Origin:
-    """An environment and where it comes from; "" where that is unknown.
+    """An environment's source and where it comes from; unknown text fields are "".
 
-    ``name`` is the capability or the name of the file, ``failed`` are the checks of admission that refused it, and
-    ``is_admitted`` is None before any admission.
+    ``name`` is the capability or the name of the file. ``failed`` names the admission checks that refused the
+    environment, and ``is_admitted`` is None if it was never judged. ``judged_at`` is the date of the verdict.
     """
 
     source_code: str
@@ -39,12 +39,12 @@ class Origin:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the source."""
+        """Return the environment's hash, the SHA-256 (hex) of the source."""
         return environment_hash(self.source_code)
 
     @property
     def verdict(self) -> str:
-        """The verdict of admission in words."""
+        """Return the verdict of admission in words."""
         if self.is_admitted is None:
             return "never judged"
         if self.is_admitted:
@@ -53,7 +53,7 @@ class Origin:
 
     @property
     def warning(self) -> str:
-        """Why it should not be used for training yet; "" for an admitted one."""
+        """Return why the environment should not be used for training yet; "" if it is admitted."""
         if self.is_admitted:
             return ""
         if self.is_admitted is None:
@@ -62,7 +62,11 @@ class Origin:
 
 
 def origin_of_file(path: Path, session: Session | None) -> Origin:
-    """The environment in a single file, with what the store holds of these bytes."""
+    """Return the environment in a single file, with what the store knows about the same bytes.
+
+    Raises:
+        NoSuchEnvironment: The file cannot be read or is not UTF-8.
+    """
     try:
         source_code = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -74,7 +78,11 @@ def origin_of_file(path: Path, session: Session | None) -> Origin:
 
 
 def origin_of_hash(session: Session, identifier: str) -> Origin:
-    """The only stored environment whose hash begins with ``identifier``, which may begin with "env:"."""
+    """Return the only stored environment whose hash begins with ``identifier``, with or without the prefix "env:".
+
+    Raises:
+        NoSuchEnvironment: No hash begins with it, or several do.
+    """
     match = _HASH.fullmatch(identifier)
     hashes = find_hashes(session, match[1], limit=4) if match else []
     if len(hashes) == 1:
@@ -93,7 +101,7 @@ def origin_of_hash(session: Session, identifier: str) -> Origin:
 
 
 def origin_of_stored(session: Session, environment: str) -> Origin | None:
-    """The stored environment with this hash; None if there is none."""
+    """Return the stored environment with this hash, or None if there is none."""
     origins = list_origins(session, environment)
     if not origins:
         return None

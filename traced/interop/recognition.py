@@ -1,13 +1,14 @@
-"""Read a file or a folder for admission: find its single-file environment, or report why admission cannot play it.
+"""Read a file or a folder for admission: find its single-file environment, or report why admission cannot run it.
 
-An exported package, or a folder in which exactly one file defines the whole contract, is admitted by that file. Other
-packages of verifiers and OpenEnv cannot be played: they bring dependencies (the sandbox's image has the standard
-library alone, and no network), tasks of verifiers are rows instead of seeds, neither has solutions as messages, and
-OpenEnv's actions are its own. ``unplayable_report`` leaves out every check with its reason: such a package is neither
-admitted nor refused. What it declares is read by name from its syntax, which is informational: it can be deceived.
+For an exported package, or a folder in which exactly one file defines the whole contract, admission judges that file.
+Other packages of verifiers and OpenEnv cannot be run: they have dependencies (the sandbox's image has only the standard
+library, and no network); verifiers loads tasks from data rows instead of generating them from seeds; neither project
+has solutions as messages; and OpenEnv environments define their own types of actions. ``unplayable_report`` leaves out
+every check with a reason, so such a package is neither admitted nor refused. What it declares is found by names in its
+syntax. This information may be wrong, because a package can mislead the search.
 
-Invariants: nothing of the folder is executed, links are not followed, at most ``MAX_FILES`` files are read.
-How it fails: ``NotRecognised``. Not covered: a running server of OpenEnv.
+Invariants: no code in the folder is executed, links are not followed, and more than ``MAX_FILES`` Python files are
+refused. Errors: ``NotRecognised``. Not covered: a running OpenEnv server.
 """
 
 import ast
@@ -35,7 +36,7 @@ NO_DEPENDENCIES = (
 MAX_FILES = 500
 SKIPPED_FOLDERS = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
 SEED, SOLUTION, ACTIONS = "seed", "solution", "actions"
-# What each check of admission needs, besides the dependencies.
+# What each admission check needs of an environment in addition to its dependencies.
 REQUIREMENTS = {
     "determinism": (SEED, SOLUTION),
     "oracle": (SOLUTION,),
@@ -49,7 +50,7 @@ REQUIREMENTS = {
     "spread": (SEED, ACTIONS),
 }
 
-# Findings of the static analysis that every package of the other projects has.
+# Matches the findings of the static analysis that every package of the other projects has.
 _EXPECTED_FINDING = re.compile(r": imports |defines no class Environment$")
 
 # Path inside the folder -> text.
@@ -60,8 +61,9 @@ Sources = dict[str, str]
 class Declaration:
     """What the files of a package declare.
 
-    ``environments`` are classes or "load_environment", ``imports`` the modules beyond the standard library and the
-    package itself, and ``lacks`` says why admission cannot have a seed, a solution or actions.
+    ``environments`` are the names of classes, or "load_environment". ``imports`` are the modules beyond the standard
+    library and the package itself. ``lacks`` has the reason for each of seed, solution and actions that the package
+    does not provide.
     """
 
     kind: str
@@ -73,7 +75,7 @@ class Declaration:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def as_evidence(self) -> dict[str, Any]:
-        """The declaration as the evidence of a check."""
+        """Return the declaration as the evidence of an admission check, with at most 20 names of each type."""
         return {
             "kind": self.kind,
             "interface": self.interface,
@@ -84,7 +86,7 @@ class Declaration:
         }
 
     def reason_left_out(self, check: str) -> str:
-        """Why a check of admission was left out."""
+        """Return why an admission check was left out."""
         if check == "source":
             return f"not checked: admission cannot run a package of {self.kind}"
         reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
@@ -96,8 +98,8 @@ class Declaration:
 class RecognisedEnvironment:
     """A single-file environment that admission can judge.
 
-    ``kind`` is "file", "verifiers" or "openenv"; ``exported_hash`` is the hash at the export, "" without one;
-    ``changed`` are the other files of the package that were changed since.
+    ``kind`` is "file", "verifiers" or "openenv". ``exported_hash`` is the environment's hash at its export, "" if it
+    was not exported. ``changed`` names the other files of the package that have changed since the export.
     """
 
     path: Path
@@ -109,7 +111,7 @@ class RecognisedEnvironment:
 
 @dataclass(frozen=True)
 class ForeignPackage:
-    """A package of another project that admission cannot play."""
+    """A package of another project that admission cannot run."""
 
     path: Path
     declaration: Declaration
@@ -117,7 +119,7 @@ class ForeignPackage:
 
 
 def recognise_file(path: Path, text: str) -> RecognisedEnvironment | ForeignPackage:
-    """Recognise a single Python file."""
+    """Return the environment in a single Python file, or the package of another project that it is."""
     sources = {path.name: text}
     kind = foreign_kind(sources)
     if kind and not defines_contract(text):
@@ -126,7 +128,7 @@ def recognise_file(path: Path, text: str) -> RecognisedEnvironment | ForeignPack
 
 
 def recognise_folder(folder: Path) -> RecognisedEnvironment | ForeignPackage:
-    """Recognise a folder; raises NotRecognised."""
+    """Return the single environment in a folder, or the package of another project that it is; raises NotRecognised."""
     record = _record(folder)
     if record is not None:
         return _exported(folder, record)
@@ -149,7 +151,7 @@ def recognise_folder(folder: Path) -> RecognisedEnvironment | ForeignPackage:
 
 
 def unplayable_report(foreign: ForeignPackage) -> AdmissionReport:
-    """The admission report on a package that cannot be played: every check is left out with its reason."""
+    """Return the admission report on a package that cannot be run, in which every check is left out with a reason."""
     findings = [
         f"{name} {line}"
         for name, text in foreign.sources.items()
@@ -168,9 +170,9 @@ def unplayable_report(foreign: ForeignPackage) -> AdmissionReport:
 
 
 def foreign_kind(sources: Mapping[str, str], *, is_openenv: bool = False) -> str | None:
-    """The project that sources are written for, by their imports; None if they are for neither.
+    """Return the project for which sources are written, judged by their imports; None if it is neither.
 
-    ``is_openenv`` says that there is an openenv.yaml.
+    ``is_openenv`` tells whether the folder has an openenv.yaml.
     """
     modules = {module.partition(".")[0] for text in sources.values() for module in _modules(_parsed(text))}
     if is_openenv or modules & {"openenv", "openenv_core"}:
@@ -179,7 +181,7 @@ def foreign_kind(sources: Mapping[str, str], *, is_openenv: bool = False) -> str
 
 
 def defines_contract(text: str) -> bool:
-    """Whether a file defines a class Environment with every member of the contract, inherited ones included."""
+    """Return whether a file defines a class Environment with every member of the contract, including inherited ones."""
     classes = {node.name: node for node in _parsed(text).body if isinstance(node, ast.ClassDef)}
     members: set[str] = set()
     pending, visited = ["Environment"], set[str]()
@@ -189,7 +191,7 @@ def defines_contract(text: str) -> bool:
             visited.add(name)
             members |= _members(classes[name])
             pending += [_last_name(base) for base in classes[name].bases]
-    # The contract itself is a Protocol, and not an environment.
+    # The contract's own class Environment is a Protocol and not an environment.
     is_protocol = "Environment" in classes and any(
         _last_name(base) == "Protocol" for base in classes["Environment"].bases
     )
@@ -197,7 +199,7 @@ def defines_contract(text: str) -> bool:
 
 
 def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
-    """Read what the files of a package declare, from their syntax alone."""
+    """Return what the files of a package declare, read from their syntax without executing them."""
     trees = [_parsed(text) for text in sources.values()]
     own_modules = {part for name in sources for part in name.removesuffix(".py").split("/")}
     top_level = {module.partition(".")[0] for tree in trees for module in _modules(tree)}
@@ -251,7 +253,7 @@ def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]
 
 
 def _parsed(text: str) -> ast.Module:
-    """The syntax tree; an empty one for invalid Python."""
+    """Return the syntax tree, an empty one for invalid Python."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -259,7 +261,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
-    """The modules of absolute imports."""
+    """Yield the modules of absolute imports."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -269,7 +271,7 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 
 def _members(node: ast.ClassDef) -> set[str]:
-    """The methods of a class, and the names that its body or a method assigns."""
+    """Return the names of a class's methods, and the names that its body or a method assigns."""
     names = {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
     for child in ast.walk(node):
         match child:
@@ -290,12 +292,15 @@ def _names(target: ast.expr) -> Iterator[str]:
 
 
 def _derives(node: ast.ClassDef, base: str) -> bool:
-    """Whether the name of a base class ends with ``base``: MCPEnvironment is an Environment."""
+    """Return whether the name of a base class ends with ``base``; MCPEnvironment counts as an Environment."""
     return any(_last_name(base_node).endswith(base) for base_node in node.bases)
 
 
 def _last_name(node: ast.expr) -> str:
-    """The last name of an expression: Environment of interfaces.Environment[A, O, S], reward of vf.reward(weight=1)."""
+    """Return the last name of an expression.
+
+    This is Environment for interfaces.Environment[A, O, S], and reward for vf.reward(weight=1).
+    """
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -305,7 +310,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
-    """The names of functions with a decorator, in order."""
+    """Return the names of the functions with a decorator, in order."""
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [
         node.name
@@ -315,7 +320,7 @@ def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
 
 
 def _names_in_list(nodes: list[ast.AST], argument: str) -> list[str]:
-    """The names in a list that is passed as ``argument``, as in Rubric(funcs=[right, short])."""
+    """Return the names in the lists that are passed as ``argument``, as in Rubric(funcs=[right, short])."""
     values = [
         keyword.value
         for node in nodes
@@ -333,7 +338,7 @@ def _names_in_list(nodes: list[ast.AST], argument: str) -> list[str]:
 
 
 def _exported(folder: Path, record: dict[str, Any]) -> RecognisedEnvironment:
-    """The environment of an exported package, and the other files that were changed since."""
+    """Return the environment of an exported package, with the other files that have changed since the export."""
     files = {name: digest for name, digest in record["files"].items() if isinstance(name, str)}
     source = record["source"]
     text = _text(folder, source) if source in files else None
@@ -347,7 +352,7 @@ def _exported(folder: Path, record: dict[str, Any]) -> RecognisedEnvironment:
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
-    """The content of ``traced.json``; None if it is missing or invalid."""
+    """Return the content of ``traced.json``, or None if it is missing or invalid."""
     try:
         record = json.loads((folder / RECORD_FILE).read_bytes())
         fits = (
@@ -361,7 +366,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path) -> Sources:
-    """The Python files of a folder, without those that are too long for admission, not UTF-8, or links."""
+    """Return the Python files of a folder, without links and files that are too long for admission or not UTF-8."""
     sources: Sources = {}
     for directory, folders, names in os.walk(folder):
         folders[:] = sorted(
@@ -393,7 +398,7 @@ def _digest(folder: Path, name: str) -> str:
 
 
 def _bytes(folder: Path, name: str) -> bytes | None:
-    """The content of a regular file inside the folder; None if it is too long for admission or not there."""
+    """Return the content of a regular file inside the folder, or None if it is missing or too long for admission."""
     path = folder / name
     try:
         if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):

@@ -1,11 +1,13 @@
-"""Runs a job until it is settled: each attempt is a row, with back-off between attempts and quarantine after too many.
+"""Run a job until it is settled: store each attempt as a row, back off between attempts, quarantine after too many.
 
-Invariants: an attempt is in the store before its child starts and is ended there exactly once; a holder killed in
-between leaves a running row, which ``recover_lost_attempts`` closes at the next start after it has killed the holder's
-children, so that no two attempts ever work on the same files. Quarantine is decided from rows alone, so a restart of
-the service changes nothing. Errors: ``Quarantined``, ``Preempted`` and the stage's own ``CapabilityError``; for
-infrastructure it waits without end (``ReportKind.WAITING``). Not covered: an attempt that is cancelled while the store
-is unavailable counts as lost.
+Invariants: the row of an attempt is stored before its child starts, and ended there exactly once. If the holder (the
+process that runs the attempt) is killed in between, a running row remains. ``recover_lost_attempts`` closes such rows
+at the next start, after it has killed the holder's children, so that no two attempts ever work on the same files.
+Quarantine is decided from rows alone, so a restart of the service changes nothing.
+
+Errors: ``Quarantined``, ``Preempted`` and the stage's own ``CapabilityError``. After infrastructure failures the job is
+retried without limit (``ReportKind.WAITING``). Not covered: an attempt that is cancelled while the store is unavailable
+counts as lost.
 """
 
 import asyncio
@@ -68,13 +70,13 @@ from traced.processes.job import (
 from traced.processes.process_tree import kill_marked
 
 MIB = 2**20
-# Of the machine's memory, so that a child is stopped before the kernel kills something, which might be the service.
+# Share of the machine's memory for a child: it is stopped before the kernel kills a process, possibly the service.
 MEMORY_SHARE = 0.9
 # Seconds between two writes of an attempt's heartbeat and progress.
 HEARTBEAT_S = 5.0
-# In a finished attempt's evidence: the value of the job, None if its answer was a ``CapabilityError``.
+# Key in a finished attempt's evidence: the value of the job, None if it ended with a ``CapabilityError``.
 VALUE_KEY = "value"
-# In a quarantined input's evidence: the last attempt that led to the quarantine.
+# Key in a quarantined input's evidence: the sequence number of the last attempt before the quarantine.
 UNTIL_KEY = "until_seq"
 STATES = {
     FaultAttribution.INPUT: AttemptState.FAILED,
@@ -89,8 +91,8 @@ async def run_until_settled(executor: Executor, job: Job, ledger: AttemptLedger,
 
     Raises:
         Quarantined: too many attempts failed.
-        Preempted: the job stopped because it was asked to.
-        CapabilityError: the stage's own refusal.
+        Preempted: the job stopped on request.
+        CapabilityError: the stage itself ended its capability.
     """
     key = InputKey(job.stage, job.capability, job.input_hash)
     # The cycle may have been killed between the answer and its next step: then the stored answer is used again.
@@ -145,7 +147,7 @@ def current_attempts(session: Session, key: InputKey) -> list[Attempt]:
 
 
 def executor(settings: Settings) -> LocalExecutor:
-    """Build the executor; logs are in ``logs/CYCLE/`` of the data directory."""
+    """Build the executor; its logs are in ``logs/CYCLE/`` of the data directory."""
     return LocalExecutor(settings.data_dir / "logs", log_bytes=settings.executor.log_mb * MIB)
 
 
@@ -163,7 +165,7 @@ def backoff(settings: Settings) -> Backoff:
 
 
 def _stored_answer(session: Session, cycle_id: str, key: InputKey) -> JsonObject | None:
-    """The evidence of the last attempt that answered this input in this cycle."""
+    """Return the evidence of the last attempt that answered this input in this cycle, or None."""
     attempts = [attempt for attempt in list_attempts(session, key) if attempt.cycle_id == cycle_id]
     return next((attempt.evidence for attempt in reversed(attempts) if VALUE_KEY in attempt.evidence), None)
 
@@ -177,7 +179,7 @@ def _replay_answer(evidence: JsonObject) -> JsonObject:
 def _attempts_or_quarantine(
     session: Session, cycle_id: str, key: InputKey, ledger: AttemptLedger
 ) -> list[Attempt] | Quarantined:
-    """The current attempts, or the error if the input is quarantined; quarantines it first if it has to be."""
+    """Return the current attempts, or the error if the input is quarantined; too many failures quarantine it first."""
     entry = find_quarantined(session, key)
     attempts = current_attempts(session, key)
     failures = counted_failures(attempts, ledger.failures)
@@ -228,7 +230,7 @@ async def _back_off(attempts: list[Attempt] | Quarantined, ledger: AttemptLedger
 async def _attempt(
     executor: Executor, job: Job, key: InputKey, ledger: AttemptLedger, on_report: OnReport
 ) -> Result | None:
-    """Make one attempt, from its row to its end; None if the child could not be started."""
+    """Make one attempt, from storing its row to ending it; return None if the child could not be started."""
     attempt = await _begin(job, key, ledger, on_report)
     last_report = _LastReport(ledger.now())
 
@@ -329,7 +331,7 @@ async def _write_heartbeats(attempt: Attempt, report: _LastReport, ledger: Attem
         await report.changed.wait()
         report.changed.clear()
         write = partial(record_heartbeat, seq=attempt.seq, at=report.at, pid=report.pid, progress=report.progress)
-        # The next report is written anyway.
+        # A lost write is harmless: the next report is written again.
         with contextlib.suppress(StoreUnavailable):
             await ledger.transaction(write)
         await ledger.sleep(HEARTBEAT_S)
@@ -337,7 +339,8 @@ async def _write_heartbeats(attempt: Attempt, report: _LastReport, ledger: Attem
 
 def _is_dead(attempt: Attempt, now: datetime, silent_s: float) -> bool:
     alive = is_alive(attempt.holder)
-    # On another machine only heartbeats tell. One far in the future says as little as an old one: a clock was set.
+    # Of a holder on another machine only heartbeats are known. A heartbeat far in the future proves as little as an
+    # old one: a clock was changed.
     if alive is None:
         return abs((now - attempt.heartbeat_at).total_seconds()) > silent_s
     return not alive

@@ -1,10 +1,12 @@
-"""Readings of the machine's devices: the processors as one device "cpu", and NVIDIA GPUs through NVML.
+"""Read the state of the machine's devices: the processors as one device "cpu", and NVIDIA GPUs through NVML.
 
 Probes only read; they never switch MIG, clock rates or modes. A device's id is the same at every reading, and processes
-of this service never count as foreign. ``Probe.read`` does not raise for what a machine lacks or a driver refuses: a
-device that cannot be read is left out with a problem, so that nobody takes it for idle. It may block for seconds: call
-it from a thread. Not covered: MIG instances, other vendors' devices, GPUs without memory of their own; processes of the
-service in another PID namespace, which look foreign, and limits of a container on cores and memory.
+of this service never count as foreign. ``Probe.read`` does not raise if hardware is missing or a driver refuses: it
+leaves out a device that cannot be read and reports a problem, so that the device does not count as idle. A reading may
+take seconds: call ``Probe.read`` from a thread.
+
+Not covered: MIG instances, other vendors' devices, GPUs without memory of their own; processes of the service in
+another PID namespace, which look foreign, and limits of a container on cores and memory.
 """
 
 import importlib
@@ -38,7 +40,7 @@ class DeviceReading:
     Args:
         id: "cpu" or the GPU's UUID, as ``CUDA_VISIBLE_DEVICES`` accepts it.
         utilisation: A share in [0, 1], None if unknown; on the CPU only the load of foreign processes counts.
-        foreign: Processes of others; always empty on the CPU.
+        foreign: Processes that this service did not start; always empty for the CPU.
     """
 
     id: str
@@ -63,13 +65,13 @@ class Probe(Protocol):
     """A source of readings."""
 
     def read(self) -> Readings:
-        """Read all devices of its kind."""
+        """Read all devices that this probe covers."""
         ...
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Several probes as one."""
+    """Combines several probes into one."""
 
     probes: Sequence[Probe]
 
@@ -84,7 +86,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class ScriptedProbe:
-    """Scripted readings for tests and simulations, each with the second of ``clock`` from which it holds."""
+    """Returns scripted readings for tests and simulations; each of them is valid from its second of ``clock`` on."""
 
     script: Sequence[tuple[float, Readings]]
     clock: Callable[[], float]
@@ -102,7 +104,7 @@ def process_trees(roots: Iterable[int]) -> frozenset[int]:
 
 
 def machine_probe(own_pids: Callable[[], Iterable[int]]) -> Probe:
-    """The probe of all devices of this machine."""
+    """Return the probe of all devices of this machine."""
     return Probes([NvmlProbe(own_pids), CpuProbe(own_pids)])
 
 
@@ -116,7 +118,7 @@ def _tree(root: int) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class Ticks:
-    """Seconds of processor time since boot: all cores', the busy part, and the service's part of that."""
+    """Seconds of processor time since boot, summed over all cores: in total, busy, and used by the service."""
 
     total: float
     busy: float
@@ -144,7 +146,7 @@ class CpuProbe:
 
 
 def foreign_share(start: Ticks, end: Ticks) -> float | None:
-    """Share in [0, 1] of the cores' time that foreign processes took; None if no time has passed."""
+    """Return the share in [0, 1] of the cores' time that foreign processes took; None if no time has passed."""
     total = end.total - start.total
     if total <= 0:
         return None
@@ -153,7 +155,7 @@ def foreign_share(start: Ticks, end: Ticks) -> float | None:
 
 
 def ticks(own_pids: Iterable[int]) -> Ticks:
-    """Read the counters (Linux: proc(5), /proc/stat); waiting for input or output counts as idle."""
+    """Read the processor's time counters (Linux: proc(5), /proc/stat); waiting for input or output counts as idle."""
     times = psutil.cpu_times()
     # Guest time is already contained in user and nice time.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
@@ -162,7 +164,7 @@ def ticks(own_pids: Iterable[int]) -> Ticks:
 
 
 def _seconds(pid: int) -> float:
-    # With the time of reaped children: it is part of the busy time too, and must not count as foreign.
+    # Includes the time of reaped children, which is part of the machine's busy time and must not count as foreign.
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -213,7 +215,7 @@ class NvmlProbe:
         if not self._is_open:
             return
         self._is_open = False
-        # A lost driver cannot be closed either; the next nvmlInit decides.
+        # A lost driver cannot be shut down either; the next nvmlInit shows whether it works again.
         with suppress(*failures):
             nvml.nvmlShutdown()
 
@@ -259,7 +261,7 @@ def _memory(nvml: ModuleType, handle: object, failures: tuple[type[Exception], .
 
 
 def _utilisation(nvml: ModuleType, handle: object) -> float | None:
-    """Share of the last sample period (1/6 to 1 s) in which a kernel ran; None if not supported."""
+    """Return the share of the last sample period (1/6 to 1 s) in which a kernel ran; None if not supported."""
     try:
         return float(min(100, nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
     except nvml.NVMLError_NotSupported:

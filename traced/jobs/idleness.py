@@ -1,9 +1,11 @@
-"""When a device is idle: everything on it below its thresholds, for long enough, and polled often enough.
+"""Decide when a device is idle: all its values are below their thresholds, for long enough and polled often enough.
 
-The rules are pure functions; time comes in as seconds of a monotonic clock, hours as UTC moments. Unknown values (an
-unreported utilisation, a device that disappeared) and GPUs under MIG are never idle. ``survey_devices`` shows the state
-of all devices; it blocks for ``SAMPLE_S`` seconds, so call it from a thread. It cannot know for how long a device has
-been idle, and the engine of a service without a live lease looks foreign to it.
+The rules are pure functions. They take the time as seconds of a monotonic clock (``at``) and, for training hours, as a
+moment in UTC (``now``). Devices with unknown values (an unreported utilisation, a device that disappeared) and GPUs
+under MIG are never idle.
+
+``survey_devices`` shows the state of all devices; it blocks for ``SAMPLE_S`` seconds, so call it from a thread. It
+cannot know for how long a device has been idle, and the engine of a service without a live lease looks foreign to it.
 """
 
 import os
@@ -19,9 +21,9 @@ from traced.core.ownership import process_of
 from traced.core.time_windows import Window, closed_reason, parse_windows, parse_zone
 from traced.jobs.devices import DeviceReading, Readings, machine_probe, process_trees
 
-# A gap of more polls than this restarts the idle time, because nobody watched the device.
+# A gap of more poll intervals than this restarts the idle time, because the device was not observed meanwhile.
 MISSED_POLLS = 3
-# The time over which ``survey_devices`` measures the processors' load.
+# Seconds over which ``survey_devices`` measures the processors' load.
 SAMPLE_S = 0.5
 
 
@@ -36,11 +38,11 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Rules:
-    """When training may begin on a device, and when it has to give it back.
+    """Rules for when training may begin on a device, and when it has to give the device back.
 
     Args:
         hours: When training may begin, local to ``zone``.
-        quiet: When training must not run, local to ``zone``.
+        quiet_windows: When training must not run, local to ``zone``.
         train_on: A device id, a kind, or "auto".
         busy_s: Seconds of foreign load after which training gives the device back.
         yield_s: Seconds that the trainer then has to save a checkpoint.
@@ -59,17 +61,17 @@ class Rules:
 
     @property
     def gap_s(self) -> float:
-        """The longest time between two polls in which a device counts as watched."""
+        """Return the longest gap between two polls, in seconds, that does not restart the idle time."""
         return self.poll_s * MISSED_POLLS
 
     def of(self, device: DeviceReading) -> Thresholds:
-        """The thresholds for this kind of device."""
+        """Return the thresholds for this kind of device."""
         return self.cuda if device.kind == "cuda" else self.cpu
 
 
 @dataclass(frozen=True)
 class IdleWatch:
-    """Since which second a device is idle and when it was last polled, or why it is busy."""
+    """The second since which a device is idle and the second of its last poll, or the reasons why it is busy."""
 
     idle_since: float | None = None
     observed_at: float | None = None
@@ -117,7 +119,7 @@ def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
 
 
 def foreign_load(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
-    """Describe the excessive load of others on a device that training uses itself."""
+    """Describe the excessive load of foreign processes on a device that training itself uses."""
     reasons = []
     if device.kind == "cpu" and device.utilisation is not None and device.utilisation > limits.utilisation:
         reasons.append(f"other processes use {device.utilisation:.0%}, over {limits.utilisation:.0%}")
@@ -162,14 +164,14 @@ def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: dateti
 
 
 def describe_lease(lease: Lease | LeaseView, now: datetime) -> str:
-    """Describe who has a device, for what, and who wants it back."""
+    """Describe a lease: its holder, its purpose, and who requested the device back."""
     state = "leased to" if lease.expires_at > now else "expired lease of"
     request = f", requested back by {lease.wanted_by}" if lease.wanted_by else ""
     return f"{state} {lease.holder} for {lease.purpose}{request}"
 
 
 def _read_devices(live: Sequence[Lease]) -> Readings:
-    # This is mostly called from a command: the processes of the services that hold leases here are ours as well.
+    # Mostly called from a command, so the processes of services that hold leases on this machine are ours as well.
     holders = [pid for lease in live if (pid := process_of(lease.holder))]
 
     probe = machine_probe(lambda: process_trees([os.getpid(), *holders]))
@@ -178,7 +180,7 @@ def _read_devices(live: Sequence[Lease]) -> Readings:
 
 
 def _view(device: DeviceReading, leases: Sequence[Lease], limits: Rules, now: datetime) -> DeviceView:
-    """The reading with the reasons why training cannot begin on the device; ``idle`` if there are none."""
+    """Return the reading with the reasons why training cannot begin on the device; ``idle`` if there are none."""
     lease = next((lease for lease in leases if lease.device == device.id), None)
     obstacles = [*excesses(device, limits.of(device))]
     if closed := closed_reason(limits.hours, limits.quiet_windows, now, limits.zone):

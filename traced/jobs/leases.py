@@ -1,10 +1,12 @@
-"""Device leases: wait until a device is idle, lease it, train on it, and give it back when it is preempted.
+"""Device leases: wait until a device is idle, lease it, train on it, and give it back on preemption.
 
 Invariants: a trainer runs only while its device is leased and has ended before the lease is released, however the body
 ends. Preemption (a request for the device, quiet hours, foreign load for ``devices.busy_s``) loses no work: the trainer
-saves a checkpoint and continues later; after ``devices.yield_s`` without one, or at once when the lease has lapsed, it
-is stopped and resumes at its last checkpoint. Errors: those of the store while waiting, and those of the work; with a
-lease held, a failing store is retried. Not covered: fairness between waiters; which model serves meanwhile.
+saves a checkpoint and continues later. A trainer that saves none within ``devices.yield_s``, or whose lease has lapsed,
+is stopped at once and resumes at its last checkpoint.
+
+Errors: those of the store while waiting, and those of the work; while a lease is held, a failing store is retried. Not
+covered: fairness between waiters; which model serves meanwhile.
 """
 
 import asyncio
@@ -38,7 +40,7 @@ HEARTBEAT_SHARE = 0.25
 # After this share without a successful heartbeat the holder treats the lease as lapsed. Below 1, so that the holder
 # stops before anybody else may acquire the device.
 LAPSE_SHARE = 0.75
-# The value of "after" in the report of a wait for a device, which is no failure and raises no alarm.
+# The value of "after" in the report of a wait for a device; such a wait is no failure and raises no alarm.
 FOR_DEVICE = "device"
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """Who needs a device and for what; ``holder`` identifies this use (``traced.core.ownership``)."""
+    """A request to use a device for a purpose; ``holder`` identifies this use (``traced.core.ownership``)."""
 
     holder: str
     purpose: str
@@ -70,7 +72,7 @@ class DeviceLease:
 
     Args:
         heartbeat_sent_at: Monotonic second at which the last successful heartbeat was sent.
-        preempted: Set once and for all when the holder has to stop.
+        preempted: Set when the holder has to stop, and never cleared.
         reason: Why it has to stop; "" while ``preempted`` is not set.
         lapsed: Whether somebody else may acquire the device at any moment.
     """
@@ -91,7 +93,7 @@ class DeviceLease:
 
 @dataclass(frozen=True)
 class DeviceAccess:
-    """What a training needs to lease a device; ``limits`` is read anew at every use, because settings may change."""
+    """What a training needs to lease a device; ``limits`` is called at every use, because settings may change."""
 
     store: Engine
     probe: Probe
@@ -127,7 +129,7 @@ async def run_on_device(
             async with device_lease(
                 access.store, access.probe, access.limits, access.request, access.clocks, on_wait=reporter.report_waits
             ) as lease:
-                # Left over from a request that came after the last trainer had ended.
+                # The file is left over if the last request came after its trainer had ended.
                 pause.unlink(missing_ok=True)
                 with suppress(Preempted):
                     return await _run_until_preempted(access, lease, pause, work)
@@ -166,7 +168,7 @@ async def device_lease(
         for task in tasks:
             task.cancel()
         await run_to_completion(_release, engine, lease.device.id, request.holder)
-    # A defect in keeping the lease must not pass unnoticed.
+    # Raise a defect of the heartbeat or lapse task, which would otherwise pass unnoticed.
     for task in tasks:
         if not task.cancelled() and task.done():
             task.result()
@@ -240,7 +242,7 @@ class _DeviceWait:
             return acquired or get_lease(session, device)
 
     def _was_silent(self, lease: Lease) -> bool:
-        """Whether this lease had no heartbeat for its whole time to live, by the monotonic clock."""
+        """Return whether this lease had no heartbeat for its whole time to live, by the monotonic clock."""
         now = self.clocks.monotonic()
         previous, first_seen = self.sightings.get(lease.device, (None, now))
         if previous is None or (previous.holder, previous.heartbeat_at) != (lease.holder, lease.heartbeat_at):
@@ -313,7 +315,7 @@ async def _run_until_preempted(
 
 
 async def _pause(access: DeviceAccess, lease: DeviceLease, pause: Path, working: "asyncio.Future[Any]") -> None:
-    """Return when the work has ended: at a checkpoint, or cancelled after ``yield_s``."""
+    """Request a checkpoint and return when the work has ended; cancel the work after ``yield_s``."""
     # On a lapsed lease somebody else may use the device, so there is no time for a checkpoint.
     if not lease.lapsed:
         pause.parent.mkdir(parents=True, exist_ok=True)
@@ -368,6 +370,6 @@ class _WaitReporter:
 
 
 def _service_pids() -> frozenset[int]:
-    """This service's processes and those in its containers, whose parent is the Docker engine."""
+    """Return the ids of this service's processes and of those in its containers, whose parent is the Docker engine."""
     pids = process_trees([os.getpid()])
     return pids | process_trees(process_ids(pids))

@@ -1,15 +1,16 @@
-"""When an input is retried and when it is quarantined, as pure functions of its attempts, and the ledger of attempts.
+"""Decide when an input is retried and when it is quarantined, and write attempts to the store.
 
-Which attempts count against an input (``counted_failures``):
+The decisions are pure functions of an input's attempts. Which attempts count against an input (``counted_failures``):
 
 - a **failed** attempt (attributed to its input) always counts;
 - a **blocked** attempt (infrastructure) or a **stopped** one never counts;
 - a **lost** attempt (found running, its holder dead) or a **killed** one (a shared component died) counts only as one
   of three or more since the input last made progress, that is, exceeded the progress counter of all attempts before.
-  A power cut says nothing about the input, and a training that resumes from checkpoints makes progress each time; a
-  stage that kills its machine dies at the same place again and gets three tries instead of an endless loop of reboots.
 
-A finished attempt or a release resets the count. ``AttemptLedger.failures`` takes the place of three.
+A power cut says nothing about the input, and a training that resumes from checkpoints makes progress each time. A stage
+that kills its machine dies at the same place again and gets three tries instead of an endless loop of reboots.
+
+A finished attempt or a release resets the count. The number three stands for ``AttemptLedger.failures``.
 """
 
 import asyncio
@@ -43,10 +44,10 @@ class Backoff:
     cap_s: float
 
     def delay_s(self, unsuccessful: int, rng: Random) -> float:
-        """Seconds to wait after the n-th unsuccessful attempt in a row (0: none)."""
+        """Return the seconds to wait after this number of unsuccessful attempts in a row; 0 after none."""
         if unsuccessful < 1:
             return 0.0
-        # Bounded, because a float power overflows; every cap is reached before.
+        # The exponent is bounded, because a float power overflows; every cap is reached before that.
         growth = self.factor ** min(unsuccessful - 1, 64)
         # Jitter, so that inputs which failed together are not retried together.
         return min(self.base_s * growth, self.cap_s) * rng.uniform(0.5, 1.0)
@@ -64,7 +65,10 @@ def relevant_attempts(attempts: Sequence[Attempt], last_quarantine_seq: int) -> 
 
 
 def counted_failures(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
-    """Return the attempts (of ``relevant_attempts``) that count against their input."""
+    """Return those of an input's ``relevant_attempts`` that count against it.
+
+    Lost and killed attempts count only if there are at least ``limit`` of them without progress.
+    """
     failures: list[Attempt] = []
     unclear: list[Attempt] = []
     max_progress = 0
@@ -79,12 +83,15 @@ def counted_failures(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
 
 
 def count_unsuccessful(attempts: Sequence[Attempt]) -> int:
-    """Count the attempts (of ``relevant_attempts``) that did not succeed, without stopped ones."""
+    """Count those of an input's ``relevant_attempts`` that did not succeed; stopped ones are not counted."""
     return sum(attempt.state in UNSUCCESSFUL for attempt in attempts)
 
 
 def retry_delay_s(attempts: Sequence[Attempt], backoff: Backoff, *, seed: int, now: datetime) -> float:
-    """Seconds until the next attempt (after ``relevant_attempts``); a restart of the service changes nothing."""
+    """Return the seconds until the next attempt after these ``relevant_attempts``.
+
+    The jitter is seeded with the last attempt, so a restart of the service changes nothing.
+    """
     unsuccessful = [attempt for attempt in attempts if attempt.state in UNSUCCESSFUL and attempt.ended_at is not None]
     if not unsuccessful or unsuccessful[-1].ended_at is None:
         return 0.0
@@ -98,7 +105,7 @@ def retry_delay_s(attempts: Sequence[Attempt], backoff: Backoff, *, seed: int, n
 
 @dataclass(frozen=True)
 class AttemptLedger:
-    """Where attempts are written, by which holder, and how retries are spaced.
+    """Stores the attempts of one holder and spaces retries.
 
     Args:
         failures: The number of counted attempts that quarantines an input.
@@ -115,11 +122,11 @@ class AttemptLedger:
     on_quarantined: Callable[[Session, QuarantinedInput], None] = lambda session, quarantined: None
 
     async def transaction(self, call: Callable[[Session], T]) -> T:
-        """Run ``call`` in a transaction in a thread; cancellation waits for its end, so that it is known to be done."""
+        """Run ``call`` in a transaction in a thread; a cancellation waits for its end, so that its outcome is known."""
         return await run_to_completion(self._run, call)
 
     async def retried_transaction(self, call: Callable[[Session], T], on_report: OnReport) -> T:
-        """As ``transaction``, retried with back-off and reports while the database is unavailable."""
+        """Run ``call`` as ``transaction`` does; retry with back-off and reports while the database is unavailable."""
         tries = 0
         while True:
             try:
@@ -136,7 +143,7 @@ class AttemptLedger:
 
 
 async def run_to_completion(call: Callable[..., T], *arguments: object) -> T:
-    """Run ``call`` in a thread and wait for its end; a cancellation meanwhile is raised afterwards."""
+    """Run ``call`` in a thread and wait for its end; a cancellation in the meantime is raised afterwards."""
     running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     cancellation: asyncio.CancelledError | None = None
     while not running.done():
@@ -152,5 +159,5 @@ async def run_to_completion(call: Callable[..., T], *arguments: object) -> T:
 
 
 def waiting_report(seconds: float, reason: str, state: str = AttemptState.BLOCKED) -> Report:
-    """Build the report that the next attempt follows in ``seconds``, with the reason of the wait."""
+    """Build the report of a wait: the next attempt follows in ``seconds``; ``reason`` and ``state`` say after what."""
     return Report(ReportKind.WAITING, {"seconds": seconds, "for": reason, "after": state})

@@ -1,7 +1,7 @@
-"""``traced llm check``: whether the configured language model can be used, in which answer forms, and how fast.
+"""Check for ``traced llm check`` whether the configured language model works, in which output modes, and how fast.
 
-Findings are yielded in order, and the first failure of connection, key or model ends the check. Nothing is stored,
-and failures are not retried.
+Findings are yielded in order, and the first failure of connection, key or model ends the check. Nothing is stored, and
+failures are not retried.
 """
 
 import difflib
@@ -21,10 +21,10 @@ from agents.llm.transport import Transport
 from traced.config.cycle_sections import LlmSection
 from traced.llm.connection import api_key, endpoint, key_from
 
-NEAR = 5  # names shown of the models that are there
-WORDS = 200  # tokens at most of the answer that is timed
+NEAR = 5  # similar model names shown if the configured one is not listed
+WORDS = 200  # maximum tokens of the timed answer
 SHORT_ANSWER_TOKENS = 16
-CONTEXT = 6000  # tokens: what goes back with complaints, one conversation, and the words of ours about it
+CONTEXT = 6000  # tokens that an analyst needs: rejected answers with objections, one conversation, our instructions
 GREETING = "Say hello in one word."
 TIMED = "Write the numbers from 1 to 60 in English words, separated by commas, and nothing else."
 NOT_THERE = "llm.base_url: check that the server is running"

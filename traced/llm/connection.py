@@ -1,9 +1,9 @@
-"""The configured language model, ready for use: endpoint and key, early checks, and the store as ledger of replies.
+"""Open the configured language model: its endpoint and key, early checks of the settings, and a ledger in the store.
 
 The key is read here and goes into the endpoint's ``SecretStr``, nowhere else. All users of a model on one event loop
-share one concurrency limit, rate limit and breaker. A reply is committed before it is used and found by the hash of
-its request, so nothing is paid for twice. ``LlmError`` states the missing setting and the command that shows it. Not
-covered: several data directories that share an account.
+share one concurrency limit, rate limit and breaker. A reply is committed before it is used and found again by the hash
+of its request, so no request is paid for twice. ``LlmError`` states the missing setting and the command that shows it.
+Not covered: several data directories that share an account.
 """
 
 import asyncio
@@ -47,23 +47,20 @@ async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None
     """Open the model of ``[llm]`` with a connection pool for the body; raises ``LlmError``."""
     line = _line(endpoint(settings.llm), settings.data_dir)
     check_prices(line.endpoint, budget.cost if budget else 0)
+    # The context length must be known before the first question is shortened to fit it.
     if not line.endpoint.context_tokens:
         line.endpoint = replace(line.endpoint, context_tokens=await _server_context(line.endpoint))
-    # The context that the server states is needed before the first question is cut to size.
     async with Model(line.endpoint, ledger, budget=budget, transport=line) as language_model:
         yield language_model
 
 
 def _line(model_endpoint: Endpoint, data_dir: Path) -> Transport:
-    """The one line that all on this event loop have to an endpoint: they share its slots, its pace and its breaker.
-
-    Its pace is shared by all processes on a data directory.
-    """
+    """Return the transport to an endpoint that all users on this event loop share, with its limits and its breaker."""
     lines = _LINES.setdefault(asyncio.get_running_loop(), {})
     if model_endpoint not in lines:
         account = hashlib.sha256(f"{model_endpoint.base_url} {model_endpoint.model}".encode()).hexdigest()[:12]
         data_dir.mkdir(parents=True, exist_ok=True)
-        # The rate limit lies in a file because every process on a data directory shares the account.
+        # The rate limit is kept in a file, because all processes on a data directory share the account.
         lines[model_endpoint] = Transport(model_endpoint, rate_limit_file=data_dir / f"llm-pace-{account}.json")
     return lines[model_endpoint]
 
@@ -121,7 +118,7 @@ def api_key(section: LlmSection) -> str:
 
 
 def key_from(section: LlmSection) -> str:
-    """Return where the key is kept, in words."""
+    """Describe where the key is kept."""
     return f"from {section.api_key_file}" if section.api_key_file else f"from the variable {section.api_key_env}"
 
 
@@ -158,13 +155,13 @@ def check_model(settings: Settings) -> None:
 
 
 class StoreLedger:
-    """``agents.llm.question.Ledger`` over the store; the purpose's cycle must exist there."""
+    """An ``agents.llm.question.Ledger`` in the store; the cycle of a purpose must exist there."""
 
     def __init__(self, store: Engine, now: Callable[[], datetime]) -> None:
         self._store, self._now = store, now
 
     def find(self, key: str) -> Reply | None:
-        """See ``Ledger``."""
+        """Return the stored reply to a request, or None; see ``agents.llm.question.Ledger``."""
         with read_session(self._store) as session:
             row = find_reply(session, key)
         if row is None:
@@ -173,7 +170,7 @@ class StoreLedger:
         return Reply(row.text, row.finish_reason, *tokens, row.cost, row.seconds, row.estimated)
 
     def keep(self, key: str, question: Question, model: str, reply: Reply) -> None:
-        """See ``Ledger``."""
+        """Store a reply; see ``agents.llm.question.Ledger``."""
         row = ModelReply(
             key=key,
             cycle_id=question.purpose.cycle_id,
@@ -188,7 +185,7 @@ class StoreLedger:
             save_reply(session, row)
 
     def usage(self, purpose: Purpose) -> Usage:
-        """See ``Ledger``."""
+        """Return the usage counted for a purpose; see ``agents.llm.question.Ledger``."""
         total = Usage()
         with read_session(self._store) as session:
             for stage_cost in stage_costs(session, purpose.cycle_id, stage=purpose.stage):

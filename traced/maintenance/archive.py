@@ -1,10 +1,11 @@
-"""A backup's file: a tar archive in zstandard, closed by a manifest with the SHA-256 of every member before it.
+"""Write and read the file of a backup: a tar archive in zstandard that ends with the SHA-256 of every member.
 
-Invariants: the file is readable by its owner alone (0600) and appears under its name by one rename, complete and synced
-to disk; the manifest is the last member, so an archive that was cut off has none; members are regular files with
-relative paths, and nothing else is ever taken out of an archive.
-Fails: ``BackupDamaged`` names the member and what is wrong with it. Not covered: encryption; a backup holds whatever
-secrets the data directory's own files hold.
+Invariants: the file is readable by its owner alone (0600), complete and synced to disk before
+``traced.maintenance.backup`` renames it to its final name. The manifest is the last member, so an archive that was cut
+off has none. Members are regular files with relative paths; anything else is refused on reading.
+
+Errors: ``BackupDamaged`` names the member and what is wrong with it. Not covered: encryption; a backup contains
+whatever secrets the data directory's own files contain.
 """
 
 import hashlib
@@ -25,18 +26,18 @@ from traced.maintenance.errors import BackupDamaged
 MANIFEST = "manifest.json"
 FORMAT = 1
 CHUNK = 1 << 20
-PERMISSIONS = 0o755  # of a member; anything beyond is not restored
+PERMISSIONS = 0o755  # permission bits of a member that are restored
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup says of itself; ``members`` maps each member's name to its SHA-256 (hex)."""
+    """The description of a backup, stored in it; ``members`` maps each member's name to its SHA-256 (hex)."""
 
     traced: str  # version
     made_at: str  # ISO 8601, UTC
     data_dir: str
     database: str  # "sqlite" or "postgresql"
-    schema: str  # the store's migration
+    schema: str  # the store's migration (its revision id)
     namespace: str  # PostgreSQL's schema that holds the tables, "" for SQLite
     members: dict[str, str]
     format: int = FORMAT
@@ -50,7 +51,7 @@ class Writer:
         self.members: dict[str, str] = {}
 
     def add(self, name: str, path: Path) -> None:
-        """Add the file at ``path`` as it is when it is opened."""
+        """Add the file at ``path``, with the size that it has when it is opened."""
         with path.open("rb") as file:
             member = self._archive.gettarinfo(arcname=name, fileobj=file)
             hashing = _Hashing(file)
@@ -58,7 +59,7 @@ class Writer:
         self.members[name] = hashing.digest.hexdigest()
 
     def close_with(self, manifest: Manifest) -> None:
-        """Add the manifest, which ends the archive."""
+        """Write the manifest, which is the last member of the archive."""
         text = (json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n").encode()
         member = tarfile.TarInfo(MANIFEST)
         member.size, member.mode = len(text), 0o600
@@ -67,7 +68,7 @@ class Writer:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Writer]:
-    """A writer of a new archive at ``path``, which must not exist; synced to disk at the end."""
+    """Create an archive at ``path``, which must not exist, and yield its writer; sync the file to disk at the end."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as raw:
         compressor = zstandard.ZstdCompressor(write_checksum=True)
@@ -81,12 +82,12 @@ def writing(path: Path) -> Iterator[Writer]:
 
 
 def verify(path: Path) -> Manifest:
-    """Read a backup whole and hold every member against the manifest; raises ``BackupDamaged``."""
+    """Read a whole backup and compare every member with the manifest; raises ``BackupDamaged``."""
     return _read(path, lambda archive, member: _sha256(_content(archive, member)))
 
 
 def extract(path: Path, folder: Path) -> Manifest:
-    """Take the members out into ``folder`` (empty), checking what then lies there; raises ``BackupDamaged``."""
+    """Extract the members into ``folder`` (empty) and verify the files written there; raises ``BackupDamaged``."""
 
     def take(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
         archive.extract(member, folder, set_attrs=True, filter="data")
@@ -141,12 +142,12 @@ def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
         yield archive
-        while stream.read(CHUNK):  # the padding at the end: the decompressor's own checksum covers it
+        while stream.read(CHUNK):  # reads the padding at the end, so that zstandard verifies its own checksum
             pass
 
 
 def _refuse_odd(path: Path, member: tarfile.TarInfo) -> None:
-    """Nothing but a regular file below the folder that is extracted to; ``filter="data"`` checks it once more."""
+    """Raise unless the member is a regular file below the target folder; ``filter="data"`` checks this again."""
     parts = Path(member.name).parts
     if not member.isreg() or member.name.startswith("/") or ".." in parts or not parts:
         raise BackupDamaged(f"{path} is not a backup: it contains {member.name!r}")
@@ -176,14 +177,14 @@ def _sha256(file: IO[bytes]) -> str:
 
 
 class _Hashing(io.RawIOBase):
-    """A file that is hashed as it is read."""
+    """A file that computes the SHA-256 of what is read from it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Read up to ``size`` bytes."""
         chunk = self._file.read(size)
         self.digest.update(chunk)
         return chunk

@@ -1,18 +1,17 @@
-"""``traced backup``: everything that a data directory cannot make again, in one file.
+"""``traced backup``: back up in one file everything in a data directory that cannot be made again.
 
-What goes in, in this order: the graph's checkpoints, the store, the published adapters, the environments, the runs'
-folders without their trainings, the settings. The order makes a backup of a working directory whole: a checkpoint knows
-of nothing that the store copied after it lacks (a node that ran meanwhile is run again and finds its work done), and
-the files that the store's rows name were published before those rows.
+The content, in this order: the graph's checkpoints, the store, the published adapters, the environments, the runs'
+folders without their trainings, the settings. The order keeps a backup of a directory in use consistent. The store is
+copied after the checkpoints, so it holds everything that a checkpoint refers to (a node that ran in between is run
+again and finds its work done). The files that the store's rows name were published before those rows.
 
-Invariants: a running daemon is not held up; the backup appears under its name only after it was read back and every
-checksum agreed; a failure leaves nothing. How it fails: ``BackupFailed``, and the disk's own errors.
-Not covered: models, training checkpoints, logs, earlier backups; secrets beyond what those files hold.
+Invariants: a running daemon is not blocked; the backup appears under its name only after it was read back and every
+checksum matched; a failure leaves nothing behind. A staging folder is locked with flock(2) while it is filled
+(``marked_alive``), and the kernel removes the lock however the process ends.
 
-A mark on a staging folder that its maker still fills, which ends with the maker's process.
-
-Invariants: the mark is an flock (flock(2)), so the kernel takes it away however the maker ends. Not covered: network
-file systems whose flock reaches one machine only; who holds a whole data directory (``traced.core.ownership``).
+Errors: ``BackupFailed``, and errors of the disk. Not covered: models, training checkpoints, logs, earlier backups;
+secrets other than those in the copied files; network file systems whose flock is local to one machine; exclusive use of
+a whole data directory (``traced.core.ownership``).
 """
 
 import fcntl
@@ -41,7 +40,7 @@ from traced.registry.publication import NAME
 
 @contextmanager
 def marked_alive(folder: Path) -> Iterator[None]:
-    """Show others that ``folder`` is being filled, for as long as this process lives in here."""
+    """Lock ``folder`` while the body runs, which tells other processes that this one still fills it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(descriptor)
@@ -51,7 +50,7 @@ def marked_alive(folder: Path) -> Iterator[None]:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether a process holds ``folder`` by ``marked_alive``."""
+    """Return whether a process holds ``folder`` by ``marked_alive``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return not _lock(descriptor)
@@ -101,7 +100,7 @@ def back_up(settings: Settings, target: Path | None = None, *, now: datetime, la
 
 
 def schema_of(settings: Settings) -> str:
-    """The revision of the settings' store; raises ``BackupFailed`` where there is none."""
+    """Return the revision of the settings' store; raises ``BackupFailed`` if there is no store."""
     file = sqlite_file(settings)
     if file is not None and not file.exists():
         raise BackupFailed(f"there is no store at {file}", hint="check --data-dir")
@@ -114,7 +113,7 @@ def schema_of(settings: Settings) -> str:
 
 
 def sqlite_file(settings: Settings) -> Path | None:
-    """The store's file, None for PostgreSQL."""
+    """Return the path of the store's SQLite file, None for PostgreSQL."""
     url = settings.store_url
     return Path(str(make_url(url).database)).absolute() if is_sqlite(url) else None
 
@@ -154,7 +153,7 @@ def _environments(data_dir: Path) -> Iterator[Path]:
 
 
 def _runs(data_dir: Path) -> Iterator[Path]:
-    """The runs' own files: reports, plots, routers; trainings are left out, their adapters are published."""
+    """Yield the runs' own files (reports, plots, routers), without trainings, whose adapters are published."""
     for run in (data_dir / "runs").glob("*"):
         for entry in run.glob("*"):
             if entry.name != "training" and not entry.name.endswith(".partial"):
@@ -180,7 +179,7 @@ def _manifest(settings: Settings, revision: str, namespace: str, writer: Writer,
 
 @contextmanager
 def _staging(parent: Path) -> Iterator[Path]:
-    """A folder for the copies, readable by its owner alone, removed at the end."""
+    """Create a folder for the copies, readable by its owner alone, and remove it at the end."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=parent))

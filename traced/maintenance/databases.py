@@ -1,11 +1,12 @@
-"""Copies of a running database, and bringing one back: SQLite by its backup API, PostgreSQL by pg_dump and psql.
+"""Copy and restore a running database: SQLite with its backup API, PostgreSQL with pg_dump and psql.
 
-Invariants: a copy is one consistent snapshot and holds up no writer; PostgreSQL's is a plain SQL script of traced's own
-tables, which ``load_dump`` runs in one transaction together with moving the tables that are there into a schema of
-their own, so that a failure leaves the database as it was and nothing is ever dropped. Passwords go through the
+Invariants: a copy is one consistent snapshot and blocks no writer. The copy of a PostgreSQL database is a plain SQL
+script of traced's own tables. ``load_dump`` first moves the existing tables into a new schema and then runs the script,
+all in one transaction, so a failure leaves the database unchanged and nothing is ever dropped. Passwords go through the
 environment (PGPASSWORD), never through the command line.
-Fails: ``BackupFailed`` and ``RestoreRefused`` with the program's last words. Sources: sqlite.org/backup.html,
-pg_dump(1), psql(1). Not covered: roles, extensions, other applications' tables.
+
+Errors: ``BackupFailed`` and ``RestoreRefused`` with the end of the program's error output. Sources:
+sqlite.org/backup.html, pg_dump(1), psql(1). Not covered: roles, extensions, other applications' tables.
 """
 
 import os
@@ -25,7 +26,7 @@ from store.database import VERSION_TABLE, connect, unavailable_error
 from store.service_tables import METADATA
 from traced.maintenance.errors import BackupFailed, RestoreRefused, UpkeepError
 
-LIBRARY_TABLES = {  # what the libraries of the cycle and the scheduler keep in the same database
+LIBRARY_TABLES = {  # tables of alembic, LangGraph and APScheduler in the same database
     VERSION_TABLE,
     "checkpoints",
     "checkpoint_blobs",
@@ -45,17 +46,17 @@ class Tables:
 
     @property
     def quoted(self) -> list[str]:
-        """The names as SQL takes them."""
+        """Return the qualified names, quoted for SQL."""
         return [f"{_quoted(self.namespace)}.{_quoted(name)}" for name in self.names]
 
 
 def is_sqlite(url: str) -> bool:
-    """Whether ``url`` names a SQLite database."""
+    """Return whether ``url`` names a SQLite database."""
     return make_url(url).get_backend_name() == "sqlite"
 
 
 def copy_sqlite(source: Path, target: Path) -> None:
-    """A consistent copy of the database in ``source``, in one file without a journal; raises ``BackupFailed``."""
+    """Copy the database consistently into one file without a journal, and check the copy; raises ``BackupFailed``."""
     try:
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as reader,
@@ -71,7 +72,7 @@ def copy_sqlite(source: Path, target: Path) -> None:
 
 
 def tables_at(url: str) -> Tables:
-    """Which of traced's tables a PostgreSQL database has in the schema where new tables would go."""
+    """Return which of traced's tables a PostgreSQL database has in the schema where new tables would be created."""
     engine = connect(url)
     try:
         with engine.connect() as connection:
@@ -85,7 +86,7 @@ def tables_at(url: str) -> Tables:
 
 
 def dump_postgres(url: str, target: Path) -> Tables:
-    """Write traced's tables as an SQL script; raises ``BackupFailed``."""
+    """Write traced's tables as an SQL script and return which they are; raises ``BackupFailed``."""
     tables = tables_at(url)
     table_options = [f"--table={table}" for table in tables.quoted]
     try:
@@ -96,9 +97,9 @@ def dump_postgres(url: str, target: Path) -> Tables:
 
 
 def load_dump(url: str, script: Path, existing: Tables, backup_schema: str, moves: tuple[str, str] | None) -> None:
-    """Run the script of ``dump_postgres`` after moving the tables that are ``there`` into the new schema ``aside``.
+    """Move the ``existing`` tables into the new schema ``backup_schema`` and run the ``script`` of ``dump_postgres``.
 
-    ``moves`` is (old, new) data directory where the paths in table adapters change. Raises ``RestoreRefused``.
+    ``moves`` is the (old, new) data directory if the paths in table adapters change. Raises ``RestoreRefused``.
     """
     steps = [f"CREATE SCHEMA {_quoted(backup_schema)}"] if existing.names else []
     steps += [f"ALTER TABLE {table} SET SCHEMA {_quoted(backup_schema)}" for table in existing.quoted]
@@ -121,7 +122,7 @@ def relocate_sqlite(database: Path, old: str, new: str) -> None:
 
 
 def relocation(table: str, old: str, new: str) -> str:
-    """The statement that both databases understand."""
+    """Return the SQL statement that changes the adapters' paths in ``table``, valid in SQLite and PostgreSQL."""
     prefix, old_prefix = _literal(new), _literal(old + os.sep)
     length = len(old) + 1
     return (

@@ -1,17 +1,17 @@
-"""What can stop upkeep.
+"""Errors of maintenance.
 
 traced.core.errors.TracedError
 └── UpkeepError
     ├── BackupFailed       no backup could be written; nothing half-written is left
     ├── BackupDamaged      a backup is not whole: cut off, altered, or not made by traced
-    └── RestoreRefused     the backup does not fit this traced or this place; nothing was changed
+    └── RestoreRefused     the backup does not fit this version or this place; nothing was changed
 """
 
 from traced.core.errors import TracedError
 
 
 class UpkeepError(TracedError):
-    """Upkeep stopped."""
+    """Base class of the errors of maintenance."""
 
 
 class BackupFailed(UpkeepError):
@@ -19,8 +19,8 @@ class BackupFailed(UpkeepError):
 
 
 class BackupDamaged(UpkeepError):
-    """A backup is not whole."""
+    """A backup is cut off, altered, or not made by traced."""
 
 
 class RestoreRefused(UpkeepError):
-    """The backup does not fit this traced or this place."""
+    """The backup does not fit this version of traced or the place to restore it to."""

@@ -1,16 +1,17 @@
-"""What a killed process left behind, found and removed when the next one starts.
+"""Find and remove what a killed process left behind, when the next one starts.
 
     containers   of this owner whose starting process has ended
     staging      ``.NAME.partial`` (training, prune), ``NAME.partial`` (environments), ``.staging-*`` (publications),
                  ``.partial-backup-*`` and ``.DIR.restoring-*`` (backups and restores)
     leases       of dead holders
 
-Invariants: call it while holding the directory's lock (``traced.core.ownership``); a backup, a restore and a
-publication that another process is at just now are known by their flock and left alone, other staging by its age.
-Everything that went is reported; twice finds nothing the second time.
-How it fails: a Docker engine that does not answer is reported as such, everything else is raised.
-Not covered: attempts of dead holders and their children (``traced.jobs.attempts.recover_lost_attempts``), and
-databases' own journals (the databases see to them).
+Invariants: the caller of ``sweep`` holds the directory's lock (``traced.core.ownership``). The staging of a backup, a
+restore or a publication that is still running is recognised by its flock and kept; other staging is kept while it is
+newer than ``min_age``. Everything that is removed is reported; a second call finds nothing more.
+
+Errors: a Docker engine that does not answer is reported as an ``Orphan``, every other error is raised. Not covered:
+attempts of dead holders and their children (``traced.jobs.attempts.recover_lost_attempts``), and the databases' own
+journals, which the databases clean up themselves.
 """
 
 import fcntl
@@ -31,13 +32,13 @@ from traced.maintenance.backup import BACKUPS, STAGING, is_alive
 from traced.maintenance.prune import ignore_missing
 from traced.maintenance.restore import staging_prefix
 
-SEARCHED = ("adapters", "environments", "runs", "models", "logs")  # where staging of ours may lie
+SEARCHED = ("adapters", "environments", "runs", "models", "logs")  # folders that may contain staging
 AT_ONCE = timedelta(0)
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """One thing that was left behind; ``removed`` is False where it could only be told of."""
+    """Something that a killed process left behind; ``removed`` is False if it is only reported."""
 
     kind: str
     name: str
@@ -53,7 +54,7 @@ def sweep(
     owner: str,
     min_age: timedelta = AT_ONCE,
 ) -> list[Orphan]:
-    """Find and remove orphans. Staging that was written to within ``settled`` may be someone's work and stays."""
+    """Remove orphans and return them; staging written to within the last ``min_age`` may be in use and is kept."""
     orphans = [*_containers(owner)]
     left = [*_removed(_staging(data_dir, now - min_age)), *_of_publications(data_dir / "adapters")]
     orphans += [Orphan("staging", str(path)) for path in left]
@@ -79,7 +80,7 @@ def _staging(data_dir: Path, settled_at: datetime) -> Iterator[Path]:
 
 
 def _partial(folder: Path) -> Iterator[Path]:
-    """``.NAME.partial`` and ``NAME.partial`` below ``folder``; what lies inside one is not looked at."""
+    """Yield ``.NAME.partial`` and ``NAME.partial`` below ``folder``, without looking inside them."""
     for entry in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
         if entry.name.endswith(".partial"):
             yield entry
@@ -88,7 +89,7 @@ def _partial(folder: Path) -> Iterator[Path]:
 
 
 def _of_publications(adapters: Path) -> list[Path]:
-    """Removed staging of publications; none while one is at work (``traced.registry.publication`` locks the folder)."""
+    """Remove the staging of publications and return it; [] while a publication holds the lock of ``adapters``."""
     lock = adapters / ".lock"
     if not lock.exists():
         return []
@@ -110,7 +111,7 @@ def _removed(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _latest_mtime(path: Path) -> float:
-    """When ``path`` or anything below it was last written to, in seconds since the epoch."""
+    """Return when ``path`` or anything below it was last written to, in seconds since the epoch."""
     times = [path.lstat().st_mtime]
     for folder, _, files in os.walk(path):
         times += [os.lstat(os.path.join(folder, name)).st_mtime for name in [".", *files]]

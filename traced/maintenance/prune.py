@@ -1,18 +1,19 @@
-"""``traced prune``: what the settings' ``[retention]`` lets go, counted first and deleted then.
+"""``traced prune``: count, then delete what the ``[retention]`` settings no longer keep.
 
-Invariants: a dry run changes nothing and names the same things; what evidence refers to is never deleted
-(``store.repositories.retention``), nor is anything of a cycle that has not ended, nor the run folder of a cycle whose
-adapter takes traffic; deleting goes in small transactions and by renames, so a daemon may run, and a prune that is
-killed is finished by the next. A folder is first renamed to ``.NAME.partial``, which ``traced.maintenance.orphans``
-knows. How it fails: a Docker engine that does not answer is a note, the store's and the disk's errors end it.
-Not covered: giving SQLite's file space back to the system (what is freed is used again).
+Invariants: a dry run changes nothing and names the same things. Never deleted are what evidence refers to
+(``store.repositories.retention``), anything of a cycle that has not ended (except old events and logs, and checkpoints
+of trainings whose adapter is published), and the run folder of a cycle whose adapter takes traffic. Deletion uses small
+transactions and renames, so a daemon may run meanwhile, and the next prune finishes one that was killed. A folder is
+first renamed to ``.NAME.partial``, which ``traced.maintenance.orphans`` recognises.
 
-The steps that LangGraph kept of cycles that have ended.
+LangGraph's checkpoints: the newest checkpoint of an ended cycle is kept, so that the graph still reports the cycle as
+ended. All earlier ones, those of its subgraphs and the writes that led to them are deleted. LangGraph has no call for
+this (``delete_thread`` deletes the newest checkpoint as well), so its tables are changed with SQL that SQLite and
+PostgreSQL share.
 
-Invariants: the newest checkpoint of an ended cycle stays, so that the graph still says that the cycle is over; all
-earlier ones, those of its subgraphs and the writes that led to them go. The library's own tables are spoken to in SQL
-that SQLite and PostgreSQL share; it has no call for this (``delete_thread`` forgets the end as well).
-Not covered: a checkpoint database of another layout, which is left alone.
+Errors: a Docker engine that does not answer becomes a note in the result; errors of the store and the disk are raised.
+Not covered: giving SQLite's file space back to the system (freed space is used again); a checkpoint database with
+another layout, which is not changed.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ WITHOUT_PARENT = ("writes", "checkpoint_writes")
 
 
 def spare_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Amount:
-    """How many checkpoints of these cycles could go."""
+    """Return the number and size of the checkpoints of these cycles that can be deleted."""
     with _tables(settings, store) as (connection, tables):
         if "checkpoints" not in tables:
             return Amount(0, 0)
@@ -69,7 +70,7 @@ def spare_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Amo
 
 
 def forget_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Amount:
-    """Delete them; returns what went."""
+    """Delete the checkpoints that ``spare_steps`` counts; returns their number and size."""
     amount = spare_steps(settings, store, cycles)
     if amount.rows == 0:
         return amount
@@ -87,7 +88,10 @@ def forget_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Am
 
 
 def _earlier(table: Table, cycle: str) -> ColumnElement[bool]:
-    """Checkpoints of a cycle but the newest of its own (the root's namespace is empty; ids sort by time)."""
+    """Return the SQL condition for all checkpoints of a cycle except the newest of its root graph.
+
+    The namespace of the root graph is empty, and checkpoint ids sort by time.
+    """
     other = table.alias("newest")
     latest = select(func.max(other.c.checkpoint_id)).where(other.c.thread_id == cycle, other.c.checkpoint_ns == "")
     return and_(
@@ -101,7 +105,7 @@ def _columns(tables: Mapping[str, Table]) -> list[str]:
 
 @contextmanager
 def _tables(settings: Settings, store: Engine) -> Iterator[tuple[Connection, dict[str, Table]]]:
-    """A connection to where the checkpoints are, and those of LangGraph's tables that are there."""
+    """Yield a connection to the database of the checkpoints, and LangGraph's tables in it; {} for an unknown layout."""
     file = settings.data_dir / CHECKPOINTS
     own_engine = store.dialect.name == "sqlite"
     if own_engine and not file.exists():
@@ -124,12 +128,12 @@ def _tables(settings: Settings, store: Engine) -> Iterator[tuple[Connection, dic
 
 
 BATCH = 200  # rows deleted in one transaction
-NAME_LIMIT = 20  # names kept of each kind
+NAME_LIMIT = 20  # names reported of each kind
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What went, or in a dry run would go, of one kind; ``size`` in bytes; ``names`` are the first of them."""
+    """What was deleted, or in a dry run would be, of one kind; ``size`` in bytes; ``names`` are the first of them."""
 
     kind: str
     count: int
@@ -146,7 +150,7 @@ class _Work:
     dry_run: bool
 
     def ended_cycles(self, days: int) -> list[str]:
-        """The cycles that ended more than ``days`` ago and are not among the newest; none where ``days`` is 0."""
+        """Return the cycles that ended more than ``days`` ago and are not among the newest; none if ``days`` is 0."""
         cutoff = self.cutoff(days)
         if cutoff is None:
             return []
@@ -154,12 +158,12 @@ class _Work:
             return retention.ended_cycles(session, cutoff, keep_newest=self.settings.retention.keep_cycles)
 
     def cutoff(self, days: int) -> datetime | None:
-        """The moment ``days`` ago; None where 0 keeps everything."""
+        """Return the moment ``days`` ago; None if ``days`` is 0, which keeps everything."""
         return self.now - timedelta(days=days) if days else None
 
 
 def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_run: bool = False) -> list[Pruned]:
-    """Delete what the settings let go, or with ``dry_run`` only say what that is; one entry for each kind."""
+    """Delete what the settings no longer keep, or with ``dry_run`` only count it; returns one entry for each kind."""
     work, limits = _Work(settings, store, now, dry_run), settings.retention
     steps = work.ended_cycles(limits.checkpoints_days)
     return [
@@ -216,7 +220,7 @@ def _delete_in_batches(work: _Work, rows: Prunable[Scope], scope: Scope) -> Amou
 
 
 def _checkpoints(work: _Work) -> Iterator[Path]:
-    """Training checkpoints that nothing will go on from: the adapter is published, or the cycle has ended."""
+    """Yield the training checkpoints that no run resumes from: the adapter is published, or the cycle has ended."""
     cutoff = work.cutoff(work.settings.retention.checkpoints_days)
     runs = work.settings.data_dir / "runs"
     for cycle in work.ended_cycles(work.settings.retention.checkpoints_days):
@@ -232,7 +236,7 @@ def _checkpoints(work: _Work) -> Iterator[Path]:
 
 
 def _runs(work: _Work) -> Iterator[Path]:
-    """Folders of ended cycles, but for those whose adapter is live: the router's classifier lies there."""
+    """Yield the folders of ended cycles, except those whose adapter is live: they hold the router's classifier."""
     with read_session(work.store) as session:
         serving = [*live_adapters(session), *(trial.promotion for trial in trials(session))]
         live = {get_adapter(session, promotion.adapter).cycle_id for promotion in serving}
@@ -268,7 +272,7 @@ def _logs(work: _Work) -> Pruned:
 
 
 def _drop_empty(folder: Path, logs: Path) -> None:
-    """Take away the folder of a cycle's logs with its last one."""
+    """Remove the folder of a cycle's logs once its last log is removed."""
     if folder != logs:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
@@ -283,21 +287,24 @@ def _containers(dry_run: bool, owner: str) -> Pruned:
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder away at once and delete it then; a kill in between leaves a ``.partial`` that is known as such."""
+    """Rename a folder to ``.NAME.partial`` and delete it then.
+
+    What a kill in between leaves is removed by ``traced.maintenance.orphans``.
+    """
     doomed = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(folder, doomed)
-    shutil.rmtree(doomed, onerror=ignore_missing)  # who sweeps (``traced.maintenance.orphans``) may be at it too
+    shutil.rmtree(doomed, onerror=ignore_missing)  # ``traced.maintenance.orphans`` may delete it too
 
 
 def ignore_missing(_call: object, _path: object, raised: "tuple[type[BaseException], BaseException, object]") -> None:
-    """For ``shutil.rmtree``: what somebody else has removed meanwhile needs no removing."""
+    """Error handler for ``shutil.rmtree``: ignore files that another process has removed, raise other errors."""
     if not isinstance(raised[1], FileNotFoundError):
         raise raised[1]
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files below ``folder``."""
+    """Return the bytes of the files below ``folder``."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,21 +1,20 @@
-"""``traced restore``: a data directory as a backup holds it.
+"""``traced restore``: replace a data directory by the content of a backup.
 
-Invariants: nothing is changed before every member was taken out beside the data directory and agrees with its
-checksum; the data directory is then swapped in one step (``traced.maintenance.restore``), so a killed restore leaves
-the old one whole; what was there is moved aside, never deleted. The adapters' paths in the store follow a move to
-another directory. Backups that lie in the directory stay in it.
+Invariants: nothing is changed before every member was extracted beside the data directory and matches its checksum. The
+data directory is then swapped in one step, so a killed restore leaves the old one whole. The old directory is moved
+aside, never deleted. The adapters' paths in the store are changed if the data directory has another path. Backups and
+logs that lie in the directory stay in it.
 
-How it fails: ``BackupDamaged``, ``RestoreRefused``, ``AlreadyRunning``; all of them change nothing. With PostgreSQL the
-database is loaded, in one transaction, just before the directories are swapped: killed between the two, run the same
-command again. Not covered: rows of the daemon that was backed up which speak of processes
+The swap: renameat2(2) with RENAME_EXCHANGE exchanges the two names atomically, so at any moment, also after a kill, the
+name leads to the old directory or to the new one. On a file system that cannot exchange names, two renames follow each
+other; after a kill between them, the old directory is whole under its new name.
+
+Errors: ``BackupDamaged``, ``RestoreRefused`` (among others for a mount point and for a parent directory that may not be
+written), ``AlreadyRunning``; all of them change nothing. With PostgreSQL the database is loaded, in one transaction,
+just before the directories are swapped: after a kill between the two, run the same command again.
+
+Not covered: two file systems; rows of the backed-up daemon that refer to its processes
 (``traced.maintenance.orphans``).
-
-Putting one directory in the place of another, in one step that cannot be seen half done.
-
-Invariants: renameat2(2) with RENAME_EXCHANGE swaps the two names atomically, so whoever looks, and whenever a process
-is killed, finds the old directory or the new one under the name. Where the file system cannot exchange, two renames
-follow each other; killed between them, the old directory is whole under its new name.
-Fails: ``RestoreRefused`` for a mount point and for a parent that may not be written. Not covered: two file systems.
 """
 
 import ctypes
@@ -43,7 +42,10 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 def put_in_place(new: Path, target: Path, backup_path: Path) -> None:
-    """``new`` becomes ``target``, what was there ``aside``: siblings, of which ``aside`` does not exist."""
+    """Move ``new`` to ``target`` and the old ``target`` to ``backup_path``.
+
+    All three are siblings, and ``backup_path`` must not exist. Raises ``RestoreRefused``.
+    """
     try:
         if _exchange(new, target):
             os.rename(new, backup_path)
@@ -55,7 +57,7 @@ def put_in_place(new: Path, target: Path, backup_path: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names; False where the kernel or the file system cannot."""
+    """Swap two names; return False if the kernel or the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -68,7 +70,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def mount_point(target: Path) -> RestoreRefused:
-    """The error of a directory that cannot be swapped."""
+    """Return the error for a data directory that is a mount point and cannot be swapped."""
     return RestoreRefused(
         f"{target} is a mount point, but a restore replaces the whole directory",
         hint=f"traced restore FILE --data-dir {target / 'data'}",
@@ -84,12 +86,16 @@ def _write_error(error: OSError, target: Path) -> RestoreRefused:
     )
 
 
-NOT_DATA = {SERVICE_LOCK, CYCLE_LOCK, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
+NOT_DATA = {SERVICE_LOCK, CYCLE_LOCK, BACKUPS, "logs"}  # entries that do not count as data
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A restore that is done; ``aside`` is where the old directory went, ``aside_schema`` PostgreSQL's old tables."""
+    """The result of a restore.
+
+    ``aside`` is the new path of the old directory, ``aside_schema`` the schema that PostgreSQL's old tables were moved
+    to; both are None if there was nothing to move.
+    """
 
     data_dir: Path
     manifest: Manifest
@@ -97,11 +103,11 @@ class Restored:
     aside_schema: str | None
 
 
-SettingsOf = Callable[[Path], Settings]  # the settings that a data directory (with its traced.toml) has
+SettingsOf = Callable[[Path], Settings]  # returns the settings of a data directory with its traced.toml
 
 
 def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetime, force: bool = False) -> Restored:
-    """Bring ``file`` back as ``data_dir``; ``force`` moves what is there aside. Raises ``UpkeepError``."""
+    """Replace ``data_dir`` by the backup in ``file``; ``force`` moves existing data aside. Raises ``UpkeepError``."""
     if os.path.ismount(data_dir):
         raise mount_point(data_dir)
     with exclusive_access(data_dir, now):
@@ -140,7 +146,7 @@ def _refuse_newer(manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class _Load:
-    """What is loaded, and where: ``aside`` is the schema that PostgreSQL's old tables would go to."""
+    """The backup to load and its destination; PostgreSQL's old tables are moved to the schema ``backup_schema``."""
 
     staging: Path
     data_dir: Path
@@ -151,13 +157,16 @@ class _Load:
 
     @property
     def moves(self) -> tuple[str, str] | None:
-        """(old, new) data directory where they differ."""
+        """Return the (old, new) data directory, or None if they are equal."""
         pair = (self.manifest.data_dir, str(self.data_dir))
         return pair if pair[0] != pair[1] else None
 
 
 def _load_store(load: _Load) -> str | None:
-    """Bring the store to its new place; the schema that PostgreSQL's old tables went to, None where there were none."""
+    """Load the store at its new place.
+
+    Returns the schema that PostgreSQL's old tables were moved to, None if there were none.
+    """
     file, target = sqlite_file(load.settings), load.data_dir / STORE
     kind = "postgresql" if file is None else "sqlite"
     if kind != load.manifest.database:
@@ -194,7 +203,7 @@ def _load_postgres(load: _Load) -> str | None:
 
 @contextmanager
 def _staging(data_dir: Path) -> Iterator[Path]:
-    """A sibling of ``data_dir``; gone at the end unless it took its place."""
+    """Create a sibling folder of ``data_dir``, and remove it at the end unless it has replaced ``data_dir``."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=staging_prefix(data_dir), dir=data_dir.parent))
     except OSError as error:
@@ -209,7 +218,7 @@ def _staging(data_dir: Path) -> Iterator[Path]:
 
 
 def staging_prefix(data_dir: Path) -> str:
-    """How the folder of a restore into ``data_dir`` begins."""
+    """Return the prefix of the staging folder's name for a restore into ``data_dir``."""
     return f".{data_dir.name}.restoring-"
 
 
@@ -223,7 +232,7 @@ def _like(old: Path, new: Path) -> None:
 
 
 def _settle(data_dir: Path, backup_path: Path) -> bool:
-    """Keep the backups in the directory; whether ``aside`` still holds anything of worth."""
+    """Move backups and logs back into ``data_dir``; return whether ``backup_path`` still holds data, else delete it."""
     for name in (BACKUPS, "logs"):
         if (backup_path / name).exists():
             os.rename(backup_path / name, data_dir / name)

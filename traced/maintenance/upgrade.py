@@ -1,9 +1,9 @@
-"""``traced db status`` and ``traced db upgrade``: the store's schema against the one that this traced needs.
+"""``traced db status`` and ``traced db upgrade``: compare the store's schema with the needed one, and upgrade it.
 
-Invariants: an upgrade backs the whole data directory up first and runs in one transaction, so that one which fails
-leaves the database as it was; a schema that this traced does not know is refused before anything is written; nobody
-else works on the directory meanwhile. Fails: ``AlreadyRunning``, ``BackupFailed``, the store's errors.
-Not covered: going back (restore the backup with the traced that made it).
+Invariants: an upgrade first backs up the whole data directory and then runs in one transaction, so an upgrade that
+fails leaves the database unchanged. A schema that this version does not know is refused before anything is written. No
+other process works on the directory meanwhile. Errors: ``AlreadyRunning``, ``BackupFailed``, the store's errors. Not
+covered: downgrades (restore the backup with the version of traced that made it).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from traced.maintenance.backup import back_up, schema_of
 
 @dataclass(frozen=True)
 class SchemaState:
-    """The store's schema and this traced's; ``state`` is "current", "older" (upgrade) or "newer" (upgrade traced)."""
+    """The store's schema and the needed one; ``state`` is "current", "older" (upgrade) or "newer" (upgrade traced)."""
 
     schema: str
     needed: str
@@ -28,7 +28,7 @@ class SchemaState:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What an upgrade did; ``backup`` is None when there was nothing to do."""
+    """The result of an upgrade; ``backup`` is None if the schema was current."""
 
     before: str
     after: str
@@ -36,7 +36,7 @@ class Upgrade:
 
 
 def schema_state(settings: Settings) -> SchemaState:
-    """How the store's schema stands; raises ``BackupFailed`` where there is no store."""
+    """Compare the store's schema with the one that this version needs; raises ``BackupFailed`` if there is no store."""
     revision = schema_of(settings)
     if revision == HEAD:
         return SchemaState(revision, HEAD, "current")
@@ -44,7 +44,7 @@ def schema_state(settings: Settings) -> SchemaState:
 
 
 def upgrade(settings: Settings, *, now: datetime, scripts: Path = MIGRATIONS) -> Upgrade:
-    """Bring the store to the newest migration in ``scripts``, after a backup into DIR/backups."""
+    """Upgrade the store to the newest migration in ``scripts``, after a backup into DIR/backups."""
     with exclusive_access(settings.data_dir, now):
         old_revision, revisions = schema_of(settings), known_revisions(scripts)
         if old_revision == revisions[-1]:

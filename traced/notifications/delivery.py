@@ -3,9 +3,9 @@
 Hooks are served concurrently, each of them in the order of its notices, up to its first failure. A failed delivery is
 retried with exponential back-off, at most ``notify.tries`` times; the tries are counted in the store.
 
-Invariants: delivery is at least once, under the same id: a process killed between a hook's answer and its record
-delivers again. How it fails: only as the store does; a hook's failure is logged and stored with the notice.
-Not covered: hooks that were removed from the settings; their notices keep waiting.
+Invariants: delivery is at least once, under the same id: if the process is killed between a hook's answer and its
+record, the notice is delivered again. Errors: only those of the store; a hook's failure is logged and stored with the
+notice. Not covered: hooks that were removed from the settings; their notices keep waiting.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def deliver_due(engine: Engine, settings: NotifySection, *, now: Clock) ->
 
 
 def backoff(settings: NotifySection, tries: int) -> timedelta:
-    """The wait after a failed try; ``tries`` counts it."""
+    """Return the wait after a failed try; ``tries`` is the number of tries so far, including this one."""
     # The limit keeps the power below the largest float.
     doublings = min(tries - 1, 64)
     return timedelta(seconds=min(settings.backoff_s * 2.0**doublings, settings.backoff_cap_s))
@@ -77,7 +77,7 @@ async def _deliver_in_order(
 async def _deliver(engine: Engine, settings: NotifySection, hook: Hook, notice: Notice, now: Clock) -> bool:
     tries = notice.tries + 1
     last = tries >= settings.tries
-    # Written before the delivery: one that crashes the process must not be repeated at once after the restart.
+    # Written first: a delivery that crashes the process must not be repeated immediately after the restart.
     await asyncio.to_thread(_begin, engine, notice, None if last else now() + backoff(settings, tries))
     try:
         body = json.dumps(notice.body).encode()

@@ -1,4 +1,4 @@
-"""The two kinds of hooks: an HTTP webhook, and a command that gets the notice as JSON on its standard input.
+"""Deliver a notice to a hook: an HTTP webhook, or a command that gets the notice as JSON on its standard input.
 
     TracedError
     └── NoticeError
@@ -7,7 +7,7 @@
 
 Webhooks follow Standard Webhooks 1.0: ``webhook-id`` is the same for all tries, and ``webhook-signature`` is "v1," and
 the base64 HMAC-SHA256 of ``id.timestamp.body``. A secret that begins with "whsec_" is base64, any other is used as it
-is. Not covered: what a command leaves behind in a session of its own.
+is. Not covered: processes that a command leaves behind in another session.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def post_webhook(hook: WebhookSettings, notice_id: str, body: bytes, *, ti
 
 
 def signature(secret: bytes, notice_id: str, timestamp: str, body: bytes) -> str:
-    """The value of ``webhook-signature`` for ``body``."""
+    """Return the value of ``webhook-signature`` for ``body``."""
     content = b".".join((notice_id.encode(), timestamp.encode(), body))
     return f"v1,{base64.b64encode(hmac.new(secret, content, hashlib.sha256).digest()).decode()}"
 
@@ -81,7 +81,7 @@ def signature(secret: bytes, notice_id: str, timestamp: str, body: bytes) -> str
 async def run_command(hook: CommandSettings, body: bytes, *, timeout_s: float) -> None:
     """Run a command with a notice on its standard input; only exit status 0 is a delivery. Raises NoticeError."""
     try:
-        # No shell takes part; the session of its own is what _kill() ends as a whole.
+        # Without a shell, and in its own session, so that _kill() can end all its processes.
         process = await asyncio.create_subprocess_exec(
             *hook.argv, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True
         )

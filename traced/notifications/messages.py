@@ -1,7 +1,7 @@
-"""The notices that are sent to hooks, their keys, and when an outage is worth a notice.
+"""Build the notices that are sent to hooks, and decide when an outage is reported.
 
-A key names the subject and not the moment, so that a repeated cycle or a restarted daemon does not send a notice twice;
-where a subject can have several notices the key holds what tells them apart.
+A notice's key names the subject and not the moment, so that a repeated cycle or a restarted daemon does not send the
+notice twice. If a subject can have several notices, the key also holds what distinguishes them.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from store.repositories.events import add_notice
 
 # An outage is reported once it has lasted for so long.
 REPORT_AFTER = timedelta(minutes=1)
-# Longer than the longest wait between two attempts: a stage that was silent for so long has a new outage.
+# Longer than the longest wait between two attempts: a failure after a longer silence begins a new outage.
 FORGET_AFTER = timedelta(hours=1)
 
 
@@ -30,31 +30,34 @@ class Message:
 
 
 def approval_needed(adapter: str, gate_id: str) -> Message:
-    """An adapter version passed its gate and awaits a decision."""
+    """Return the notice that an adapter version passed its gate and awaits a decision."""
     text = f"Adapter {adapter} passed its gate and awaits a decision."
     return Message("approval-needed", adapter, text, f"traced explain {adapter}", f"approval:{adapter}:{gate_id}")
 
 
 def input_quarantined(input_id: str, stage: str, subject: str, reason: str) -> Message:
-    """An input failed too often and is quarantined."""
+    """Return the notice that an input failed too often and is quarantined."""
     text = f"{stage} of {subject or 'the cycle'} failed too often and is quarantined: {reason}"
     return Message("parked", subject or stage, text, f"traced release {input_id}", f"parked:{input_id}")
 
 
 def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
-    """A cycle ended without a result; it may do so again after it was resumed."""
+    """Return the notice that a cycle ended without a result.
+
+    The key holds the time, because a resumed cycle may fail again.
+    """
     key = f"cycle:{cycle_id}:{at.isoformat(timespec='seconds')}"
     return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", key)
 
 
 def daemon_held_up(subject: str, reason: str, command: str, started_at: datetime) -> Message:
-    """The daemon has waited since ``started_at`` for something that a person has to repair (Docker, disk)."""
+    """Return the notice that the daemon waits since ``started_at`` for a person to repair something (Docker, disk)."""
     key = f"trouble:{subject}:{started_at.isoformat(timespec='seconds')}"
     return Message("trouble", subject, f"The daemon cannot continue with {subject}: {reason}", command, key)
 
 
 def canary_ended(adapter: str, seq: int, result: str, reason: str) -> Message:
-    """A canary was promoted or rolled back automatically; ``seq`` is its entry in the promotion log."""
+    """Return the notice of an automatic promotion or rollback; ``seq`` is the canary's entry in the promotion log."""
     text = f"Canary {adapter} {result}: {reason}"
     return Message("canary-ended", adapter, text, f"traced explain {adapter}", f"canary:{adapter}:{seq}")
 
@@ -79,7 +82,7 @@ class OutageTracker:
     stages: dict[str, _Outage] = field(default_factory=dict)
 
     def outage_to_report(self, stage: str, at: datetime) -> datetime | None:
-        """Record a failure of a stage; returns when its outage began, if it is to be reported now."""
+        """Record a failure of a stage; return when its outage began if the outage is to be reported now, else None."""
         outage = self.stages.get(stage)
         if outage is None or not timedelta(0) <= at - outage.last <= FORGET_AFTER:
             outage = self.stages[stage] = _Outage(at, at)

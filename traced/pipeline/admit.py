@@ -103,8 +103,7 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
         policy = await model_policy(context, BASE, temperature)
         jobs = [EpisodeJob(seed, trial, "", str(seed)) for seed in seeds for trial in range(rollouts)]
         limits = Limits(context.settings.training.max_turns, context.settings.collect.concurrency)
-        # Every seed gets a group, also when all its episodes are lost, so the order of the groups is that of the
-        # seeds.
+        # Every seed gets a group, even if all its episodes are lost, so that groups are in the order of the seeds.
         groups: dict[int, list[float]] = {seed: [] for seed in seeds}
         running = run_episodes(
             source, jobs, policy, limits, model=BASE, temperature=temperature, base_seed=context.settings.seed
@@ -121,8 +120,7 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
 
 def _reward(trajectory: Trajectory) -> float:
     """Return the reward of a completed episode; raise an infrastructure failure as the error it was."""
-    # A lost episode is not evidence against the environment: scoring it 0 would refuse environments for engine
-    # faults.
+    # A lost episode is not evidence against the environment: with a reward of 0, engine faults would refuse it.
     if trajectory.outcome is not Outcome.INFRASTRUCTURE:
         return trajectory.reward
     if trajectory.end_cause is EndCause.ENGINE_ERROR:

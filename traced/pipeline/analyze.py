@@ -76,7 +76,7 @@ def question_progress(stage: RunningStage) -> ProgressCallback:
 
 
 async def _analyze(context: Context, episodes: Sequence[Trajectory], stage: RunningStage) -> dict[str, Any]:
-    """Analyse and store; returns the detail of the stage's event."""
+    """Analyse and store the results; returns the detail of the stage's event."""
     settings = context.settings
     selection = production(context, episodes)
     trajectories = [*episodes, *selection.trajectories]
@@ -144,8 +144,7 @@ def judged_trajectories(store: sqlalchemy.Engine, cycle: Cycle) -> list[Trajecto
     """Return the cycle's judged trajectories; raise ``StageError`` without both successes and failures."""
     with read_session(store) as session:
         rows = list_trajectories(session, TrajectoryFilter(source=cycle.target, model=cycle.model))
-    # Unknown outcomes are excluded: once labelled they would count as evidence, and later verdicts could not change
-    # that.
+    # Unknown outcomes are excluded: once labelled they count as evidence, and later verdicts could not change them.
     trajectories = [trajectory for trajectory in rows if trajectory.outcome.is_judged]
     if not {Outcome.SUCCESS, Outcome.FAILURE} <= {trajectory.outcome for trajectory in trajectories}:
         raise StageError(

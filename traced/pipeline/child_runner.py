@@ -48,7 +48,7 @@ class ChildStageRunner:
     # A callable, because a reload of the settings must reach trainings that already wait or run.
     devices: Callable[[], DevicesSection]
     running_stages: list[str] = field(default_factory=list)
-    on_change: Callable[[], object] = lambda: None  # called when ``at_work`` has changed
+    on_change: Callable[[], object] = lambda: None  # called when ``running_stages`` has changed
     # Trainings request a device one at a time, so that two of them never compete for the same lease.
     training: asyncio.Lock = field(default_factory=asyncio.Lock)
     _trainings: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict)  # by capability

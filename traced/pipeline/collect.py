@@ -1,9 +1,9 @@
-"""The collection stage, and the selection of production conversations that are analysed beside its episodes.
+"""The collection stage, and the selection of production conversations that are analysed together with its episodes.
 
-Selected are conversations of the target that the base model answered from beginning to end and that are judged,
-newest first, up to ``analysis.production``. Left out, with a counted reason, is what cannot be compared with the
-cycle's episodes: other tools, or no system message followed by the user's. Production is never turned into an
-environment: nobody has verified its solutions, and its records belong to people.
+Selected are judged conversations of the target that the base model answered from beginning to end, newest first, up to
+``analysis.production``. Conversations that cannot be compared with the cycle's episodes are left out and counted by
+reason: other tools, no system message, or no user message after it. No environment is made from production: nobody has
+verified its solutions, and its records belong to people.
 """
 
 import random
@@ -88,7 +88,7 @@ class Production:
 
 
 def production(context: Context, episodes: Sequence[Trajectory]) -> Production:
-    """Return the production conversations to analyse beside the cycle's ``episodes``."""
+    """Return the production conversations to analyse together with the cycle's ``episodes``."""
     with context.read_session() as session:
         ids = newest_judged_ids(session, context.target.name, BASE, limit=context.settings.analysis.production)
         trajectories = get_trajectories(session, ids, tokens=False)
@@ -96,7 +96,7 @@ def production(context: Context, episodes: Sequence[Trajectory]) -> Production:
 
 
 def select_comparable(conversations: Iterable[Trajectory], episodes: Iterable[Trajectory]) -> Production:
-    """Select the conversations that can be compared with ``episodes``, under the tool definitions of those."""
+    """Select the conversations that can be compared with ``episodes``, and give them the episodes' tool definitions."""
     tools_by_toolset = {toolset(episode.tools): episode.tools for episode in episodes}
     selected: list[Trajectory] = []
     left_out: Counter[str] = Counter()
@@ -135,8 +135,7 @@ def _exclusion_reason(trajectory: Trajectory, toolsets: Mapping[Toolset, object]
         parsed = transcript(trajectory)
     except TranscriptError:
         return UNREADABLE
-    # The analyst reads the policy from the system message and the request from the first user message; both must be
-    # there.
+    # Both must exist: the analyst reads the policy from the system message, the request from the first user message.
     if not parsed.system.strip() or trajectory.messages[0]["role"] not in ("system", "developer"):
         return NO_SYSTEM
     first = next(message for message in [*trajectory.messages, {}] if not _is_policy(message))

@@ -1,5 +1,4 @@
-"""The shared context of a cycle's stages: settings, store, target, clock, progress, and an engine started on first
-use.
+"""The shared context of a cycle's stages: settings, store, target, clock, progress, and an engine started on demand.
 
 Invariants: at most one engine process per context, stopped when the context ends; adapters are served under their
 immutable version names and loaded once. Stage events are written here and nowhere else.
@@ -48,7 +47,7 @@ class EngineSlot:
 
 @dataclass(frozen=True)
 class Context:
-    """What every stage works with; ``cycle_id`` is the cycle that its rows belong to."""
+    """The resources of a cycle's stages; ``cycle_id`` is the cycle that stored rows belong to."""
 
     settings: Settings
     store: sqlalchemy.Engine
@@ -121,7 +120,10 @@ class Context:
 
     @contextmanager
     def stage(self, stage: str, title: str, capability: str | None = None, total: int = 0) -> Iterator["RunningStage"]:
-        """Run a stage: record its start and end, and show its progress. Whoever catches a failure records it."""
+        """Run a stage: record its start and end, and show its progress.
+
+        A failure of the body is recorded by the code that catches it.
+        """
         running = RunningStage(self.progress, f"{stage} {capability or ''}".strip())
         self.event(stage, StageState.STARTED, capability)
         self.progress.start(running.key, title, total)
@@ -159,7 +161,7 @@ async def open_context(settings: Settings, cycle_id: str, progress: Progress, me
     finally:
         try:
             if context.slot.client is not None:
-                # The client first: its open requests would fail noisily if the engine went away before.
+                # The client first: its open requests would raise errors if the engine stopped before.
                 await context.slot.client.aclose()
         finally:
             if context.slot.process is not None:

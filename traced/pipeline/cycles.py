@@ -1,4 +1,4 @@
-"""Finds the cycle to continue, or makes a new one.
+"""Find the cycle to continue, or make a new one.
 
 The same target, model, seed and settings name the same unfinished cycle, so repeating a command continues it.
 """
@@ -22,7 +22,7 @@ def find_cycle(
     """Return the newest unfinished cycle of this target, model, seed and configuration, else a new one.
 
     Args:
-        accepts: Whether a finished cycle is accepted too.
+        accepts: Whether a cycle that has ended is accepted too.
     """
     check_seeds(target(settings.target.name), settings)
     config = configuration(settings)

@@ -33,7 +33,7 @@ ROUTE = "route"
 # Measured on the bundled model with two cores; used for progress estimates only.
 EPISODE_S = 0.08
 ROLLOUT_S = 0.06
-TYPICAL_CAPABILITIES = 3  # of a cycle, to estimate its progress before the analysis
+TYPICAL_CAPABILITIES = 3  # number in a cycle, to estimate its progress before the analysis
 COMPARISON = "Train on the target itself, for comparison"
 
 

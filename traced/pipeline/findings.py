@@ -1,8 +1,8 @@
-"""Who analyses (the builtin analyst or a language model), and how labels become stored findings.
+"""Run an analysis with the builtin analyst or a language model, and turn its labels into stored findings.
 
 Capabilities, labels, citations, faults and findings are stored in one transaction. Failures attributed to others than
-the agent, and trajectories that could not be labelled, have no place in the contrast. Capabilities that earlier
-cycles of the target named keep their names and texts. Comparing two analysts stores nothing but a model's replies.
+the agent, and trajectories that could not be labelled, are left out of the contrast. Capabilities that earlier cycles
+of the target named keep their names and texts. Comparing two analysts stores nothing but a model's replies.
 """
 
 import asyncio
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 BUILTIN, LLM = "builtin", "llm"
 BUILTIN_RUNS = 10
-MAX_EARLIER_CAPABILITIES = 200  # capabilities of earlier cycles, the newest
+MAX_EARLIER_CAPABILITIES = 200  # newest capabilities of earlier cycles that a model is given
 CONTEXT = 32_000  # tokens, if neither the settings nor the server state the context
-# More in one question does not make a model read better, and a failed question costs more.
+# Maximum size of a question: a model does not read longer ones better, and a failed one costs more.
 LARGEST = 100_000  # tokens
 EXAMPLES = 5
 
@@ -150,7 +150,7 @@ def save_analysis(
     faults = [fault for fault in analysis.faults if fault.trajectory_id in outcomes]
     fault_rows = [FaultRecord(cycle_id, *astuple(fault)) for fault in faults]
     save_faults(session, fault_rows)
-    # Citations and faults are kept for every judged trajectory, the contrast leaves out those that were not mined.
+    # Citations and faults are kept for all trajectories; the contrast leaves out those that the analysis excluded.
     mined_outcomes = {key: outcome for key, outcome in outcomes.items() if key not in analysis.excluded}
     save_findings(session, contrast_findings(cycle_id, labels, mined_outcomes, settings.analysis, settings.seed))
 
@@ -264,7 +264,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two or more analysts side by side; ``only`` names by analyst the capabilities that no other one has."""
+    """The comparison of two or more analysts; ``only`` names by analyst the capabilities that no other one has."""
 
     trajectories: int
     sides: list[Side]

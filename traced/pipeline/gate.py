@@ -1,7 +1,7 @@
 """The gate stage: compare base and adapter on the same seeds of the capability's environment and of the target.
 
-The base's episodes on the gate split are run once and serve every adapter. Each round takes seeds of its own, so a
-later request for more rounds plays only what it adds. Anything but a pass ends the capability.
+The base's episodes on the gate split are run once and serve every adapter. Every round uses new seeds, so a later
+request for more rounds plays only what it adds. Anything but a pass ends the capability.
 """
 
 from collections.abc import Mapping, Sequence
@@ -162,7 +162,7 @@ class _Rounds:
 
     def _show_questions(self, subject: str, *_: int) -> None:
         # The stage counts episodes, so questions only change the text of its line.
-        self.stage.advance(0, subject)  # the stage's own units are episodes
+        self.stage.advance(0, subject)
 
     async def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
         with self.context.read_session() as session:

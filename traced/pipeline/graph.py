@@ -106,7 +106,7 @@ async def _in_postgres(url: str) -> AsyncIterator[ShieldedWrites]:
         raise StoreUnavailable(f"no checkpointer for PostgreSQL ({error}); `pip install traced[postgres]`") from error
 
     class WholePostgres(ShieldedWrites, AsyncPostgresSaver):
-        """Checkpoints in tables beside the store's."""
+        """Checkpoints in tables next to the store's."""
 
     address = make_url(url).set(drivername="postgresql")
     full_url = address.render_as_string(hide_password=False)
@@ -170,8 +170,8 @@ class CycleStatus:
 class CapacityLimiter:
     """Limits what runs on the machine at once: ``trainings`` trainings, or one stage that needs all of it.
 
-    Requests are served in order. With ``trainings`` 0 trainings are unlimited and run beside everything else, because
-    each waits for a device of its own.
+    Requests are served in order. With ``trainings`` 0, trainings are unlimited and do not exclude other stages, because
+    each of them waits for its own device.
     """
 
     trainings: int

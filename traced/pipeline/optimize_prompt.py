@@ -1,10 +1,10 @@
-"""The prompt stage: evolve a text in the system prompt for a capability, before or beside an adapter, and gate it.
+"""The prompt stage: evolve a prompt patch for a capability, before or in addition to an adapter, and gate it.
 
 The patch is evolved on the base model's episodes in the admitted environment, on the seeds and within the number of
-rollouts of the capability's training. The gate's own seeds then compare base with patch to base, and to the adapter
-of the same environment if this cycle has one. Episodes and model replies are stored as they come, so the stage
-continues where it stopped; only messages, tools and rewards reach the language model. A spent budget ends the
-evolution, not the comparison.
+rollouts of the capability's training. The gate's own seeds then compare base with patch to base, and to the adapter of
+the same environment if this cycle has one. Episodes and model replies are stored as they come, so the stage continues
+where it stopped; only messages, tools and rewards reach the language model. A spent budget ends the evolution, not the
+comparison.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from traced.prompt_optimization.evolution import STAGE, Evolved, Plan, evolve, p
 from traced.prompt_optimization.patches import Gates, no_worse
 
 # First validation seed of a synthetic environment. Training, gates and routers use lower seeds, so that a patch is
-# never selected on what it is compared on.
+# never compared on the seeds that selected it.
 VALIDATION_SEEDS = 2_000_000
 TRIES = 3  # per episode, if the infrastructure fails
 
@@ -138,7 +138,7 @@ class _EvolutionRun:
     stage: RunningStage
 
     async def propose(self, patch: str, episodes: list[Trajectory], number: int) -> str:
-        """Return the language model's text for a patch; "" if it refuses or exceeds the form."""
+        """Return the language model's next text for a patch; "" if the model refuses or its answer is malformed."""
         self.stage.advance(0, f"writing text {number + 1}")
         context = self.model.endpoint.context_tokens
         request = question(self.purpose, self.capability, patch, episodes, number, context=context)
@@ -151,14 +151,13 @@ class _EvolutionRun:
             return ""
 
     async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:
-        """Return an episode for each seed; episodes lost to infrastructure are tried again."""
+        """Return an episode for each seed; episodes lost to infrastructure are played again."""
         jobs = split_jobs("", list(dict.fromkeys(seeds)))
         for _ in range(TRIES):
             trajectories = await player_episodes(self.context, self.source, jobs, Player(BASE, patch), tokens=False)
             failures = [trajectory for trajectory in trajectories if trajectory.outcome is Outcome.INFRASTRUCTURE]
             if not failures:
-                # Seeds may repeat in a request, but one episode is stored per seed; every repetition gets the same
-                # one.
+                # Seeds may repeat in a request; one episode is stored per seed, and every repetition gets that one.
                 by_seed = {trajectory.task_id: trajectory for trajectory in trajectories}
                 self.stage.advance(
                     len(seeds),

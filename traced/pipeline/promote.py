@@ -68,10 +68,8 @@ def routable_adapters(context: Context, promoted_adapters: Sequence[str]) -> lis
     with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
     live = [event.detail.get("live", []) for event in events if event.stage == PROMOTE]
-    # A canary's champion stays live beside it, but a router must not offer one capability twice.
-    replaced_capabilities = {
-        capability_of(name) for name in promoted_adapters
-    }  # a canary's champion stays live beside it
+    # The champion of a canary stays live, but a router must not offer one capability twice.
+    replaced_capabilities = {capability_of(name) for name in promoted_adapters}
     other_adapters = [name for name in (live[-1] if live else []) if capability_of(name) not in replaced_capabilities]
     return [*promoted_adapters, *other_adapters] if promoted_adapters else []
 

@@ -48,7 +48,7 @@ from traced.pipeline.promote import decision_of
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
 
-SESSION = "session"  # the event that a process leaves when it stops working on a cycle
+SESSION = "session"  # the event that a process records when it stops working on a cycle
 
 Arms = Mapping[str, Sequence[Trajectory]]
 
@@ -163,7 +163,7 @@ def _changes(context: Context, arms: Arms) -> dict[str, Change]:
 
 
 def _routers(context: Context, arms: Arms, events: Sequence[StageEvent]) -> dict[str, RoutingQuality]:
-    """Return the quality of the serving router and of those asked beside it; empty if nothing was routed."""
+    """Return the quality of the serving router and of those compared with it; empty if nothing was routed."""
     route_details = [event.detail for event in events if event.stage == ROUTE and event.state is StageState.FINISHED]
     if ROUTED not in arms or not route_details:
         return {}

@@ -1,6 +1,6 @@
-"""Runs a cycle in this process and updates its row.
+"""Run a cycle in this process and update its row.
 
-However the process ends, it leaves an event with its seconds and peak memory.
+However the process ends, it records an event with its seconds and peak memory.
 """
 
 from collections.abc import Callable, Sequence

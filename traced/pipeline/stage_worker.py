@@ -1,9 +1,8 @@
-"""One stage of a cycle as a job: ``python -m traced.pipeline.stage_worker JOB.json`` (see
-``traced.processes.child``).
+"""Run one stage of a cycle as a job: ``python -m traced.pipeline.stage_worker JOB.json`` (``traced.processes.child``).
 
 The job's arguments are ``data_dir``, ``overrides`` (the cycle's settings, dotted), ``cycle_id``, ``stage`` and
-``given`` (the stage's own arguments); its value is ``{"value": ...}``. Stages are idempotent, so a killed job is
-simply run again. Engine and containers of the stage end with it.
+``given`` (the stage's own arguments); its value is ``{"value": ...}``. Stages are idempotent, so a killed job is simply
+run again. Engine and containers of the stage end with it.
 """
 
 import asyncio

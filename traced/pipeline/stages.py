@@ -1,8 +1,8 @@
-"""The stages of a cycle: how each one is run, what it returns, and who runs it.
+"""The stages of a cycle: how each of them is run, and what it returns.
 
 A stage is the function ``name`` of the module ``traced.pipeline.name``. ``run_stage`` runs it in this process; the
-service runs the same function in a child process (``traced.pipeline.child_runner``). Both are a ``StageRunner``, from
-which ``cycle_stages`` makes what the graph calls.
+service runs the same function in a child process (``traced.pipeline.child_runner``). Both ways are a ``StageRunner``,
+from which ``cycle_stages`` builds the functions that the graph calls.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ class Stages:
     train: Callable[[str, str, str], Awaitable[str]]  # cycle, capability, environment hash -> adapter version
     gate: Callable[[str, str], Awaitable[bool]]  # cycle, adapter version
     waiting: Callable[[str, list[str]], Awaitable[list[str]]]  # adapter versions nobody has decided about
-    promote: Callable[[str, list[str]], Awaitable[list[str]]]  # publishes the approved ones
+    promote: Callable[[str, list[str]], Awaitable[list[str]]]  # promotes the approved ones -> those that take traffic
     evaluate: Callable[[str, list[str]], Awaitable[None]]
     report: Callable[[str], Awaitable[None]]
     drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
-    requested_rounds: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter version -> rounds requested
+    requested_rounds: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter version -> number of rounds
     repeat_gate: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, rounds
     # as train; -> why no adapter is trained, "" if one is
     optimize_prompt: Callable[[str, str, str], Awaitable[str]]
@@ -48,7 +48,7 @@ def _no_value(result: object) -> None:
     return None
 
 
-# What a stage's result is to the graph, as JSON; None for stages whose result is in the store.
+# Turns a stage's result into the value that the graph gets, as JSON; None if the result is in the store.
 VALUES: dict[str, Callable[[Any], object]] = {
     "collect": _no_value,
     "analyze": _unchanged,

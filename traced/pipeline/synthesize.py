@@ -1,15 +1,13 @@
-"""The synthesis stage: write candidate environments for a capability, with the builtin synthesizer or a language
-model.
+"""The synthesis stage: write candidate environments for a capability, by the builtin synthesizer or a language model.
 
-Attempt k of a model is place k % (candidates + repairs) of start k
+Attempt k of a model is place k % (candidates + repairs) of start k // (candidates + repairs). The candidates of a start
+are requested together and judged one by one; then the best of them is repaired, each repair starting from the previous
+file and its admission report.
 
-(candidates + repairs). The candidates of a start are requested together and judged one by one; then the best of them
-is repaired, each repair starting from the previous file and its admission report.
-
-Invariants: an attempt is written once, and its seed is the settings' seed plus its number. Nothing a model wrote runs
-here: it is parsed, and refused at once if that suffices. Every answer, its report and the file it repairs are stored,
-so an interrupted stage asks the same questions and finds their replies. Only the cycle's own episodes are shown to a
-model; production contributes counts of request kinds to the builtin synthesizer.
+Invariants: an attempt is written once, and its seed is the settings' seed plus its number. No code that a model wrote
+runs in this stage: it is parsed, and refused at once if parsing suffices. Every answer, its report and the file it
+repairs are stored, so an interrupted stage asks the same questions and finds their replies. Only the cycle's own
+episodes are shown to a model; production contributes counts of request kinds to the builtin synthesizer.
 """
 
 import asyncio
@@ -45,9 +43,9 @@ from traced.pipeline.collect import analyzed, collected
 from traced.pipeline.context import Context, RunningStage
 
 BUILTIN, LLM = "builtin", "llm"
-# Above 0, because several candidates must differ, and so must a repair that failed before.
+# Above 0, because several candidates must differ, and a repair must differ from one that failed before.
 TEMPERATURE = 0.7
-REFUSAL = 1_000  # characters of an answer without a file
+REFUSAL = 1_000  # characters kept of an answer without a file
 _TITLE = re.compile(r"\A(?:# Written by [^\n]*\n)+")
 
 
@@ -117,7 +115,7 @@ async def _write_builtin(context: Context, capability: str, attempt: int) -> Env
 
 
 def lacking_openings(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> list[str]:
-    """Return the first user messages of the failures that lacked the capability, by most of the runs."""
+    """Return the first user messages of the failures that lacked the capability according to most of the runs."""
     verdicts = majority(labels, capability)
     return [
         opening_text(opening_messages(trajectory.messages))
@@ -211,7 +209,7 @@ def _exhausted_limits(limits: SynthesisSection, cost: Usage) -> str:
 async def _write_candidates(request: SynthesisRequest, numbers: range, stage: RunningStage) -> EnvironmentRecord:
     """Return the first of these candidates; missing ones are written concurrently.
 
-    If another one fails and the first does not, it is written again at its own attempt.
+    A candidate that fails while the first one succeeds is written again at its own attempt.
     """
     context, capability = request.context, request.purpose.capability
     missing = [number for number in numbers if stored_attempt(context, capability, number) is None]

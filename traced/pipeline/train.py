@@ -1,6 +1,6 @@
 """The training stage: train one LoRA adapter with GRPO in a child process, and publish it as a version.
 
-Invariants: a run is named by cycle, capability and environment; calling again continues from its checkpoints. A
+Invariants: a run is named by cycle, capability and environment; a repeated call continues from its checkpoints. A
 version is in the store once its files are on disk. A person's stop is an event of this stage, stored before anything
 is stopped; from then on nobody begins or continues a training of that capability in that cycle, and the first
 decision stands.

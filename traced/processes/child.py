@@ -2,7 +2,7 @@
 
 With ``--report-fd N`` the job is supervised: one JSON object per line goes to that descriptor, with the ``kind``
 heartbeat (from a thread), progress, and at the end result or error. Standard output and standard error are the log.
-Without it the same lines go to standard output, for runs by hand. ``run_child`` is the error boundary of a job.
+Without the option the same lines go to standard output, for runs by hand. ``run_child`` is the error boundary of a job.
 
 Exit codes: 0 finished, 1 an expected error, 70 a defect (its traceback is in the log), 143 stopped by SIGTERM, Ctrl-C
 or the end of the parent.
@@ -27,12 +27,12 @@ from traced.processes.job import Job, JsonObject, ReportKind, describe, read_job
 from traced.processes.parent import arm_alarm, follow_parent, kill_descendants
 
 EXIT_FAILED, EXIT_DEFECT, EXIT_STOPPED = 1, 70, 143
-# Heartbeats within the time after which silence counts as hung.
+# Number of heartbeats within the time after which silence counts as hung.
 HEARTBEATS_PER_LIMIT = 4
 # Heartbeat limits after which the kernel's alarm kills a child that no longer runs Python. The parent's watchdog acts
 # after one limit and records where the child hangs, so the alarm is the fallback.
 ALARM_LIMITS = 3
-# Of -1000..1000: when memory runs out the kernel kills a child before the service (proc(5), oom_score_adj).
+# In -1000..1000: when memory runs out the kernel kills a child before the service (proc(5), oom_score_adj).
 OOM_SCORE = 500
 KIB = 1024
 
@@ -53,7 +53,7 @@ class Reporter:
         Args:
             phase: What the job does now.
             done: A counter within the phase; a resumed attempt continues it.
-            details: Further JSON values for whoever shows the progress.
+            details: Further JSON values for the progress display.
         """
         self.send(ReportKind.PROGRESS, {"phase": phase, "done": done, **details})
 

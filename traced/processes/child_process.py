@@ -1,8 +1,8 @@
-"""Starting, watching and stopping a child process, with its output in a log of bounded size.
+"""Start, watch and stop a child process, with its output in a log of bounded size.
 
 Invariants: a child leads its own session, so that a Ctrl-C in the terminal reaches the parent alone; its standard input
-stays open exactly as long as the parent lives (``traced.processes.parent`` is the child's side). After ``stop`` or
-``kill``, both idempotent, no process that the child started is left. Errors: ``StartError``. Needs Linux
+stays open exactly as long as the parent lives (``traced.processes.parent`` is the child's side). After ``Child.stop``
+or ``Child.kill``, both idempotent, no process that the child started is left. Errors: ``StartError``. Needs Linux
 (pidfd_open(2), proc(5)). Not covered: processes in state D; two writers of one log path.
 """
 
@@ -69,7 +69,7 @@ class BoundedLog:
     def write(self, text: bytes) -> None:
         """Append ``text``; disk errors are swallowed."""
         self._end = (self._end + text)[-TAIL_BYTES:]
-        # Of a text larger than the whole log only the end would survive the rotations.
+        # Of a text larger than the whole log only the end would remain after the rotations.
         rest = text[-2 * self._half :]
         try:
             while rest:
@@ -129,12 +129,15 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id; also the id of its process group and session."""
+        """Return the process id, which is also the id of the process group and of the session."""
         return self.popen.pid
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, or the negative number of the signal that ended it; None until ``stop`` or ``kill`` returned."""
+        """Return the exit code, or the negative number of the signal that ended the child.
+
+        It is None until ``Child.stop`` or ``Child.kill`` has returned.
+        """
         return self.popen.returncode
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -233,7 +236,7 @@ def _environment(mark: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def _spawner(pid: int) -> ThreadPoolExecutor:
-    """The thread that starts all children of process ``pid``."""
+    """Return the thread that starts all children of process ``pid``."""
     # Linux ties the parent-death signal to the thread that forked, not to its process (prctl(2), PR_SET_PDEATHSIG):
     # a short-lived thread would kill its child when it ends. A forked process has no threads and needs its own.
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
@@ -258,11 +261,11 @@ class RunningProcess(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether the process still runs."""
         ...
 
     def stop(self) -> None:
-        """Stop it and wait for its end."""
+        """Stop the process and wait for its end."""
         ...
 
 
@@ -270,7 +273,7 @@ class RestartingProcess:
     """A process that is started again whenever it exits; a hung process is not detected.
 
     Args:
-        name: The process in log messages.
+        name: The name of the process in log messages.
         start: Starts the process and returns when it is ready.
     """
 

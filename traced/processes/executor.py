@@ -1,8 +1,9 @@
-"""Runs jobs as child processes and stops those that hang, stall or exceed their memory.
+"""Run jobs as child processes and stop those that hang, stall or exceed their memory.
 
 ``run`` returns only when no process of the job is left. A result that the child has sent stays a result, even if the
-interpreter crashes on its way out. Errors: ``StartError``; an exception of ``on_report`` stops the child and is raised.
-Needs Linux. Not covered: choice of a device or machine; memory between two samples (a hard limit needs a cgroup).
+interpreter crashes during its exit. Errors: ``StartError``; an exception of ``on_report`` stops the child and is
+raised. Needs Linux. Not covered: choice of a device or machine; memory between two samples (a hard limit needs a
+cgroup).
 """
 
 import asyncio
@@ -36,7 +37,7 @@ from traced.processes.process_tree import tree_pss, tree_rss
 
 MIB = 2**20
 LAST_LINES = 12
-# Of one report line.
+# Maximum size of one report line.
 MAX_LINE_BYTES = 64 * 2**20
 
 
@@ -60,11 +61,11 @@ class Watchdog:
         self.last_heartbeat = self.last_progress = self.last_check = self.started
 
     def beat(self, at: float) -> None:
-        """Record a sign of life."""
+        """Record a heartbeat."""
         self.last_heartbeat = at
 
     def progress(self, at: float, phase: str, done: int) -> None:
-        """Record a progress report; the same phase and counter again is only a sign of life."""
+        """Record a progress report; the same phase and counter again counts only as a heartbeat."""
         self.last_heartbeat = at
         if (phase, done) != self.position:
             self.position = (phase, done)
@@ -89,7 +90,7 @@ class Watchdog:
 
     def _discount_gap(self, at: float) -> None:
         # Time in which the watchdog itself did not run (a stopped or starved service, whose pipe still holds the
-        # child's heartbeats) is not held against the child. Gaps too short to pass for a hang are ordinary delays.
+        # child's heartbeats) does not count against the child. Gaps too short to pass for a hang are ordinary delays.
         gap_s = at - self.last_check - max(2 * self.check_s, self.limits.heartbeat_s / 4)
         self.last_check = at
         if gap_s > 0:
@@ -148,7 +149,7 @@ class LocalExecutor:
 
 @dataclass
 class _Run:
-    """The state of one running child: its last reports, and the limit that it broke."""
+    """The state of one running child: its last reports, and the limit that it exceeded."""
 
     child: Child
     job: Job
@@ -162,7 +163,7 @@ class _Run:
     progress: JsonObject = field(default_factory=dict)
 
     async def watch(self, reader: asyncio.StreamReader) -> None:
-        """Read reports until the child has exited, sent its result or error, or broken a limit; then stop it."""
+        """Read reports until the child has exited, sent its result or error, or exceeded a limit; then stop it."""
         listening = asyncio.create_task(self._listen(reader))
         try:
             async with _exit_of(self.child) as exited:
@@ -175,7 +176,7 @@ class _Run:
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _guard(self, listening: "asyncio.Task[None]", exited: "asyncio.Future[None]") -> None:
-        """Return when the child has exited, has sent its result or error, or has broken a limit."""
+        """Return when the child has exited, has sent its result or error, or has exceeded a limit."""
         while not exited.done() and self.breach is None:
             await asyncio.wait({listening, exited}, timeout=self.watchdog.check_s, return_when=asyncio.FIRST_COMPLETED)
             if listening.done():
@@ -223,7 +224,7 @@ class _Run:
             self.peak = max(self.peak, report.data["peak_rss_bytes"])
 
     def _memory(self) -> int:
-        """Bytes of the whole process tree."""
+        """Return the bytes of the whole process tree."""
         rss = tree_rss(self.child.pid)
         self.peak = max(self.peak, rss)
         limit = self.job.limits.memory_bytes
@@ -299,7 +300,7 @@ async def _stream_reader(source: FileIO) -> AsyncIterator[asyncio.StreamReader]:
 
 @contextlib.asynccontextmanager
 async def _exit_of(child: Child) -> "AsyncIterator[asyncio.Future[None]]":
-    """A future that is done when the child has exited; the child is not reaped."""
+    """Yield a future that is done when the child has exited; the child is not reaped."""
     loop = asyncio.get_running_loop()
     exited = loop.create_future()
 

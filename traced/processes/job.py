@@ -1,4 +1,4 @@
-"""Jobs, their reports and results, and fault attribution: the one place that decides what counts against an input.
+"""Jobs, their reports and results, and the attribution of faults, which decides what counts against an input.
 
 Everything in a ``Job``, ``Report`` and ``Result`` is JSON, so that a job can run in another process or on another
 machine. Every run that has ended has a ``Result`` with evidence; only what goes wrong around a job is an exception:
@@ -7,7 +7,7 @@ TracedError
 └── ExecutorError
     ├── StartError    the child could not be started; nothing is known about its input
     ├── JobFileError  (in the child) the job file cannot be read
-    ├── Preempted     the job stopped at a checkpoint because it was asked to; it continues later
+    ├── Preempted     the job stopped at a checkpoint on request; it continues later
     └── Quarantined   the input failed too often and waits for a person; the cycle continues without it
 """
 
@@ -37,7 +37,7 @@ class JobFileError(ExecutorError):
 
 
 class Preempted(ExecutorError):
-    """The job stopped because its device or its place was needed elsewhere."""
+    """The job stopped because its device or its place was needed elsewhere; it continues later."""
 
 
 class Quarantined(ExecutorError):
@@ -119,7 +119,7 @@ class Failure:
 
     @property
     def type(self) -> str:
-        """Name of the error's class."""
+        """Return the name of the error's class."""
         return self.types[0]
 
 
@@ -148,7 +148,7 @@ class Result:
 
 
 class Executor(Protocol):
-    """Runs jobs: as local processes now, on a cluster later."""
+    """Runs jobs: as local processes now (``traced.processes.executor.LocalExecutor``), on a cluster later."""
 
     async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
         """Run the job to its end; cancellation stops it with all its descendants.

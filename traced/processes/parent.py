@@ -1,7 +1,7 @@
-"""The child's side of not outliving its parent; the standard library only, because engines import it in another Python.
+"""End a child process when its parent ends; standard library only, because engines import it in another Python.
 
-Two mechanisms, because each misses cases that the other covers: standard input closes when the parent ends, however and
-whenever that was, but a thread of this process has to notice; the kernel's parent-death signal (prctl(2),
+Two mechanisms are used, because each misses cases that the other covers. Standard input closes when the parent ends,
+however and whenever that was, but a thread of this process has to notice. The kernel's parent-death signal (prctl(2),
 PR_SET_PDEATHSIG) needs no thread, but is not sent for a parent that died before it was requested. Other systems than
 Linux have the pipe alone. A process killed by its alarm leaves its descendants to the next start of the service
 (``traced.processes.process_tree.kill_marked``).

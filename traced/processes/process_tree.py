@@ -1,7 +1,7 @@
-"""The processes of a child: its descendants, their memory, and those that left its process tree.
+"""Find, measure and kill the processes of a child: its descendants, and those that left its process tree.
 
 Every child carries a mark in its environment that all its descendants inherit, so that a process which left the group
-or session (setsid(2), a double fork) is still recognized. Not covered: a process that clears its environment and leaves
+or session (setsid(2), a double fork) is still recognised. Not covered: a process that clears its environment and leaves
 the tree; processes of another user.
 """
 

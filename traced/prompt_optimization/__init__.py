@@ -1,3 +1,1 @@
-"""Prompt optimization: a text at the end of the system prompt, evolved with ``gepa`` where an adapter would be
-trained.
-"""
+"""Prompt optimization: evolve a text at the end of the system prompt with ``gepa``, as an alternative to an adapter."""

@@ -1,14 +1,15 @@
-"""Evolves a prompt patch on episodes with ``gepa`` (Agrawal et al. 2025, reflective mutation on a Pareto front).
+"""Evolve a prompt patch on episodes with ``gepa`` (Agrawal et al. 2025, reflective mutation on a Pareto front).
 
-A step plays a patch on a few training seeds, asks for a better text, plays that on the same seeds, and if it did
-better, on the validation seeds; the patch with the best mean there is the result. ``gepa`` runs in a thread, and its
-requests are answered on the event loop.
+A step plays a patch on a few training seeds, requests a better text, plays that on the same seeds, and if it does
+better, on the validation seeds. The result is the patch with the best mean reward on the validation seeds. ``gepa``
+runs in a thread, and its requests are answered on the event loop.
 
 Invariants: one seeded generator decides everything, so the same episodes and proposals give the same patch, and an
 interrupted evolution continues by starting again on stored replies. No step begins that the budget of rollouts might
-not cover. The language model sees messages, tools and rewards only, marked as data. ``BudgetSpent`` ends the
-evolution with the best patch; other errors of ``play`` and ``propose`` pass through. Not covered: merging patches,
-several texts at once.
+not cover. The language model sees messages, tools and rewards only, marked as data.
+
+Errors: ``BudgetSpent`` ends the evolution with the best patch; other errors of ``play`` and ``propose`` pass through.
+Not covered: merging patches, several texts at once.
 """
 
 import asyncio
@@ -28,12 +29,12 @@ from store.types import Capability, Message, Trajectory
 
 STAGE = "optimize-prompt"
 MAX_TEXT = 3000  # characters of a patch
-MESSAGE = 1500  # characters that are shown of a message
-SHOWN_CHARS = (8000, 4000, 2000, 1000, 500)  # of a conversation, and of the tools: the most that fits
+MESSAGE = 1500  # maximum characters shown of a message
+SHOWN_CHARS = (8000, 4000, 2000, 1000, 500)  # characters shown of a conversation and of the tools: the most that fits
 # High, because the same patch may need several proposals, which must differ.
 TEMPERATURE = 1.0
 ANSWER_TOKENS = 2048
-FULL = 0.85  # of a context: tokens are estimated
+FULL = 0.85  # usable share of a context, because token counts are estimates
 
 SYSTEM = (
     "You improve what an agent that works with tools is told. Its system prompt stays as it is; at its end stands a "
@@ -54,13 +55,13 @@ PATCH = "patch"  # the only component of gepa's candidates
 PERFECT = 1.0
 
 Play = Callable[[str, list[int]], Awaitable[list[Trajectory]]]  # a patch on seeds -> an episode for each, in order
-Propose = Callable[[str, list[Trajectory], int], Awaitable[str]]  # from a patch and its episodes; "": nothing
+Propose = Callable[[str, list[Trajectory], int], Awaitable[str]]  # a patch, its episodes, number -> text or ""
 
 log = logging.getLogger(__name__)
 
 
 class Abandoned(BaseException):
-    """Raised in the thread when nobody answers any more.
+    """Raised in the thread when its requests are no longer answered.
 
     Not an ``Exception``, because libraries swallow those.
     """
@@ -72,7 +73,7 @@ async def run_answered(
     """Run ``run`` in a thread; its requests are answered by ``answer`` in the caller's own task.
 
     Cancelling the caller cancels the current answer. Returns only when the thread has ended; the first failure is
-    raised as it was.
+    raised unchanged.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[tuple[RequestT, Future[AnswerT]] | None] = asyncio.Queue()
@@ -122,7 +123,7 @@ class Plan:
 
     @property
     def step(self) -> int:
-        """Return the episodes that one step takes at most."""
+        """Return the maximum number of episodes that one step takes."""
         return 2 * self.minibatch + len(self.validation)
 
 
@@ -136,7 +137,7 @@ class Evolved:
     kept: int  # patches that did better than the one they came from, on the seeds where both were played
     proposed: int
     rollouts: int
-    stopped_by: str  # "rollouts", "perfect", or what was spent
+    stopped_by: str  # "rollouts", "perfect", or the message of ``BudgetSpent``
 
 
 async def evolve(initial_patch: str, plan: Plan, play: Play, propose: Propose) -> Evolved:
@@ -249,7 +250,7 @@ def _evolve(
 
 class _Logger:
     def log(self, message: str) -> None:
-        """One line."""
+        """Log a message of ``gepa``."""
         log.debug(message)
 
 

@@ -1,15 +1,14 @@
-"""Stored prompt patches, and what the gates say together: a prompt fixes the capability, the adapter is needed, or
-neither.
+"""Stored prompt patches, and the remedy that their gates decide on: the prompt, the adapter, or neither.
 
     prompt       base with patch against base: the gate, as it judges an adapter
     adapter      the adapter against base: its own gate
     comparison   base with patch against the adapter, on the same seeds: no loss beyond the gate's margin for
-        untouched tasks, in any comparison (``no_worse``)
+                 untouched tasks, in any comparison (``no_worse``)
 
-A prompt suffices if it passes its gate and the adapter does not, or is not better by more than that margin. The
-adapter is needed if it passes and the prompt fails, or is worse by more than the margin. Intervals that hold the
-margin decide nothing, so more episodes can turn inconclusive into an answer, and a small sample cannot buy one. Of a
-cycle's capability only the newest patch counts.
+A prompt suffices if it passes its gate and the adapter does not, or is not better by more than that margin. The adapter
+is needed if it passes and the prompt fails, or is worse by more than the margin. An interval that contains the margin
+decides nothing: a small sample cannot decide, and more episodes can turn inconclusive into an answer. Of a cycle's
+capability only the newest patch counts.
 """
 
 import dataclasses
@@ -53,7 +52,7 @@ class Gates:
 
     @property
     def remedy(self) -> Remedy:
-        """Return what the gates say together."""
+        """Return the remedy that follows from the three answers."""
         return remedy_of(
             self.prompt.answer,
             self.adapter.answer if self.adapter else None,
@@ -62,7 +61,7 @@ class Gates:
 
 
 def remedy_of(prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer | None) -> Remedy:
-    """Return what three gate answers say together."""
+    """Return the remedy that follows from the answers of the three gates."""
     if adapter is PASS and FAIL in (prompt, comparison):
         return Remedy.ADAPTER
     if prompt is PASS and (adapter is not PASS or comparison is PASS):

@@ -1,12 +1,13 @@
-"""What becomes of a canary: on to the next share, live, rolled back, or more conversations first.
+"""Decide what happens to a canary: next traffic share, live, rolled back, or wait for more conversations.
 
-A canary takes a growing share of its capability's conversations (``steps``); what has the others is its control. At
-every share but the last ``min_samples`` judged conversations are enough to go on, unless it does harm. From the last
-one it goes live when the evidence says that it is not worse than the control by ``margin`` or more. Harm, at any time,
-is evidence that the control is better. Both are decided at ``alpha`` by ``sequential``: looking often costs nothing.
+A canary takes a growing share of its capability's conversations (``steps``); what answers the others is its control. At
+every share but the last, ``min_samples`` judged conversations suffice for the next share, unless the canary does harm.
+At the last share the canary goes live when there is evidence that its success rate is not lower than the control's by
+``margin`` or more. Harm, at any share, is evidence that the control is better. Both tests use the level ``alpha`` and
+``traced.evaluation.sequential``, which stays valid however often it is evaluated.
 
-Invariants: conversations without a judged outcome count nowhere; no evidence is never a pass. Pure arithmetic; counting
-is ``traced.gateway.canaries``.
+Invariants: conversations without a judged outcome are not counted; no evidence is never a pass. Everything here is pure
+arithmetic; ``traced.gateway.canaries`` counts the conversations.
 """
 
 import math
@@ -19,7 +20,7 @@ from traced.evaluation.sequential import Arm, pooled
 
 
 class Verdict(StrEnum):
-    """What to do with a canary now."""
+    """The next action for a canary."""
 
     WAIT = "wait"
     STEP = "step"
@@ -29,7 +30,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Stratum:
-    """What was judged under one share."""
+    """The judged conversations of the canary and of its control under one traffic share."""
 
     share: float
     challenger: Arm
@@ -38,7 +39,7 @@ class Stratum:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict with its reason in words; ``share`` is the next one of a STEP."""
+    """The verdict with its reason in words; ``share`` is the next share if the verdict is STEP."""
 
     verdict: Verdict
     why: str
@@ -47,9 +48,9 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a canary by now, as natural logarithms of e-values; ``enough`` decides.
+    """The evidence on a canary so far, as natural logarithms of e-values; ``enough`` is the threshold.
 
-    ``harm`` is for its being worse than the control, ``fine`` for its not being worse by the margin or more.
+    ``harm`` is evidence that the canary is worse than the control, ``fine`` that it is not worse by the margin or more.
     """
 
     harm: float
@@ -58,14 +59,14 @@ class Evidence:
 
 
 def evidence(strata: Sequence[Stratum], settings: PromotionSection) -> Evidence:
-    """Over all shares so far."""
+    """Return the evidence pooled over all shares so far."""
     harm = pooled((stratum.control, stratum.challenger) for stratum in strata)
     fine = pooled(((stratum.challenger, stratum.control) for stratum in strata), settings.margin)
     return Evidence(harm, fine, -math.log(settings.alpha))
 
 
 def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
-    """Decide about a canary; the last of ``strata`` is under way."""
+    """Decide about a canary; the last of ``strata`` is its current share."""
     e_values = evidence(strata, settings)
     if e_values.harm >= e_values.enough:
         return Judgement(
@@ -95,5 +96,5 @@ def _success_counts(strata: Sequence[Stratum]) -> str:
 
 
 def _times(log: float) -> str:
-    """An e-value for people."""
+    """Format an e-value, given as its natural logarithm."""
     return f"{math.exp(min(log, 50.0)):.3g}"

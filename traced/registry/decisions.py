@@ -1,19 +1,21 @@
-"""Decisions of people on adapter versions, prompt patches and quarantined inputs, for the control API and the verbs.
+"""Decisions of people on adapter versions, prompt patches and quarantined inputs, for the control API and the commands.
 
 A decision on an adapter version reads its state under a lock (``read_adapter_state``), computes the rows to add or a
-refusal (``decide``, pure), and adds them (``save_changes``). A prompt decision is its audit entry, with the text, so it
-outlives the rows of its cycle.
+refusal (``decide``, pure), and adds them (``save_changes``). A decision on a prompt patch is stored as an audit entry
+that includes the patch's text, so it outlives the rows of its cycle.
 
-Invariants: all of a decision happens in the caller's transaction: its rows, its audit entry and its event are stored
+Invariants: a decision happens entirely in the caller's transaction: its rows, its audit entry and its event are stored
 together or not at all. A repeated decision changes nothing and adds no entry: the first name and reason stay. Only a
-version whose newest gate passed can be approved (inconclusive is never a pass), and only files that are as published
-take traffic. A decision that names the gate result it is based on is refused if that is not the newest, or if somebody
-else decided before. A gate computes every interval for ``max_rounds`` rounds (Bonferroni, ``traced.evaluation.gate``),
-so more episodes can lose a pass and never buy one; while they are pending, nobody can approve.
+version whose newest gate passed can be approved (inconclusive is never a pass), and only files that match their
+manifest take traffic. A decision that names the gate result it is based on is refused if that is not the newest, or if
+somebody else decided before.
 
-How it fails: PromotionError, TracedError for an unknown patch, and the store's NotFound and NotLive. Not
-covered: who may decide (``traced.api.control``), waking the service, and playing the episodes
-(``traced.pipeline.gate``).
+A gate computes every interval for ``max_rounds`` rounds (Bonferroni, ``traced.evaluation.gate``), so more episodes can
+turn a pass into another answer but do not make a false pass likelier. While more episodes are pending, nobody can
+approve.
+
+Errors: PromotionError, TracedError for an unknown patch, and the store's NotFound and NotLive. Not covered: who may
+decide (``traced.api.control``), waking the service, and playing the episodes (``traced.pipeline.gate``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -67,13 +69,16 @@ from traced.core.errors import PromotionError
 from traced.prompt_optimization.patches import SHORT_ID_DIGITS, find_patch, remedy_text, sufficient_patches
 from traced.registry.publication import verify
 
-APPROVE_PROMPT, REJECT_PROMPT = "approve-prompt", "reject-prompt"  # actions of the audit
+APPROVE_PROMPT, REJECT_PROMPT = "approve-prompt", "reject-prompt"  # actions in the audit log
 PROMPT_DECISIONS = {APPROVE_PROMPT: Decision.APPROVED, REJECT_PROMPT: Decision.REJECTED}
 
 
 @dataclass(frozen=True)
 class Action:
-    """Who acts, in which role ("operator" or "local"), when and why; ``submitted_by`` is the caller, if another."""
+    """The actor of a decision, the actor's role ("operator" or "local"), the time and the reason.
+
+    ``submitted_by`` is the caller of the API if that is somebody else.
+    """
 
     actor: str
     role: str
@@ -124,7 +129,7 @@ class EpisodesRequest:
 
 @dataclass(frozen=True)
 class PromptDecision:
-    """A person's decision on the patch of this id."""
+    """A person's decision on the prompt patch with the id ``patch``."""
 
     patch: str
     decision: Decision
@@ -186,7 +191,7 @@ def reject(session: Session, action: Action, adapter: str, *, gate_id: str = "")
 
 
 def more_episodes(session: Session, action: Action, adapter: str, rounds: int, *, gate_id: str = "") -> Done:
-    """Run another round of the gate of an adapter version that awaits a decision."""
+    """Request another round of the gate of an adapter version that awaits a decision."""
     state = read_adapter_state(session, adapter)
     changes = _accepted(decide(state, action, MoreEpisodes(rounds), gate_id))
     live = save_changes(session, changes)
@@ -250,9 +255,9 @@ def release(session: Session, action: Action, parked_id: str) -> Done:
 def start_approved(
     session: Session, action: Action, adapters: Sequence[str], policy: Policy, steps: Sequence[float]
 ) -> list[str]:
-    """Promote those of ``adapters`` that are approved and never took traffic; returns those that take traffic then.
+    """Promote those of ``adapters`` that are approved and never took traffic; return those that take traffic now.
 
-    A version that a person rolled back stays back. A shadow takes no traffic.
+    A version that a person rolled back is not promoted again. A shadow takes no traffic.
     """
     for name in adapters:
         state = read_adapter_state(session, name)
@@ -265,7 +270,7 @@ def start_approved(
 
 
 def pending_requests(session: Session, cycle_id: str) -> dict[str, EpisodesRequest]:
-    """The unanswered requests for more episodes in a cycle, by adapter version; none once the cycle has ended."""
+    """Return a cycle's unanswered requests for more episodes, by adapter version; none once the cycle has ended."""
     if get_cycle(session, cycle_id).state in ENDED_STATES:
         return {}
     decisions = latest_decisions(session)
@@ -274,14 +279,14 @@ def pending_requests(session: Session, cycle_id: str) -> dict[str, EpisodesReque
 
 
 def round_limit(cycle: Cycle, rounds: int) -> int:
-    """The number of rounds of a cycle's gates: by the settings that it began with, else ``rounds``."""
+    """Return the maximum number of rounds of a cycle's gates: from the cycle's own settings, else ``rounds``."""
     section: Any = cycle.config.get(GATE)
     configured = section.get("max_rounds") if isinstance(section, dict) else None
     return configured if isinstance(configured, int) else rounds
 
 
 def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
-    """The newest decision on each patch, by the patch's id."""
+    """Return the newest decision on each patch, by the patch's id."""
     entries = newest_audit_entries(session, PROMPT_DECISIONS)
     return {
         key: PromptDecision(key, PROMPT_DECISIONS[entry.action], entry.who, entry.at, entry.reason)
@@ -309,10 +314,10 @@ def decide(state: AdapterState, action: Action, request: Request, gate_id: str =
 
 
 def _outdated(state: AdapterState, action: Action, request: Request, gate_id: str) -> Refusal | None:
-    """Refuse a decision on an older gate result, or one that comes second."""
+    """Return the refusal if the decision is based on an older gate result, or if another one was made before."""
     approval, gate = state.approval, state.gate
     decision = {Approve: Decision.APPROVED, Reject: Decision.REJECTED}.get(type(request))
-    # The same decision by the same person may be a retry without an answer.
+    # The same decision by the same person may be a retry of a request whose answer was lost.
     if approval is not None and (approval.decision, approval.who) != (decision, action.actor):
         first = f"already decided: {_approval_text(approval)}"
         return PromotionError(first, hint=f"traced explain {state.version.name}")
@@ -376,7 +381,7 @@ def _roll_back(state: AdapterState, action: Action) -> list[Change] | Refusal:
 
 
 def _start(state: AdapterState, action: Action, request: Approve) -> list[Promotion]:
-    """The log entries by which a version takes traffic; a canary that is under way keeps its share."""
+    """Return the log entries by which a version takes traffic; a canary that already runs keeps its share."""
     name = state.version.name
     target = PromotionState.LIVE if request.policy == "immediate" else PromotionState(request.policy)
     last_entry = state.log.newest.get(name)
@@ -401,7 +406,7 @@ def _accepted(changes: list[Change] | Refusal) -> list[Change]:
 
 
 def _pending_request(state: AdapterState, changes: Iterable[Change] = ()) -> EpisodesRequest | None:
-    """The unanswered request for more episodes of a version, with ``changes`` applied."""
+    """Return the unanswered request for more episodes of a version, with ``changes`` applied."""
     if state.approval is not None or state.cycle.state in ENDED_STATES:
         return None
     events = [*state.gate_events, *(change for change in changes if isinstance(change, StageEvent))]
@@ -409,7 +414,7 @@ def _pending_request(state: AdapterState, changes: Iterable[Change] = ()) -> Epi
 
 
 def _unanswered(events: Iterable[StageEvent]) -> dict[str, EpisodesRequest]:
-    """The requests that no later end of the gate has answered, by adapter version."""
+    """Return the requests that no later end of the gate has answered, by adapter version."""
     requests: dict[str, EpisodesRequest] = {}
     for event in events:
         detail = event.detail
@@ -422,7 +427,7 @@ def _unanswered(events: Iterable[StageEvent]) -> dict[str, EpisodesRequest]:
 
 
 def _is_answer(event: StageEvent, adapter: str) -> bool:
-    # A stage that failed names its capability alone.
+    # The event of a failed stage names only its capability.
     return event.detail.get("adapter", adapter) == adapter and event.capability == adapter.partition("@")[0]
 
 
@@ -465,7 +470,7 @@ def _check_sufficient(session: Session, patch: PromptPatch) -> None:
 
 
 def _approval_fields(state: AdapterState, changes: Iterable[Change]) -> dict[str, Any]:
-    """The decision that counts after ``changes``."""
+    """Return the fields of the decision that is valid after ``changes``."""
     approval = next((change for change in changes if isinstance(change, Approval)), state.approval)
     assert approval is not None
     return asdict(approval)

@@ -1,11 +1,10 @@
-"""Publishing an adapter: an immutable directory ``<adapters>/<capability>@vN`` in PEFT layout, with its manifest.
+"""Publish an adapter as an immutable directory ``<adapters>/<capability>@vN`` in PEFT layout, with a manifest.
 
 Invariants: a version appears by one rename, complete and synced to disk, or not at all; it is never written again (its
 files are read-only) and its number is never given twice; ``manifest.json`` holds the SHA-256 of every other file.
-Publishing the same files of the same origin again returns the version that is there, so an interrupted cycle may
-repeat it.
+Publishing the same files of the same origin again returns the existing version, so an interrupted cycle may repeat it.
 
-How it fails: PromotionError when the source is no adapter, the disk refuses (its text says why), or ``verify`` finds a
+Errors: PromotionError if the source is no adapter, if the disk refuses (the message says why), or if ``verify`` finds a
 file that differs from the manifest. What a killed process left behind is named ``.staging-*`` and is removed by the
 next publication. Not covered: who may use the version (``traced.registry.decisions``).
 """
@@ -67,14 +66,14 @@ def publish(source: Path, adapters: Path, capability: str, *, origin: str) -> Pu
 
 
 def versions(adapters: Path, capability: str | None = None) -> list[Published]:
-    """The published versions, of one capability or of all, by capability and number."""
+    """Return the published versions of one capability, or of all, sorted by capability and number."""
     names = [NAME.fullmatch(path.name) for path in adapters.iterdir()] if adapters.is_dir() else []
     manifests = [read_manifest(adapters / m[0]) for m in names if m and capability in (None, m["capability"])]
     return sorted(manifests, key=lambda published: (published.capability, published.version))
 
 
 def read_manifest(path: Path) -> Published:
-    """What the manifest of the version in directory ``path`` says; raises PromotionError when it cannot be read."""
+    """Return the manifest of the version in directory ``path``; raises PromotionError if it cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         return Published(
@@ -142,7 +141,7 @@ def _seal(path: Path) -> None:
 
 @contextmanager
 def _locked(adapters: Path) -> Iterator[None]:
-    """One publication at a time; clears what a killed one left behind."""
+    """Hold the lock of publications, and remove the staging folders that killed ones left behind."""
     with (adapters / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for leftover in adapters.glob(".staging-*"):

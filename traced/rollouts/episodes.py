@@ -1,8 +1,8 @@
-"""Runs many episodes concurrently: a policy against an environment, recorded message by message and token by token.
+"""Run many episodes concurrently: a policy against an environment, recorded message by message and token by token.
 
 Invariants: trajectories are yielded in job order while later episodes already run; a sampling seed depends only on
-(base_seed, task, trial, turn), so an episode is the same alone and among a thousand. A failure of engine, sandbox or
-simulator ends its own episode with ``Outcome.INFRASTRUCTURE``. Malformed agent messages are passed on: the
+(base_seed, task, trial, turn), so an episode does not depend on the episodes that run beside it. A failure of engine,
+sandbox or simulator ends its own episode with ``Outcome.INFRASTRUCTURE``. Malformed agent messages are passed on: the
 environment answers them.
 
 Closing the iterator or cancelling its consumer closes every open episode. Not covered: retries, and time limits of
@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the trajectories of one call share."""
+    """The fields that all trajectories of one ``run_episodes`` call share."""
 
     source: str
     model: str
@@ -145,7 +145,7 @@ class _Runner:
             with attribute(EndCause.SANDBOX_ERROR, "scoring"):
                 return cause, await self._bounded(episode.score())
         finally:
-            # The score stands; a source that cannot close an episode will fail when the next one opens.
+            # The score is kept; a source that cannot close an episode will fail when the next one opens.
             with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
                 await self._bounded(episode.close())
 

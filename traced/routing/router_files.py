@@ -1,8 +1,9 @@
-"""The fitted routers in the cycles' folders, and which of them serves the live adapters.
+"""Find the fitted router that serves the live adapters, among the router files in the cycles' folders.
 
-A router file serves if it covers every live capability: what a task needs does not change with the version, so a class
-stands for the capability's live version. The newest such file is used; without one the label tokens decide. Nothing
-heavy is imported here, because ``traced status`` uses it.
+A router file serves if it covers every live capability. What a task needs does not change with the version, so a class
+stands for the capability's live version. The newest such file is used; if there is none,
+``traced.routing.routers.LabelRouter`` routes by label tokens. This module imports no heavy library, because ``traced
+status`` uses it.
 """
 
 import json
@@ -13,12 +14,12 @@ CLASSIFIER = "hidden-state-router.json"
 
 
 def classifier_file(data_dir: Path, cycle_id: str) -> Path:
-    """The path of the router that a cycle has fitted."""
+    """Return the path of the router that a cycle has fitted."""
     return data_dir / "runs" / cycle_id / CLASSIFIER
 
 
 def capability_of(model: str) -> str:
-    """The capability of an adapter version; "" for the base model."""
+    """Return the capability of an adapter version; "" for the base model."""
     return model.rpartition("@v")[0]
 
 

@@ -32,7 +32,7 @@ from traced.inference.routing_prompt import TASK_LIMIT, opening_text, route_opti
 
 # Conversation openings whose decision is cached.
 CACHE_SIZE = 10_000
-# A class with fewer examples is left out.
+# A class with fewer examples is left out of the classifier.
 MIN_EXAMPLES = 10
 # scikit-learn's C. Strong regularisation, because the labels come from an analyst who may be wrong.
 REGULARISATION = 0.1
@@ -223,7 +223,7 @@ def read_classifier(path: Path) -> HiddenStateClassifier:
 
 @dataclass(frozen=True)
 class HiddenStateRouter:
-    """Routes by a fitted classifier; without one, for ``reason``, the base model serves."""
+    """Routes by a fitted classifier; without one the base model serves, with ``reason`` in its decisions."""
 
     client: EngineClient
     classifier: HiddenStateClassifier | None

@@ -1,9 +1,9 @@
 """Measure how well a judge agrees with labels (Cohen's kappa), and whether that is enough to trust its verdicts.
 
-An agreement is stored in the audit log under the name of the judge, which holds its model and prompt, with everything
-that it was computed from. A judge is trusted if the newest agreement against people's labels or a source's outcomes
-reaches ``min_agreement`` on at least ``min_labels`` decided conversations, with successes and failures among them.
-Not covered: whether the labelled conversations are like those that the judge will see.
+An agreement is stored in the audit log, with everything that it was computed from, under the name of the judge, which
+identifies its model and prompt. A judge is trusted if the newest agreement against people's labels or a source's
+outcomes reaches ``min_agreement`` on at least ``min_labels`` decided conversations, with successes and failures among
+them. Not covered: whether the labelled conversations are representative of those that the judge will see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, it
 from traced.scoring.judge import Judge, Judgement, judge_each
 
 ACTION = "outcomes agreement"
-# Agreement with rules proves nothing: the rules themselves would do.
+# Agreement with rules proves nothing: a judge that only repeats the rules is not needed.
 TRUSTED_SOURCES = (OutcomeSource.PEOPLE, OutcomeSource.SOURCE)
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -38,9 +38,9 @@ CELLS = [(label, verdict) for label in ("success", "failure") for verdict in ("s
 class Agreement:
     """The agreement of a judge with labels; stored in the audit log and printed as JSON.
 
-    ``against`` says who gave the labels, ``table`` counts conversations by "LABEL judged VERDICT". The judge left
-    ``unclear`` ones open and could not be asked about ``failed`` ones, both with their ``reasons``. ``kappa`` and its
-    interval from ``low`` to ``high`` are None where labels or verdicts never vary.
+    ``against`` says who gave the labels, ``table`` counts conversations by "LABEL judged VERDICT". ``unclear`` counts
+    conversations that the judge left open, ``failed`` those that it could not be asked about; ``reasons`` counts both
+    by reason. ``kappa`` and its interval from ``low`` to ``high`` are None where labels or verdicts never vary.
     """
 
     judge: str
@@ -80,7 +80,7 @@ async def measure(
 def labelled_conversations(
     store: Engine, source: str, labels: Labels, label_source: OutcomeSource, limit: int
 ) -> list[Trajectory]:
-    """The newest trajectories of a source whose outcome comes from ``label_source``."""
+    """Return the newest trajectories of a source whose outcome comes from ``label_source``."""
     with read_session(store) as session:
         ids = reported_ids(session, source, (Outcome.SUCCESS, Outcome.FAILURE))
     conversations: list[Trajectory] = []
@@ -122,17 +122,17 @@ def summarize(
 
 
 def cohen_kappa(counts: Sequence[int]) -> float | None:
-    """Cohen's kappa of two raters with two classes: (p_o - p_e) / (1 - p_e), Cohen 1960.
+    """Return Cohen's kappa of two raters with two classes: (p_o - p_e) / (1 - p_e), Cohen 1960.
 
-    ``counts`` is [both say the first, first and second, second and first, both say the second].
-    None where p_e is 1: both gave one class only.
+    ``counts`` is [both say the first, first and second, second and first, both say the second]. The result is None
+    where p_e is 1: both gave one class only.
     """
     value = float(_kappas(np.array([counts]))[0])
     return None if np.isnan(value) else value
 
 
 def kappa_interval(counts: Sequence[int], seed: int) -> tuple[float | None, float | None]:
-    """The percentile interval of kappa over seeded bootstrap resamples; (None, None) where kappa is not defined."""
+    """Return the percentile interval of kappa over seeded bootstrap resamples; (None, None) if kappa is not defined."""
     total = sum(counts)
     resampled = np.random.default_rng(seed).multinomial(total, np.array(counts) / total, size=RESAMPLES)
     kappas = _kappas(resampled)
@@ -144,7 +144,7 @@ def kappa_interval(counts: Sequence[int], seed: int) -> tuple[float | None, floa
 
 
 def save_agreement(session: Session, agreement: Agreement, settings: JudgeSection, at: datetime) -> None:
-    """Store an agreement in the audit log, with the thresholds of its time."""
+    """Store an agreement in the audit log, with the current thresholds."""
     thresholds = {"min_agreement": settings.min_agreement, "min_labels": settings.min_labels}
     reason = f"measured against {agreement.against} of {agreement.source}"
     detail = asdict(agreement) | thresholds
@@ -152,7 +152,7 @@ def save_agreement(session: Session, agreement: Agreement, settings: JudgeSectio
 
 
 def latest_agreement(session: Session, judge: str) -> Mapping[str, Any] | None:
-    """The newest stored agreement of a judge with people or a source; None if there is none."""
+    """Return the newest stored agreement of a judge with people or a source; None if there is none."""
     entries = list_audit(session, subject=judge, limit=1000)
     return next(
         (entry.detail for entry in entries if entry.action == ACTION and entry.detail["against"] in TRUSTED_SOURCES),
@@ -161,7 +161,7 @@ def latest_agreement(session: Session, judge: str) -> Mapping[str, Any] | None:
 
 
 def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection) -> str:
-    """Why the verdicts of a judge do not count; "" if they do."""
+    """Return why the verdicts of a judge do not count; "" if they do."""
     if agreement is None:
         return "its agreement with labels has not been measured"
     table = agreement["table"]
@@ -182,7 +182,7 @@ def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection)
 
 
 def require_trusted(session: Session, judge: Judge) -> Mapping[str, Any]:
-    """The agreement because of which the verdicts of a judge count; raises ``JudgeNotTrusted``."""
+    """Return the agreement that makes the verdicts of a judge count; raises ``JudgeNotTrusted``."""
     agreement = latest_agreement(session, judge.name)
     reason = distrust_reason(agreement, judge.settings)
     if reason or agreement is None:
@@ -191,7 +191,7 @@ def require_trusted(session: Session, judge: Judge) -> Mapping[str, Any]:
 
 
 def _kappas(tables: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Kappa of each row of four counts; NaN where it is not defined."""
+    """Return kappa of each row of four counts; NaN where it is not defined."""
     a, b, c, d = (tables[:, column].astype(float) for column in range(4))
     total = a + b + c + d
     # Multiplied by n², so that whole numbers stay whole and perfect agreement is exactly 1.

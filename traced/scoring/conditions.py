@@ -33,7 +33,7 @@ from store.types import EndCause, Trajectory
 
 # The type of the validation error for a key that a table does not have.
 UNKNOWN_KEY = "unknown_key"
-# Stands for a value that is not there; None is a value of JSON.
+# Stands for a missing value, because None is a value of JSON.
 MISSING: Any = object()
 END_CAUSES = [cause.value for cause in EndCause]
 ORDER_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -71,7 +71,7 @@ class Conversation:
 
 
 def conversation_of(trajectory: Trajectory) -> Conversation:
-    """The conversation of a trajectory; raises ``agents.errors.TranscriptError`` for messages without a role."""
+    """Return the conversation of a trajectory; raises ``agents.errors.TranscriptError`` for messages without a role."""
     parsed = transcript(trajectory)
     return Conversation(
         id=trajectory.task_id,
@@ -101,7 +101,7 @@ def parse_path(text: str) -> Path:
 
 
 def values_at(path: Path, value: object) -> Iterator[Any]:
-    """The values at a path, in the order of the document; none if there is nothing."""
+    """Yield the values at a path, in the order of the document; none if nothing matches."""
     if not path:
         yield value
         return
@@ -151,7 +151,7 @@ class Table(BaseModel):
 
     @classmethod
     def allowed(cls) -> str:
-        """The keys of this table."""
+        """Return the keys of this table."""
         return ", ".join(cls._names())
 
     @classmethod
@@ -186,7 +186,7 @@ OrderedValue = Annotated[Any, AfterValidator(_orderable)]
 class Test(Table):
     """A test of a value."""
 
-    # Keeps pytest from collecting it.
+    # Keeps pytest from collecting this class.
     __test__ = False
 
     path: PathText | None = None
@@ -212,7 +212,7 @@ class Test(Table):
         return self
 
     def holds(self, value: object, text: str | None = None) -> bool:
-        """Whether the test holds of ``value`` or ``MISSING``; ``text`` is the value as it was written."""
+        """Return whether the test holds of ``value`` or ``MISSING``; ``text`` is the value as it was written."""
         # A pattern without a path searches the text as it was written, not JSON that was formatted again.
         values = [] if value is MISSING else list(values_at(parse_path(self.path or "$"), value))
         if self.exists is False:
@@ -235,7 +235,7 @@ class Test(Table):
 
 
 def json_equal(left: object, right: object) -> bool:
-    """Whether JSON values are equal: numbers by value, and booleans are not numbers."""
+    """Return whether JSON values are equal: numbers by value, and booleans are not numbers."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, list) and isinstance(right, list):
@@ -297,7 +297,7 @@ class CallTest(Table):
     which: Literal["any", "first", "last", "every"] = "any"
 
     def holds(self, calls: Sequence[Call]) -> bool:
-        """Whether the test holds of the calls of a conversation."""
+        """Return whether the test holds of the calls of a conversation."""
         matching = calls_of(self.tool, calls)
         if self.which in ("first", "last"):
             matching = matching[:1] if self.which == "first" else matching[-1:]
@@ -314,7 +314,7 @@ class CallTest(Table):
 
 
 def calls_of(tool: str, calls: Sequence[Call]) -> list[Call]:
-    """The calls of the tools that match a name with the wildcards * and ?."""
+    """Return the calls of the tools that match a name with the wildcards * and ?."""
     return [call for call in calls if fnmatch.fnmatchcase(call.name, tool)]
 
 
@@ -337,7 +337,7 @@ class Condition(Table):
         return self
 
     def holds(self, conversation: Conversation) -> bool:
-        """Whether the condition holds of a conversation."""
+        """Return whether the condition holds of a conversation."""
         return (
             (self.call is None or self.call.holds(conversation.calls))
             and (

@@ -1,9 +1,9 @@
-"""Query the databases of the agent's own application for rules: one value, read-only, and for a limited time.
+"""Query the databases of the agent's own application for rules: one value, read-only, within a time limit.
 
 Invariants: SQLite is opened ``mode=ro`` and may only read (no ATTACH, no PRAGMA); PostgreSQL runs one statement in a
 READ ONLY transaction that is always rolled back. No text that leaves this module holds a password. A database that was
 unreachable or too slow is not queried again for ``PAUSE_S``, so that it does not delay conversations.
-How it fails: ``QueryFailed``. Not covered: functions of a PostgreSQL server that act outside of its transactions; the
+Errors: ``QueryFailed``. Not covered: functions of a PostgreSQL server that act outside of its transactions; the
 thread of a server that accepts a connection and never answers.
 """
 
@@ -39,7 +39,7 @@ BACKENDS = ("sqlite", "postgresql")
 
 
 class QueryFailed(Exception):
-    """A query has no answer; the text says why."""
+    """A query has no result; the text says why."""
 
 
 class _Unavailable(QueryFailed):
@@ -66,7 +66,7 @@ class Database(Table):
         return self
 
     def resolve(self, folder: Path) -> URL:
-        """The parsed URL, with a SQLite file relative to ``folder``; raises ``QueryFailed``."""
+        """Return the parsed URL, with a SQLite file relative to ``folder``; raises ``QueryFailed``."""
         location = self.url or os.environ.get(self.url_env, "")
         if not location:
             raise QueryFailed(f"the environment variable {self.url_env} is not set")
@@ -88,7 +88,7 @@ class Databases:
     _paused: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def ask(self, name: str, query: str, parameters: Mapping[str, object]) -> object:
-        """The first column of the first row, ``MISSING`` if there is no row; raises ``QueryFailed``."""
+        """Return the first column of the first row, ``MISSING`` if there is no row; raises ``QueryFailed``."""
         pause_end, reason = self._paused.get(name, (0.0, ""))
         if self.clock() < pause_end:
             raise QueryFailed(reason)
@@ -155,7 +155,7 @@ def _query_sqlite(file: str, query: str, parameters: Mapping[str, object], timeo
 def _postgres_engine(url: URL, timeout_s: float) -> Engine:
     limit = round(timeout_s * 1000)
     options = {
-        # libpq takes less than 2 seconds for 2.
+        # libpq treats a limit below 2 seconds as 2 seconds.
         "connect_timeout": max(2, round(timeout_s)),
         "options": f"-c statement_timeout={limit} -c default_transaction_read_only=on",
         # A prepared statement cannot hold a second one that ends the read-only transaction.
@@ -187,7 +187,7 @@ def _value(row: Sequence[object] | None, has_rows: object) -> object:
 
 
 def _is_unavailable(error: DBAPIError) -> bool:
-    # Canceled by the statement timeout, connection errors, out of resources, shutting down.
+    # SQLSTATE: cancelled by the statement timeout, connection errors, out of resources, shutting down.
     state = getattr(error.orig, "sqlstate", None)
     if state is None:
         return isinstance(error, OperationalError)
@@ -199,7 +199,7 @@ def _redact_password(message: str, url: URL) -> str:
 
 
 def _run_with_timeout(query: Callable[[], object], timeout_s: float) -> object:
-    """The result of ``query``; raises ``_Unavailable`` if it takes too long, whatever it waits for."""
+    """Return the result of ``query``; raise ``_Unavailable`` if it takes too long, whatever it waits for."""
     # A thread, because nothing else interrupts name resolution or a server that never answers.
     results: list[tuple[object, Exception | None]] = []
 

@@ -35,12 +35,12 @@ PAGE_SIZE = 50
 
 
 class OutcomeSource(StrEnum):
-    """Who decided an outcome."""
+    """The source that decided an outcome."""
 
     PEOPLE = "people"
     RULES = "rules"
     JUDGE = "judge"
-    # It came with its outcome, or the feedback that decided it is not stored any more.
+    # The trajectory came with its outcome, or the feedback that decided it is not stored any more.
     SOURCE = "source"
     NOBODY = "nobody"
 
@@ -63,7 +63,7 @@ class Labels:
     failure: Collection[str]
 
     def effective_outcome(self, feedback: Sequence[Feedback]) -> EffectiveOutcome:
-        """The outcome that rows of feedback give, in the order of writing."""
+        """Return the outcome that rows of feedback give; ``feedback`` is in the order of writing."""
         for row in reversed([row for row in feedback if not is_reserved_author(row.who)]):
             effective = self._outcome_by_person(row)
             if effective is not None:
@@ -90,30 +90,30 @@ class Labels:
 
 
 def is_reserved_author(name: str) -> bool:
-    """Whether a name is reserved for rules or the judge, in any case."""
+    """Return whether a name is reserved for rules or the judge, in any case."""
     return name.strip().lower().startswith(RESERVED)
 
 
 def latest_verdict(prefix: str, feedback: Sequence[Feedback]) -> Feedback | None:
-    """The newest verdict of rules or of the judge, by the prefix of its author."""
+    """Return the newest verdict of rules or of the judge, by the prefix of its author; None if there is none."""
     return next((row for row in reversed(feedback) if row.who.startswith(prefix)), None)
 
 
 def verdict(trajectory_id: str, author: str, decision: Decision, at: datetime) -> Feedback:
-    """A decision of rules or of the judge as a row of feedback."""
+    """Return a decision of rules or of the judge as a row of feedback."""
     comment = ": ".join(part for part in (decision.rule, decision.reason) if part)
     score = decision.reward if decision.outcome.is_judged else None
     return Feedback(trajectory_id, at, "", score, decision.outcome.value, comment, author)
 
 
 def rules_author(rules_hash: str) -> str:
-    """The author of verdicts of a rule file."""
+    """Return the author of verdicts of a rule file."""
     return f"{RULES}{rules_hash[:12]}"
 
 
 def feedback_on(session: Session, trajectory_id: str) -> list[Feedback]:
-    """The feedback on a trajectory, on its conversation or on an answer in it, in the order of writing."""
-    # People never saw the answers in the shadow.
+    """Return the feedback on a trajectory, on its conversation or on an answer in it, in the order of writing."""
+    # People never saw the answers of shadow adapters.
     exchanges = [row for row in serving.exchanges_of(session, trajectory_id) if row.shadow_of is None]
     answers = {row.response_id for row in exchanges} | {""}
     rows = serving.list_feedback(session, {trajectory_id, *(row.conversation_id for row in exchanges)})
@@ -121,7 +121,7 @@ def feedback_on(session: Session, trajectory_id: str) -> list[Feedback]:
 
 
 def effective_outcome(session: Session, trajectory: Trajectory, labels: Labels) -> EffectiveOutcome:
-    """The outcome of a stored trajectory and who decided it."""
+    """Return the outcome of a stored trajectory and who decided it."""
     effective = labels.effective_outcome(feedback_on(session, trajectory.id))
     if effective.source is OutcomeSource.NOBODY and trajectory.outcome is not Outcome.UNKNOWN:
         return EffectiveOutcome(trajectory.outcome, trajectory.reward, OutcomeSource.SOURCE)
@@ -129,7 +129,7 @@ def effective_outcome(session: Session, trajectory: Trajectory, labels: Labels) 
 
 
 def count_outcome_sources(session: Session, trajectory_ids: Sequence[str], labels: Labels) -> Counter[str]:
-    """The number of stored trajectories by who decided their outcome."""
+    """Return the number of stored trajectories by who decided their outcome."""
     with_feedback = serving.router_trajectories(session, trajectory_ids)
     counts: Counter[str] = Counter()
     for trajectory in get_trajectories(session, trajectory_ids, tokens=False):
@@ -162,7 +162,7 @@ def label_trajectory(session: Session, feedback: Feedback, labels: Labels) -> Tr
 
 
 def rescore(session: Session, trajectory_ids: Iterable[str], labels: Labels) -> int:
-    """Update the outcomes of stored trajectories from their feedback; returns how many changed."""
+    """Update the outcomes of stored trajectories from their feedback; return how many changed."""
     changed = 0
     for trajectory_id in trajectory_ids:
         trajectory = get_trajectory(session, trajectory_id)
@@ -196,7 +196,7 @@ def store_verdict(session: Session, row: Feedback, labels: Labels) -> bool:
 
 
 def select_source(store: Engine, name: str | None, target: str) -> str:
-    """The source with this name, else the target, else the only stored one; raises ``OutcomesError``."""
+    """Return the source with this name, else the target, else the only stored one; raises ``OutcomesError``."""
     with read_session(store) as session:
         sources = reported_sources(session)
     if name is None:
@@ -209,7 +209,7 @@ def select_source(store: Engine, name: str | None, target: str) -> str:
 
 
 def iterate_trajectories(store: Engine, ids: Sequence[str]) -> Iterator[Trajectory]:
-    """Stored trajectories in the order of ``ids``, reading a page at a time."""
+    """Yield stored trajectories in the order of ``ids``, reading a page at a time."""
     for start in range(0, len(ids), PAGE_SIZE):
         page = ids[start : start + PAGE_SIZE]
         with read_session(store) as session:

@@ -1,11 +1,12 @@
-"""A judge: a language model that reads a conversation and decides how it went.
+"""Judge conversations with a language model that reads a conversation and decides how it went.
 
-It sees what a participant saw, messages, tool calls and results, but no rewards, outcomes or ids. Its name holds the
-model and the hash of all instructions, so another prompt is another judge. Answers in the wrong form are repaired at
-most ``REPAIRS`` times; an unusable answer and a conversation that is too long mean unknown, with the reason. A judge
+The judge sees what a participant saw, messages, tool calls and results, but no rewards, outcomes or ids. Its name holds
+the model and the hash of all instructions, so another prompt is another judge. Answers in the wrong form are repaired
+at most ``REPAIRS`` times; an unusable answer and a conversation that is too long mean unknown, with the reason. A judge
 that is served by a gateway asks it not to record the request.
 
-How it fails: ``JudgeError`` where further requests are useless (no such model, no permission, no key).
+Errors: ``JudgeError`` where further requests are useless (no such model, no permission, no key).
+
 Not covered: prompt injection. The conversation is enclosed in marks that its text cannot contain, and the instructions
 call it data, but a model may still obey it; agreement is measured on ordinary conversations, not under attack.
 """
@@ -35,7 +36,7 @@ from traced.scoring.evidence import JUDGE
 from traced.scoring.rules import Decision
 
 REPAIRS = 2
-# Failing requests are retried for so many times the timeout of an answer.
+# Failing requests are retried for this many times the timeout of an answer.
 PATIENCE_FACTOR = 2
 # Characters of a stored reason.
 REASON_LIMIT = 500
@@ -54,7 +55,7 @@ class JudgeReply(BaseModel):
 
     @property
     def decision(self) -> Decision:
-        """The reply as a decision."""
+        """Return the reply as a decision."""
         outcome = Outcome.UNKNOWN if self.outcome == "unclear" else Outcome(self.outcome)
         return Decision(outcome, float(outcome is Outcome.SUCCESS), reason=self.reason[:REASON_LIMIT])
 
@@ -78,13 +79,13 @@ class Judge:
 
     @property
     def name(self) -> str:
-        """The author of its verdicts."""
+        """Return the name of the judge, which is the author of its verdicts."""
         definition = json.dumps([self.prompt, JudgeReply.model_json_schema(), REPAIRS, _question("0")])
         return f"{JUDGE}{self.settings.model}@{hashlib.sha256(definition.encode()).hexdigest()[:12]}"
 
 
 def judge_from_settings(settings: JudgeSection) -> Judge:
-    """The judge in the settings; raises ``JudgeError``."""
+    """Return the judge in the settings; raises ``JudgeError``."""
     if not settings.model:
         raise JudgeError(
             "the setting outcomes.judge.model is empty",
@@ -121,7 +122,7 @@ async def judge_each(
 
 
 def render_conversation(messages: Iterable[Message]) -> str:
-    """A conversation as the judge reads it: one JSON object a line, with public fields only."""
+    """Return a conversation as the judge reads it: one JSON object a line, with public fields only."""
     return "\n".join(json.dumps(_public(message), ensure_ascii=False) for message in messages)
 
 

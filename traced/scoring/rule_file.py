@@ -20,7 +20,7 @@ from traced.scoring.databases import Databases
 from traced.scoring.errors import RuleFileError
 from traced.scoring.rules import Rules, RuleTables
 
-# Mistakes in one error message.
+# Maximum number of mistakes in one error message.
 MAX_REPORTED = 20
 HINT = "traced outcomes check FILE"
 
@@ -37,7 +37,7 @@ _TOKEN = re.compile(
 
 @dataclass
 class WatchedRules:
-    """The rules of a file that is read again when it changes; a file with mistakes leaves the last good rules in force.
+    """The rules of a file that is read again when it changes; while it has mistakes, its last valid rules are used.
 
     ``problem`` says why the file cannot be used, "" if it can.
     """
@@ -48,13 +48,13 @@ class WatchedRules:
     _version: tuple[int, int] | None = field(default=None)
 
     def current(self) -> Rules | None:
-        """The last good rules; None if there never were any."""
+        """Read the file if it has changed and return the last valid rules; None if there never were any."""
         try:
             stat = self.path.stat()
             version = (stat.st_mtime_ns, stat.st_size)
         except OSError:
             version = None
-        # A missing file is read all the same: the error becomes the problem.
+        # A missing file is read too: its error becomes ``problem``.
         if version is None or version != self._version:
             self._version = version
             try:
@@ -86,7 +86,7 @@ def read_rules(path: Path) -> Rules:
 
 
 def lines_of(text: str) -> dict[TomlPath, int]:
-    """The line of every value and table header of a valid TOML text, counted from 1."""
+    """Return the line of every value and table header of a valid TOML text, counted from 1."""
     return _Reader(text).read()
 
 
@@ -237,7 +237,7 @@ def _report(path: Path, raw: dict[str, Any], lines: dict[TomlPath, int], mistake
 
 
 def _line(lines: dict[TomlPath, int], place: TomlPath) -> int:
-    """The line of a value, or of the nearest table or array around it."""
+    """Return the line of a value, or of the nearest table or array around it."""
     return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
 
 

@@ -15,7 +15,7 @@
     url_env = "SHOP_DATABASE_URL"
 
 A rule does not match if the conversation lacks a value that its query needs. If a database does not answer, the outcome
-is unknown with the reason, and no later rule is tried: the one that could not be checked may have been the one.
+is unknown with the reason, and no later rule is tried, because the rule that could not be checked might have matched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class ParameterSource(Table):
         return self
 
     def value(self, conversation: Conversation) -> Any:
-        """The first value in a conversation, ``MISSING`` if there is none."""
+        """Return the first value in a conversation, ``MISSING`` if there is none."""
         if self.conversation:
             return conversation.id
         calls = calls_of(self.tool, conversation.calls)
@@ -115,12 +115,12 @@ class Rule(Table):
 
     @property
     def reward(self) -> float:
-        """The reward of the outcome, in [0, 1]."""
+        """Return the reward of the outcome, in [0, 1]."""
         return self.score if self.score is not None else float(self.outcome == "success")
 
 
 class RuleTables(Table):
-    """A whole rule file."""
+    """All tables of a rule file."""
 
     rule: list[Rule] = Field(min_length=1)
     databases: dict[str, Database] = Field(default={})
@@ -130,7 +130,7 @@ class RuleTables(Table):
 class Decision:
     """An outcome with its reward, the rule that matched ("" if none did) and the reason.
 
-    ``failed`` says that it is unknown only because a database or a judge did not answer.
+    ``failed`` says that the outcome is unknown only because a database or a judge did not answer.
     """
 
     outcome: Outcome
@@ -152,7 +152,7 @@ class Rules:
     hash: str = ""
 
     def decide(self, trajectory: Trajectory) -> Decision:
-        """The decision of the first matching rule; never raises because of the content of a conversation."""
+        """Return the decision of the first matching rule; never raises because of the content of a conversation."""
         try:
             conversation = conversation_of(trajectory)
         except AgentsError as error:
@@ -171,7 +171,7 @@ class Rules:
 
 @dataclass
 class _QueryCache:
-    """The queries for one conversation; equal ones run once."""
+    """Runs the queries for one conversation; equal queries run once."""
 
     databases: Databases
     _results: dict[tuple[object, ...], object] = field(default_factory=dict)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class LocalSource:
-    """``EpisodeSource`` over a factory of in-process environments."""
+    """An ``EpisodeSource`` that runs environments, created by ``factory``, in this process."""
 
     def __init__(self, name: str, factory: Callable[[], Environment], *, threads: int = THREADS) -> None:
         self._name = name

@@ -17,7 +17,7 @@ class TrainingError(TracedError):
 
 
 class JobError(TrainingError):
-    """The job cannot be used as it stands."""
+    """The job file, or what it names, cannot be used."""
 
 
 class JobChangedError(TrainingError):
@@ -25,7 +25,7 @@ class JobChangedError(TrainingError):
 
 
 class EnvironmentFailed(TrainingError):
-    """No rollout of an iteration survived its environment."""
+    """Every group of an iteration was lost to infrastructure failures, or the environment could not be started."""
 
 
 class TrainingPaused(TrainingError):

@@ -1,9 +1,9 @@
-"""One training run in this process: from a job to an adapter directory.
+"""Run one training job in this process, from the job to the adapter directory.
 
 Invariants: the base stays frozen, and rollouts are strictly on-policy. They are sampled from a copy of the base whose
 linear layers hold W + scale * B A, computed from the pristine W each time, so errors do not add up. The adapter
-folder (PEFT layout) appears whole, and ``result.json`` after it. Running a job again continues from its newest
-checkpoint, bit for bit on one thread.
+folder (PEFT layout) appears complete by one rename, and ``result.json`` after it. Running a job again continues from
+its newest checkpoint, bit for bit on one thread.
 
 How it fails: ``TrainingError``; checkpoints stay. Not covered: several processes or devices, adapters other than LoRA
 on linear layers.
@@ -146,8 +146,8 @@ def build_trainer(
     model, tokenizer = load_model(ModelFiles(Path(job.model_path).name, Path(job.model_path)))
     length = min(job.max_length, model.config.max_position_embeddings)
     limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
-    # A folded layer is one matrix product where PEFT's takes three: for a small model half of a decode step. The copy
-    # also keeps the trained base from being merged and unmerged, so it cannot drift.
+    # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
+    # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)
     engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
     sampler = Sampler(source, engine.generate, TurnTemplate(tokenizer), portal.call, limits)
@@ -171,7 +171,7 @@ def build_trainer(
             r=job.lora_r, lora_alpha=job.lora_alpha, target_modules=_linear_names(model), task_type="CAUSAL_LM"
         ),
     )
-    # It prints metrics to stdout, which carries the job's reports.
+    # The callback prints metrics to stdout, which carries the job's reports.
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -183,7 +183,7 @@ def _dataset(job: TrainingJob) -> Any:
 
 
 def _arguments(job: TrainingJob) -> GRPOConfig:
-    """The paper's settings (method, section 3) as TRL names them."""
+    """Return the paper's settings (method, section 3) as TRL names them."""
     return GRPOConfig(
         output_dir=str(job.out / "checkpoints"),
         max_steps=job.iterations,
@@ -216,14 +216,17 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
 
 
 def _linear_names(model: Any) -> list[str]:
-    """Names of the base's linear layers, the LM head aside, sorted so that the adapter's config is reproducible."""
+    """Return the names of the base's linear layers without the LM head, sorted for a reproducible adapter config."""
     head = model.get_output_embeddings()
     linear = {name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
     return sorted({name.rpartition(".")[2] for name in linear})
 
 
 def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
-    """Write the adapter folder whole. The base is named, not located, so the folder can be moved and compared."""
+    """Publish the complete adapter folder.
+
+    The adapter's config holds the base's name, not its path, so the folder can be moved and compared.
+    """
     model = trainer.model
     config = model.peft_config["default"]
     config.base_model_name_or_path = Path(job.model_path).name

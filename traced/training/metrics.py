@@ -1,7 +1,7 @@
-"""The files of a training run: ``metrics.jsonl`` (one line per iteration) and ``samples.json`` (rollouts to read).
+"""The files of a training run: ``metrics.jsonl`` (one line per iteration) and ``samples.json`` (rollouts for people).
 
 Invariants: no iteration appears twice in ``metrics.jsonl``; on a resume later lines are dropped, because those
-iterations happen again. ``samples.json`` is replaced whole; it holds the best, the median and the worst rollout of
+iterations are run again. ``samples.json`` is replaced whole; it holds the best, the median and the worst rollout of
 one group of the newest iteration, bounded in size and as valid Unicode.
 """
 

@@ -1,4 +1,4 @@
-"""A training run in a child process: ``train`` starts it, ``python -m traced.training.process JOB.json`` is it.
+"""Run a training job in a child process: ``train`` starts ``python -m traced.training.process JOB.json``.
 
 The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line with its metrics, and the
 value is a ``TrainingResult``. The child dies with its parent; cancelling ``train`` stops it cleanly, then by force,
@@ -70,7 +70,7 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     job = job_from(arguments, "the job")
     resolve_model(job.model_path, job.out)
     source = open_source(job)
-    # Imported here because it takes seconds: a job that cannot run fails before.
+    # Imported here because the import takes seconds: a job that cannot run fails before it.
     from traced.training import grpo
 
     def report_metrics(metrics: Metrics) -> None:

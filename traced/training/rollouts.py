@@ -1,4 +1,4 @@
-"""On-policy rollouts of one iteration, token-exact conversations, and their form for TRL's ``rollout_func``.
+"""Play the on-policy rollouts of one iteration as token-exact conversations, and return rows for TRL.
 
 Invariants: every round asks the engine for all active episodes in one fixed order, so a run is deterministic; a
 sampling seed depends only on (job seed, iteration, group, rollout, turn). A conversation grows by appending and is
@@ -50,7 +50,7 @@ class TurnTemplate:
                 hint="choose a model with a ChatML-like template",
             )
         self.prefix = rendered[: len(rendered) - rendered[::-1].index(self.end)]
-        # A check: fails now for templates that rewrite history, not after the first rollouts.
+        # Only a check: a template that rewrites history fails now, not after the first rollouts.
         self.between([{"role": "user", "content": "u"}])
 
     def first_prompt(self, task: Task) -> list[int]:
@@ -71,7 +71,7 @@ class TurnTemplate:
 
 @dataclass
 class Conversation:
-    """The tokens of one episode: the first prompt, then three lists of equal length."""
+    """The tokens of one episode: the first prompt, then ids, mask and log-probs in three lists of equal length."""
 
     template: TurnTemplate
     prompt_ids: list[int]
@@ -133,7 +133,7 @@ class Rollout:
     failure: Infrastructure | None = None
 
     def fresh_copy(self) -> "Rollout":
-        """Return the same rollout, not yet begun."""
+        """Return a new rollout of the same group, number and seed."""
         return Rollout(self.group, self.number, self.seed)
 
 
@@ -198,7 +198,7 @@ class Sampler:
         rollout.conversation = Conversation(self.template, self.template.first_prompt(task))
 
     def _may_speak(self, rollout: Rollout) -> bool:
-        """Return whether the rollout continues; reaching a limit ends it, and its score stands."""
+        """Return whether the rollout continues; a rollout that reaches a limit ends and is scored."""
         if rollout.done or rollout.failure is not None or rollout.conversation is None:
             return False
         free_tokens = self.limits.max_length - len(rollout.conversation)
@@ -226,7 +226,7 @@ class Sampler:
         assert rollout.conversation is not None
         try:
             step = await self._bounded(rollout.episode.step(rollout.last_message))
-        # The message exceeds what an environment accepts: the agent's fault, so the score stands.
+        # The message exceeds what an environment accepts: the agent's fault, so the episode is scored.
         except AgentFault:
             rollout.done = True
             return
@@ -241,7 +241,7 @@ class Sampler:
         rollout.reward, rollout.success = score.reward, score.success
 
     async def _close(self, rollout: Rollout) -> None:
-        # The score stands; a source that cannot close an episode will fail when the next one opens.
+        # The score is kept; a source that cannot close an episode will fail when the next one opens.
         if rollout.episode is not None:
             with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
                 await self._bounded(rollout.episode.close())
@@ -274,7 +274,7 @@ class RolloutFunction:
     seed: int
     filler: int  # a token id for the row of a rollout that never got a token
     synchronise: Callable[[Any], None]  # gives the sampling engine the trained model's current weights
-    on_played: Callable[[int, list[Rollout]], None]  # told the number of the iteration, from 1, and its rollouts
+    on_played: Callable[[int, list[Rollout]], None]  # gets the number of the iteration, from 1, and its rollouts
     last: Batch = field(init=False)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:

@@ -4,9 +4,9 @@ TRL provides the rollout function's rows, masks and padding, the fused log-probs
 per sequence (``loss_type="grpo"``), gradient clipping, AdamW and resuming. This subclass changes:
 - Advantages use the population deviation (1/K); TRL uses the sample's (1/(K-1)).
 - Groups with equal rewards, or with a lost rollout, leave the batch before the loss, so |B| counts the kept
-trajectories only; TRL keeps them with advantage 0.
-- ``old_per_token_logps`` is the engine's log-prob of each sampled token, as in the paper; TRL without vLLM uses its
-own forward pass, whose ratio is 1 by construction.
+  trajectories only; TRL keeps them with advantage 0.
+- ``old_per_token_logps`` is the engine's log-prob of each sampled token, as in the paper; TRL without vLLM uses its own
+  forward pass, whose ratio is 1 by construction.
 - One TRL step is one iteration, run in micro-batches of bounded size, sorted by length.
 - Checkpoints appear by rename, and only the newest is kept.
 
@@ -29,7 +29,7 @@ from trl import GRPOTrainer
 from traced.core.files import publish_folder
 from traced.training.rollouts import RolloutFunction
 
-EPSILON = 1e-4  # TRL's; keeps the quotient finite
+EPSILON = 1e-4  # as in TRL; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
 PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
 CHECKPOINT = "checkpoint"
@@ -45,10 +45,9 @@ class Advantages:
 
 
 def group_advantages(rewards: Sequence[float | None], size: int) -> Advantages:
-    """(r - mean) / (population deviation + 1e-4) within consecutive groups of ``size`` rewards in [0, 1].
+    """Return (r - mean) / (population deviation + 1e-4) within consecutive groups of ``size`` rewards in [0, 1].
 
-    Source: GRPO, arXiv 2402.03300. Groups with equal rewards or a lost rollout (None) are masked and have advantage
-    0.
+    Source: GRPO, arXiv 2402.03300. Groups with equal rewards or a lost rollout (None) are masked and have advantage 0.
     """
     grouped = torch.tensor([float("nan") if r is None else r for r in rewards], dtype=torch.float64).view(-1, size)
     is_lost = grouped.isnan().any(dim=1)
@@ -164,7 +163,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         return rows
 
     def _prepare_inputs(self, generation_batch: Batch) -> Batch:
-        """Return micro-batches as they are; TRL's buffering over accumulation steps is not used."""
+        """Return the batch unchanged; TRL's buffering over accumulation steps is not used."""
         return generation_batch
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -225,7 +224,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         return weighted / max(1, sum(self._chunk_tokens))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Publish adapter, optimizer, scheduler, RNG and trainer state whole, then remove older checkpoints."""
+        """Publish adapter, optimizer, scheduler, RNG and trainer state as one folder, then remove older checkpoints."""
         folder = Path(self.args.output_dir)
         name = f"{CHECKPOINT}-{self.state.global_step}"
 

@@ -1,11 +1,12 @@
-"""Approvals: the adapters that wait for a decision, the evidence for each, and the decision itself.
+"""The Approvals screen: the adapters that wait for a decision, the evidence for each, and the decision itself.
 
-A line on top offers the prompts that suffice for a capability without an adapter, with their texts and gates to read.
+A line at the top lists the prompts that suffice for a capability without an adapter; their texts and gates can be read.
 
-Invariants: a decision is made in a dialog that names the adapter, on the figures that were on the screen; the daemon
-refuses it where they are outdated or somebody else was first. Decisions of others are notified. A read-only connection
-offers no action. Not covered: adapters that are live (Serving rolls them back), and writing a prompt into a file
-(``traced show patch ID --into FILE``), because the reader may sit at another machine than the daemon's.
+Invariants: a decision is made in a dialog that names the adapter, and is based on the figures that were on the screen;
+the daemon refuses it if they are outdated or somebody else was first. The user is notified of decisions by others. A
+read-only connection offers no decision. Not covered: rollbacks of live adapters (``tui.screens.serving``), and writing
+a prompt into a file (``traced show patch ID --into FILE``), because the reader may use another machine than the
+daemon's.
 """
 
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ STATUS_LABELS = {
     "rejected": ("✗ rejected", "red"),
     "not passed": ("– not passed", "dim"),
 }
-MAX_OFFERS = 3  # prompts that have a line
-PROMPT_LIMIT = 20_000  # characters of a prompt
+MAX_OFFERS = 3  # prompts that are listed, a line each
+PROMPT_LIMIT = 20_000  # maximum characters of a prompt that are shown
 SIDES = {"prompt": ("base", "prompt"), "adapter": ("base", "adapter"), "comparison": ("adapter", "prompt")}
 ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 NOBODY = "There are no adapters to decide yet: an adapter is listed here as soon as its gate has passed."
@@ -51,12 +52,12 @@ class ApprovalsData:
 
     all: list[ApprovalView]
     case: Case | None
-    paused: bool = False  # the service
-    prompts: Sequence[PatchView] = ()  # that fix their capability, newest first
+    paused: bool = False  # whether the service is paused
+    prompts: Sequence[PatchView] = ()  # patches that fix their capability, newest first
 
 
 class Approvals(Live):
-    """The screen of adapters that wait or were decided, and of the evidence for the one under the cursor."""
+    """The screen of pending and decided adapters, with the evidence for the adapter under the cursor."""
 
     TITLE_TEXT = "Approvals"
     CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle", "pause", "resume")
@@ -93,7 +94,7 @@ class Approvals(Live):
         self._dialog: Decision | None = None
 
     def contents(self) -> ComposeResult:
-        """The adapters, and the case of the selected one."""
+        """Yield the prompts that suffice, the adapters, and the case of the selected adapter."""
         yield Static("", id="offered", markup=False)
         with Container(id="desk"):
             yield OpenableTable("adapter", "status", id="adapters")
@@ -106,7 +107,7 @@ class Approvals(Live):
                 yield Static("", id="decided", markup=False)
 
     async def load(self, client: Client) -> ApprovalsData:
-        """Request all adapters, and the case of the selected one."""
+        """Request all adapters, the case of the selected one, and the prompts that suffice."""
         approvals = await client.approvals.list()
         prompts = fixing_patches(await client.prompts.list())
         names = [approval.name for approval in approvals]
@@ -158,7 +159,7 @@ class Approvals(Live):
         self.changed()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Go on from an adapter to its episodes; read both episodes of a pair."""
+        """Focus the pairs of the selected adapter, or open both episodes of the selected pair."""
         case, key = self._data.case, event.row_key.value
         if event.data_table.id == "adapters":
             self.query_one("#pairs" if case and (case.improved or case.harmed) else "#case").focus()
@@ -181,7 +182,7 @@ class Approvals(Live):
         return parameters != ("more",) or case.gates[0].rounds < case.looks
 
     def action_read_prompts(self) -> None:
-        """Show the texts, and how to take them."""
+        """Show the texts of the prompts, and how to use them."""
         self.app.push_screen(Patches(self._data.prompts))
 
     def action_decide(self, action_key: str) -> None:
@@ -236,13 +237,13 @@ class Approvals(Live):
 
 
 class Pairs(OpenableTable):
-    """Episodes of the same task, by the base and by the adapter."""
+    """The table of pairs: two episodes of the same task, by the base model and by the adapter."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Read both")]
 
 
 class Patches(ModalScreen[None]):
-    """The prompts that suffice: what the gates say of each, its text, and how to use it."""
+    """A page with the prompts that suffice: the gates' answers on each, its text, and how to use it."""
 
     AUTO_FOCUS = "VerticalScroll"
     DEFAULT_CSS = """
@@ -258,7 +259,7 @@ class Patches(ModalScreen[None]):
         self._patches = patches
 
     def compose(self) -> ComposeResult:
-        """One prompt below the other."""
+        """Yield the prompts, one below the other."""
         with VerticalScroll():
             for patch in self._patches:
                 yield Static(patch_text(patch), markup=False)
@@ -282,7 +283,7 @@ def _key(pair: PairView) -> str:
 
 
 def fixing_patches(patches: Sequence[PatchView]) -> list[PatchView]:
-    """Patches whose newest result fixes their capability; ``patches`` come newest first."""
+    """Return the newest patch of each capability, if it fixes the capability; ``patches`` come newest first."""
     last: dict[str, PatchView] = {}
     for patch in patches:
         last.setdefault(patch.capability, patch)
@@ -290,7 +291,7 @@ def fixing_patches(patches: Sequence[PatchView]) -> list[PatchView]:
 
 
 def offer(patch: PatchView) -> Text:
-    """One line: the prompt's capability and its effect."""
+    """Return a line with the prompt's capability and its effect."""
     text = Text("✓ a prompt is enough", "green")
     text.append(f" for {sanitize_line(patch.capability, 60)}", "bold")
     change = next(
@@ -303,7 +304,7 @@ def offer(patch: PatchView) -> Text:
 
 
 def patch_text(patch: PatchView) -> Text:
-    """One prompt in full."""
+    """Return a prompt in full: its effect, its gates, its text, and how to use it."""
     text = offer(patch)
     text.append(
         f"\npatch {patch.id[:12]} of cycle {sanitize_line(patch.cycle_id, 60)}, {patch.at:%m-%d %H:%M}\n", "dim"

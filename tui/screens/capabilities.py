@@ -1,8 +1,8 @@
-"""Capabilities: the list on top; below it the texts, labels, cited messages and cycles of the chosen one.
+"""The Capabilities screen: a list; below it the texts, labels, cited messages and cycles of the selected capability.
 
-Invariants: the panels show one capability in one cycle, the newest unless another one was chosen. Moving the cursor
+Invariants: the panels show one capability in one cycle, the newest unless another one was selected. Moving the cursor
 requests another capability and drops the previous request. Labels never change, so each table is requested once and the
-last ``TABLES`` are kept. Where there is room all panels are in sight, otherwise the one whose key was pressed last.
+last ``TABLES`` are kept. If there is room all panels are visible, otherwise the one that was focused last.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ LEGEND = f"{SIGNS['lacking']} lacking  {SIGNS['present']} present  {SIGNS['na']}
 
 @dataclass(frozen=True)
 class CapabilityDetail:
-    """A capability over its cycles and in one of them, with the first of its cited messages."""
+    """A capability over its cycles and in one of them, with the first pages of its cited messages."""
 
     history: CapabilityHistory
     inside: CapabilityInCycle
@@ -45,14 +45,14 @@ class CapabilityDetail:
 
 @dataclass(frozen=True)
 class CapabilitiesData:
-    """All capabilities, and the one that was chosen when they were asked for."""
+    """The daemon's response: all capabilities, and the detail of the one that was selected at the request."""
 
     capabilities: list[CapabilityView]
     detail: CapabilityDetail | None
 
 
 class Capabilities(Live):
-    """The screen of all capabilities, and of the chosen one in one cycle."""
+    """The screen of all capabilities, and of the selected one in one cycle."""
 
     TITLE_TEXT = "Capabilities"
     CONCERNS = ("stage", "cycle", "approve", "reject", "rollback", "canary")
@@ -93,13 +93,13 @@ class Capabilities(Live):
         super().__init__()
         self._capabilities: dict[str, CapabilityView] = {}
         self._selected_name: str | None = None
-        self._cycle: str | None = None  # None: the newest
+        self._cycle: str | None = None  # None: the newest cycle
         self._detail: CapabilityDetail | None = None
         self._front = "about"
         self._tables: dict[tuple[str, str], tuple[CapabilityInCycle, CitedMessages]] = {}
 
     def contents(self) -> ComposeResult:
-        """The list, what is chosen, and its panels."""
+        """Yield the list, the heading of the selected capability, and its panels."""
         yield OpenableTable("capability", "Δ", "cov.", "runs", "α", "state", "adapters", id="capabilities")
         yield Static("", id="chosen", markup=False)
         with Container(id="detail"):
@@ -125,7 +125,7 @@ class Capabilities(Live):
             self.query_one(part).display = False
 
     async def load(self, client: Client) -> CapabilitiesData:
-        """All capabilities, and what is below."""
+        """Request all capabilities, and the detail of the selected one."""
         capabilities = by_gap(await client.capabilities.list())
         names = {capability.name: capability for capability in capabilities}
         selected = self._selected_name if self._selected_name in names else next(iter(names), None)
@@ -174,7 +174,7 @@ class Capabilities(Live):
             table.point_at(self._selected_name)
 
     def on_resize(self, event: Resize) -> None:
-        """Names have what is left of the width."""
+        """Fit the list and the headings to the new width."""
         if self._capabilities:
             self.call_after_refresh(self._fit)
 
@@ -264,7 +264,7 @@ class Capabilities(Live):
         return self.has_class("-narrow") or self.has_class("-short")
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Another capability, another cycle, or another message."""
+        """Show the capability, the cycle or the message under the cursor."""
         key = event.row_key.value
         if event.data_table.id == "capabilities" and key != self._selected_name and key in self._capabilities:
             self._selected_name, self._cycle = key, None
@@ -276,14 +276,14 @@ class Capabilities(Live):
             self._load_more_messages()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Go down from a capability; read a message."""
+        """Focus the panel of the selected capability, or open the selected message."""
         if event.data_table.id == "capabilities":
             self.action_panel(self._front)
         elif event.data_table.id == "cited" and (message := self._message()) is not None:
             self._open(message.trajectory, message.index)
 
     def on_label_grid_pointed(self) -> None:
-        """Say what is under the cursor."""
+        """Describe the label under the cursor."""
         label, text = self.query_one("#cell", Static), Text(no_wrap=True, overflow="ellipsis")
         if (cell := self.query_one(LabelGrid).cell) is not None and self._detail is not None:
             row, place = cell
@@ -296,7 +296,7 @@ class Capabilities(Live):
         label.update(text)
 
     def on_label_grid_chosen(self) -> None:
-        """Read what the cell cites."""
+        """Open the message that the cell cites, if it cites one."""
         if (cell := self.query_one(LabelGrid).cell) is not None:
             row, place = cell
             index = row.cited[place]
@@ -339,7 +339,7 @@ class Capabilities(Live):
             self._show_cited(loaded)
 
     def action_panel(self, name: str) -> None:
-        """Bring a panel to the front, and go there."""
+        """Bring a panel to the front and focus it."""
         self._bring(name)
         inside = {"about": "#about", "labels": "#grid", "messages": "#cited", "history": "#cycles"}
         self.query_one(inside[name]).focus()

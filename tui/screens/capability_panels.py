@@ -46,28 +46,28 @@ TAIL = 18
 
 
 def state_cell(state: CapabilityStatus) -> Text:
-    """A state as its symbol and its name."""
+    """Return a table cell with the symbol and the name of a state."""
     sign, style = STATE_SIGNS[state]
     return cell(f"{sign} {state}", style)
 
 
 def gap(value: float | None) -> str:
-    """The contrastive gap with its sign."""
+    """Format the contrastive gap with its sign."""
     return "    –" if value is None else f"{value:+.2f}"
 
 
 def share(value: float | None) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return "   –" if value is None else f"{100 * value:3.0f} %"
 
 
 def tail(cycle_id: str) -> str:
-    """The end of a cycle's id: the beginnings are alike."""
+    """Return the end of a cycle's id, because the beginnings are alike."""
     return cycle_id if len(cycle_id) <= TAIL else "…" + cycle_id[-TAIL:]
 
 
 def by_gap(capabilities: Sequence[CapabilityView]) -> list[CapabilityView]:
-    """Sort by newest cycle, then retained ones, then the widest gap."""
+    """Sort by newest cycle (in the given order), then retained capabilities first, then the widest gap first."""
     cycles = {capability.newest.cycle_id: place for place, capability in reversed(list(enumerate(capabilities)))}
 
     def place(capability: CapabilityView) -> tuple[int, bool, float, str]:
@@ -79,7 +79,7 @@ def by_gap(capabilities: Sequence[CapabilityView]) -> list[CapabilityView]:
 
 
 def capability_row(capability: CapabilityView, width: int) -> Row:
-    """A capability's row on a screen of ``width`` columns."""
+    """Return a capability's row on a screen of ``width`` columns."""
     finding, roomy = capability.newest, width >= ROOMY
     delta, coverage = gap(finding.delta), share(finding.coverage)
     if roomy:
@@ -106,7 +106,7 @@ def _adapter(mark: AdapterMark, *, words: bool) -> str:
 
 
 def finding_row(finding: FindingView, *, is_selected: bool) -> Row:
-    """A cycle's row in the history."""
+    """Return a cycle's row in the history."""
     cells = [
         cell(f"{'▸' if is_selected else ' '} {tail(finding.cycle_id)}", "bold" if is_selected else ""),
         cell(f"{gap(finding.delta)} {bar(finding.delta, 6)}"),
@@ -118,7 +118,7 @@ def finding_row(finding: FindingView, *, is_selected: bool) -> Row:
 
 
 def capability_text(capability: CapabilityInCycle, history: CapabilityHistory) -> Text:
-    """What the capability is, what the chosen cycle found, and the adapters."""
+    """Return the capability's texts, the finding of the selected cycle, and the adapters."""
     summary, finding = Text(), capability.finding
     now = next((entry.standing for entry in history.findings if entry.cycle_id == finding.cycle_id), finding.standing)
     summary.append(sanitize_line(capability.title, 100), "bold")
@@ -155,7 +155,7 @@ def capability_text(capability: CapabilityInCycle, history: CapabilityHistory) -
 
 
 def cited_row(message: CitedMessage) -> Row:
-    """A cited message's row."""
+    """Return a cited message's row."""
     votes = [f"✗{len(message.lacking)}"] if message.lacking else []
     votes += [f"■{len(message.present)}"] if message.present else []
     cells = [

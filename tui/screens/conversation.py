@@ -1,8 +1,8 @@
-"""Conversations to read: a stored one, two episodes of a gate side by side, a sample rollout of a training.
+"""Screens with conversations: a stored one, two episodes of a gate side by side, a sample rollout of a training.
 
 A stored conversation can have another trial of its task beside it. Invariants: new labels or outcomes change neither
-what is folded nor the place of reading. When it is opened for a capability, only the citations of that capability are
-marked, and the first of them is chosen at first.
+what is folded nor the scroll position. When a conversation is opened for a capability, only the citations of that
+capability are marked, and the first of them is selected at first.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ from tui.widgets.conversation import Side, Talk
 from tui.widgets.dialogs import export
 from tui.widgets.navigation import READER_BINDINGS
 
-OTHERWISE = {"success": "failure", "failure": "success"}  # the outcome that a trial beside it has
-DETAIL = 400  # characters of an episode's detail
+OTHERWISE = {"success": "failure", "failure": "success"}  # outcome -> outcome of the trial to show beside it
+DETAIL = 400  # maximum characters of an episode's detail
 
 
 @dataclass
@@ -62,22 +62,22 @@ class Conversation(Live):
         super().__init__()
         self.trajectory_id = trajectory_id
         self.capability = capability
-        self._message = message  # where reading begins
+        self._message = message  # the index of the message to begin at
         self.other_id: str | None = None
         self._trajectory: FullTrajectory | None = None
 
     def contents(self) -> ComposeResult:
-        """One side, and room for another."""
+        """Yield the side of the conversation, and a hidden one for another trial."""
         with Horizontal():
             yield Side(id="one")
             yield Side(id="beside")
 
     def on_mount(self) -> None:
-        """Reading begins at the message that was asked for."""
+        """Begin at the requested message."""
         self.query_one("#one Talk", Talk).begin_at = self._message
 
     def news(self, events: list[EventView]) -> None:
-        """Feedback on conversations concerns this screen too."""
+        """Refresh after settled conversations and feedback too."""
         if any(map(tells_of_conversations, events)):
             self.changed()
         super().news(events)
@@ -114,7 +114,7 @@ class Conversation(Live):
         self.dismiss()
 
     def action_beside(self) -> None:
-        """A trial that ended otherwise beside it, or none."""
+        """Show a trial with the other outcome beside this one, or hide the trial that is shown."""
         if self.other_id is not None:
             self._put_beside(None)
             self.query_one("#one Talk", Talk).focus()
@@ -122,11 +122,11 @@ class Conversation(Live):
             self._open_trial(otherwise=True)
 
     def action_another(self) -> None:
-        """The next trial of the task beside it, however it ended."""
+        """Show the next trial of the task beside this one, whatever its outcome."""
         self._open_trial(otherwise=False)
 
     def action_export(self) -> None:
-        """Write it to a file."""
+        """Export the conversation to a file."""
         export(self.app, [self.trajectory_id])
 
     @work(exclusive=True, group="trials")
@@ -166,7 +166,7 @@ class Conversation(Live):
 
 
 class SideBySide(ModalScreen[None]):
-    """Two episodes of the same task, the base's and the adapter's; one above the other where it is narrow."""
+    """Two episodes of the same task, the base's and the adapter's; on a narrow screen one above the other."""
 
     AUTO_FOCUS = "Talk"
     DEFAULT_CSS = """
@@ -186,7 +186,7 @@ class SideBySide(ModalScreen[None]):
         self._title, self._base, self._adapter = title, base, adapter
 
     def compose(self) -> ComposeResult:
-        """One side for each episode."""
+        """Yield one side for each episode."""
         with Container():
             yield Side(self._facts(self._base), blocks(self._base.messages), id="base")
             yield Side(self._facts(self._adapter), blocks(self._adapter.messages), id="adapter")
@@ -203,7 +203,7 @@ class SideBySide(ModalScreen[None]):
 
 
 class RolloutShown(ModalScreen[None]):
-    """One of a group's sample rollouts as a conversation; arrow keys go to the others."""
+    """One of a group's sample rollouts as a conversation; arrow keys show the others."""
 
     AUTO_FOCUS = "Talk"
     DEFAULT_CSS = "RolloutShown > Side { background: $surface; }"
@@ -219,7 +219,7 @@ class RolloutShown(ModalScreen[None]):
         self._samples, self._place = samples, place
 
     def compose(self) -> ComposeResult:
-        """The conversation of the current rollout."""
+        """Yield the conversation of the current rollout."""
         yield Side(self._facts(), blocks(self._samples[self._place].messages))
         yield Footer(compact=True)
 
@@ -243,7 +243,7 @@ class RolloutShown(ModalScreen[None]):
 
 
 def _nearest(trajectory: FullTrajectory, trials: list[TrajectorySummary]) -> list[TrajectorySummary]:
-    """Those of the same cycle and model first."""
+    """Sort the trials: those of the same cycle first, then those of the same model."""
     return sorted(trials, key=lambda trial: (trial.cycle_id != trajectory.cycle_id, trial.model != trajectory.model))
 
 
@@ -278,7 +278,7 @@ def _facts(trajectory: FullTrajectory, capability: str | None) -> Text:
 
 
 def _labels(labels: CapabilityLabels) -> Text:
-    """A capability's verdicts with their counts, the most frequent one first."""
+    """Return a capability's verdicts with their counts, the most frequent one first."""
     counts = Counter(run.verdict for run in labels.runs).most_common()
     mark, colour = VERDICTS.get(counts[0][0] if counts else "", ("·", ""))
     verdicts = ", ".join(f"{sanitize_line(verdict, 20)} {count}/{len(labels.runs)}" for verdict, count in counts)

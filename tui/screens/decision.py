@@ -1,8 +1,8 @@
 """The dialog that decides on an adapter, and the texts of its evidence for the approvals screen.
 
-Invariants: those of ``ReasonDialog``. The button that decides names the adapter and is reached last. When somebody else
-decides meanwhile, the dialog says who and decides nothing. Texts from elsewhere are made safe (``tui.text``). A part
-without stored data says so.
+Invariants: those of ``tui.widgets.dialogs.ReasonDialog``. The button that decides names the adapter and is the last in
+the order of focus. When somebody else decides meanwhile, the dialog says who, and its button is disabled. Texts from
+other sources are made safe (``tui.text``). A part without stored data says so.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from tui.text import cell, sanitize_line
 from tui.widgets.dialogs import ReasonDialog
 from tui.widgets.forest_plot import MARKS, points
 
-MAX_TASKS = 6  # tasks that were lost, by name
+MAX_TASKS = 6  # lost tasks that are listed by name
 POLICIES: tuple[tuple[Policy, str], ...] = (
     ("immediate", "immediate: all conversations of its capability, from now on"),
     ("canary", "canary: a growing share of them, tested on feedback"),
@@ -29,7 +29,7 @@ POLICIES: tuple[tuple[Policy, str], ...] = (
 
 @dataclass(frozen=True)
 class Action:
-    """A kind of decision: what it does, in words."""
+    """A kind of decision: its key, and the words for it and for its effect."""
 
     key: str
     verb: str
@@ -50,7 +50,7 @@ ACTIONS = {
 
 
 class Decision(ReasonDialog):
-    """Confirms a decision on one adapter; ``send`` takes the reason and the policy."""
+    """A dialog that confirms a decision on one adapter; ``send`` gets the reason and the policy."""
 
     DEFAULT_CSS = """
     Decision #overtaken { color: $text-error; display: none; }
@@ -67,13 +67,13 @@ class Decision(ReasonDialog):
         )
 
     def details(self) -> Iterable[Widget]:
-        """The figures that it is decided on."""
+        """Return the figures that the decision is based on, and the effect of the decision."""
         yield Static("", id="overtaken", markup=False)
         yield Static(_figures(self.case))
         yield Static(self._action.effect, markup=False)
 
     def choices(self) -> Iterable[Widget]:
-        """The way in which an adapter goes live."""
+        """Return the promotion policies to choose from, if the decision is an approval."""
         if self.action != "approve":
             return
         yield Static("Promotion policy:", classes="title")
@@ -95,7 +95,7 @@ class Decision(ReasonDialog):
         self.query_one("#confirm", Button).disabled = True
 
     def do(self, reason: str) -> Awaitable[Done]:
-        """The request, with the chosen policy."""
+        """Return the request, with the reason and the chosen policy."""
         return self._send(reason, self._policy())
 
     def _policy(self) -> Policy:
@@ -106,7 +106,7 @@ class Decision(ReasonDialog):
 
 
 class _Way(RadioButton):
-    """A policy to choose; a symbol, and not colour alone, says whether it is chosen."""
+    """A button for a policy; a symbol, and not colour alone, says whether the policy is chosen."""
 
     BUTTON_INNER = "○"
 
@@ -117,7 +117,7 @@ class _Way(RadioButton):
 
 
 def status_text(case: Case, *, paused: bool = False) -> Text:
-    """The adapter's state: pending or decided by whom, and the gate's answers. A paused service plays no round."""
+    """Return the adapter's state and the gate's answers; ``paused`` says that the service plays no round for now."""
     text, name, gate = Text(), sanitize_line(case.adapter.name, 80), case.gates[0]
     text.append(name, "bold")
     if case.asked is not None:
@@ -148,7 +148,7 @@ def status_text(case: Case, *, paused: bool = False) -> Text:
 
 
 def changes_text(case: Case) -> Text:
-    """The numbers of won and lost pairs, and the lost tasks."""
+    """Return the numbers of won and lost pairs, and the lost tasks, for each comparison."""
     if not case.changes:
         return Text("The episodes of its gate are not stored any more.", "dim")
     text = Text()
@@ -159,7 +159,7 @@ def changes_text(case: Case) -> Text:
 
 
 def pair_row(pair: PairView) -> Sequence[Text]:
-    """The cells of a pair's row."""
+    """Return the cells of a pair's row."""
     better = pair.change > 0
     mark, style = ("▲ better", "green") if better else ("▼ worse", "bold red")
     trial = f" #{pair.trial}" if pair.trial else ""
@@ -174,7 +174,7 @@ def pair_row(pair: PairView) -> Sequence[Text]:
 
 
 def lineage(case: Case) -> Text:
-    """From the capability to the cycle, two lines each at most."""
+    """Return the adapter's lineage: capability, environment, training and cycle, in at most two lines each."""
     capability, environment, run = case.capability, case.environment, case.training
     text = Text()
     gap = "not analysed" if capability.delta is None else f"Δ {100 * capability.delta:.0f} points"
@@ -212,7 +212,7 @@ def lineage(case: Case) -> Text:
 
 
 def decisions_text(case: Case) -> Text:
-    """Who decided on it, newest first."""
+    """Return the decisions on the adapter, newest first."""
     text = Text()
     for number, decision in enumerate(case.decisions):
         actor = f"{decision.decision} by {sanitize_line(decision.who, 60)}"

@@ -1,4 +1,4 @@
-"""The dialogs of an episode that a person plays: the seed, the tool, and the tool's arguments as JSON."""
+"""Dialogs for an episode that a person plays: the seed, the tool, and the tool's arguments as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ EMPTY_VALUES: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolea
 
 
 class AskSeed(ModalScreen[int | None]):
-    """Asks for a seed; returns None where the user leaves."""
+    """A dialog that asks for a seed; returns None if the user leaves it."""
 
     DEFAULT_CSS = """
     AskSeed { align: center middle; }
@@ -34,7 +34,7 @@ class AskSeed(ModalScreen[int | None]):
         self._seed = seed
 
     def compose(self) -> ComposeResult:
-        """An input with the last seed."""
+        """Yield an input with the last seed."""
         with Vertical() as frame:
             frame.border_title = "Play an episode by hand"
             frame.border_subtitle = "Enter starts, Esc closes"
@@ -42,13 +42,13 @@ class AskSeed(ModalScreen[int | None]):
             yield Input(str(self._seed), type="integer", max_length=18, compact=True, id="seed")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Begin the episode with the typed seed."""
+        """Return the typed seed, if it is an integer."""
         if event.value.lstrip("+-").isdecimal():
             self.dismiss(int(event.value))
 
 
 class ChooseTool(ModalScreen[int | None]):
-    """Chooses one of the tools; returns its index."""
+    """A dialog to choose one of the tools; returns its index, or None if the user leaves it."""
 
     DEFAULT_CSS = """
     ChooseTool { align: center middle; }
@@ -62,7 +62,7 @@ class ChooseTool(ModalScreen[int | None]):
         self._tools = tools
 
     def compose(self) -> ComposeResult:
-        """The tools' names and descriptions."""
+        """Yield the tools with their names and descriptions."""
         options = OptionList(*(Option(tool_line(tool)) for tool in self._tools))
         options.border_title = "Choose a tool to call"
         options.border_subtitle = "Enter: choose, Esc: back"
@@ -74,7 +74,7 @@ class ChooseTool(ModalScreen[int | None]):
 
 
 class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
-    """Asks for a call's arguments; returns the call, and whether the message is complete."""
+    """A dialog that asks for a call's arguments; returns the call, and whether the message is complete with it."""
 
     DEFAULT_CSS = """
     FillCall { align: center middle; }
@@ -96,7 +96,7 @@ class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
         self._tool = tool
 
     def compose(self) -> ComposeResult:
-        """The tool's parameters, a skeleton of the arguments, and the error line."""
+        """Yield the tool's parameters, a skeleton of the arguments, and the error line."""
         with Vertical() as frame:
             frame.border_title = "A tool call"
             frame.border_subtitle = "^s: send, ^n: add another call, Esc: back"
@@ -122,7 +122,7 @@ class FillCall(ModalScreen[tuple[PlayedCall, bool] | None]):
 
 
 def tool_line(tool: Mapping[str, Any]) -> Text:
-    """A tool as one line: its name, what it takes, what it does."""
+    """Return a tool as one line: its name, its parameters, its description."""
     function, parameters = tool["function"], _parameters(tool)
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(sanitize_line(function["name"], 60), "bold")
@@ -170,7 +170,7 @@ def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def skeleton(schema: Mapping[str, Any]) -> str:
-    """JSON text with every required argument of a tool, in ASCII so that it is safe for the terminal."""
+    """Return JSON text with every required argument of a tool, in ASCII so that it is safe for the terminal."""
     return json.dumps(_sketch({**schema, "type": "object"}, MAX_DEPTH), indent=2)
 
 

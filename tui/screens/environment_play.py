@@ -1,8 +1,8 @@
-"""An episode played by a person in the place of the agent: the conversation, the input, the score.
+"""A panel where a person plays an episode in the place of the agent: the conversation, the input, the score.
 
-Invariants: one message is in flight at a time, and the container is removed as soon as the episode is done. How it
-fails: a failure becomes part of the conversation, and the typed text stays in the input. The episode goes on after a
-lost connection or one of the refusals in ``GOES_ON``; any other refusal ends it.
+Invariants: one message is in flight at a time, and the container is removed as soon as the episode is done. A failure
+is shown in the conversation, and the typed text stays in the input. The episode continues after a lost connection or
+one of the refusals in ``GOES_ON``; any other refusal ends it.
 """
 
 import json
@@ -26,11 +26,11 @@ IDLE = (
 )
 READ_ONLY = "⊘ This connection is read-only: playing an episode needs full access."
 GOES_ON = (HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.CONFLICT, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-LINE_LENGTH = 100  # characters of a tool's JSON that stay on one line
+LINE_LENGTH = 100  # maximum characters of a tool's JSON that is shown on one line
 
 
 class Play(Vertical):
-    """The conversation above, how it stands, what to say below."""
+    """The panel: the conversation, below it the state line and the input for the agent's next message."""
 
     DEFAULT_CSS = """
     Play { height: 1fr; }
@@ -55,7 +55,7 @@ class Play(Vertical):
         self.seed = 0
 
     def compose(self) -> ComposeResult:
-        """An empty conversation, the state line and the input."""
+        """Yield the conversation (at first with instructions), the state line and the input."""
         with VerticalScroll(id="talk"):
             yield Static(READ_ONLY if self.app.read_only else IDLE, classes="said", markup=False)
         yield Static("", id="stands", markup=False)
@@ -75,7 +75,7 @@ class Play(Vertical):
         self.query_one("#say").focus()
 
     async def begin(self, seed: int) -> None:
-        """Start a container and show what an agent sees first."""
+        """Start an episode in a container and show what an agent sees first."""
         if self._busy:
             return
         self.seed, self._sent_count, self._by_now = seed, 0, []
@@ -98,7 +98,7 @@ class Play(Vertical):
         self.take_focus()
 
     async def call(self) -> None:
-        """Have a tool chosen and its arguments filled in; several make one message."""
+        """Let the person choose a tool and fill in its arguments; several calls can make one message."""
         while self._episode is not None and not self._busy:
             if not self._episode.tools:
                 self.app.notify("The task has no tools.", timeout=4)
@@ -116,7 +116,7 @@ class Play(Vertical):
                 return
 
     async def on_input_submitted(self) -> None:
-        """Send what was typed, with the calls that wait."""
+        """Send the typed text with the pending tool calls."""
         await self._send()
 
     async def end(self) -> None:
@@ -228,7 +228,7 @@ class Play(Vertical):
 
 
 def _format_json(text: object, role: str) -> str:
-    """A tool's JSON: on one line where it is short, else over several."""
+    """Format a tool's JSON on one line if it is short, else on several; return other text unchanged."""
     if role != "tool":
         return str(text)
     try:

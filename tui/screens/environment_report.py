@@ -1,8 +1,8 @@
-"""An environment's admission, check by check: failed ones first and open, with measured and required values.
+"""An environment's admission, check by check: failed ones first and expanded, with measured and required values.
 
-Evidence of any shape is shown in full, except for texts longer than ``TEXT`` characters and for policies that keep
-their bounds where others do not, which are counted. Records with the same fields form columns. The verdicts and their
-wording are those of the report.
+Evidence of any shape is shown in full, with two exceptions: texts are cut at ``TEXT`` characters, and if some policies
+exceed a bound, the others are only counted. Records with the same fields form columns. The verdicts and their wording
+are those of the admission report.
 """
 
 import textwrap
@@ -21,7 +21,7 @@ INDENT = 6  # columns left of a line of evidence
 
 
 class Report(Tree[str]):
-    """The checks of one admission; Enter opens and closes one."""
+    """A tree of the checks of one admission; Enter expands or collapses a check."""
 
     DEFAULT_CSS = "Report { padding: 0 1; } Report > .tree--guides { color: $panel-lighten-2; }"
     ICON_NODE = "▸ "
@@ -36,13 +36,13 @@ class Report(Tree[str]):
         self._width = 0
 
     def put(self, admission: AdmissionView) -> None:
-        """Show this one; nothing moves where it is shown already."""
+        """Show this admission; if it is shown already, nothing changes."""
         if self._admission is None or self._admission.id != admission.id:
             self._admission = admission
             self._fill({check.name for check in admission.checks if not check.passed}, "")
 
     def on_resize(self, event: Resize) -> None:
-        """Long texts are broken for the width."""
+        """Wrap long texts to the new width."""
         if self._admission is not None and event.size.width != self._width:
             node = self.cursor_node
             while node is not None and node.parent is not None and node.parent is not self.root:
@@ -51,7 +51,7 @@ class Report(Tree[str]):
             self._fill({node.data or "" for node in self.root.children if node.is_expanded}, at)
 
     def _fill(self, open_names: set[str], at: str) -> None:
-        """All checks anew, some of them open, with the cursor on one."""
+        """Rebuild the tree, expand the checks in ``open_names``, and put the cursor on the check ``at``."""
         assert self._admission is not None
         self._width = self.size.width
         self.clear()
@@ -93,7 +93,7 @@ def _figures_line(check: CheckView) -> str:
 
 
 def check_lines(check: CheckView, width: int) -> Iterator[Text]:
-    """What the check is about, what to change, what was measured and what happened, line by line, for a width."""
+    """Yield the lines on a check: what it is about, what to change, what was measured and what happened."""
     if check.means:
         yield Text(sanitize_line(check.means), "dim italic")
     for sentence in check.advice:
@@ -110,7 +110,7 @@ def check_lines(check: CheckView, width: int) -> Iterator[Text]:
 
 
 def _panel(panel: PanelView) -> Iterator[Text]:
-    """The policies that exceed a bound and the number of others; all policies where none does."""
+    """Yield the policies that exceed a bound and the number of the others, or all policies if none does."""
     rows = panel.over or panel.others
     names = {name: sanitize_line(name, 30) for name in rows}
     name_width = max([len("policy"), *map(len, names.values())])
@@ -136,7 +136,7 @@ def _example(example: ExampleView, width: int) -> Iterator[Text]:
 
 
 def evidence_lines(evidence: Mapping[str, Any], bounds: Mapping[str, BoundView], width: int) -> Iterator[Text]:
-    """What was measured, line by line, for a width."""
+    """Yield the lines on what was measured, wrapped to ``width`` characters."""
     records = {name: value for name, value in evidence.items() if isinstance(value, dict) and value}
     columns = list(next(iter(records.values()), {}))
     is_table = len(records) > 1 and all(list(value) == columns for value in records.values())

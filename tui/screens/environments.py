@@ -1,8 +1,8 @@
-"""Environments: the list, newest first, and for each one its admission report, its source and an episode to play.
+"""The Environments screen: a list, newest first, and for each one its admissions, its source and an episode to play.
 
-Invariants: an episode needs a seed from a person, and leaving while one runs needs a confirmation. A source is shown as
-safe text, coloured by a lexer that runs nothing. Only its lines in sight are rendered, so that a long one scrolls as
-fast as a short one. Not covered: source in other languages than Python.
+Invariants: a person enters the seed of an episode, and confirms its end before leaving. A source is shown as safe text,
+coloured by a lexer that executes nothing. Only its visible lines are rendered, so that a long source scrolls as fast as
+a short one. Not covered: source in other languages than Python.
 """
 
 from typing import ClassVar
@@ -32,7 +32,7 @@ from tui.widgets.tables import KeyedTable, OpenableTable, Row
 PAGE = 200  # environments of one request
 # Characters of a source that are shown. Admission accepts 256 KiB, so this cuts nothing that was admitted.
 SOURCE_LIMIT = 400_000
-FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}  # what has the focus in each tab
+FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}  # the widget to focus in each tab
 UNCHECKED = "No admission has checked it yet."
 STYLES: dict[AdmissionStatus, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
 MARKS: dict[AdmissionStatus, str] = {"admitted": "✓", "refused": "✗", "unchecked": "·"}
@@ -40,7 +40,7 @@ NONE_YET = "No environments yet: the stage “synthesize” of a cycle writes th
 
 
 class Environments(Live):
-    """The screen of all environments: a table, and the one under the cursor in a few lines."""
+    """The screen of all environments: a table, and a summary of the environment under the cursor."""
 
     TITLE_TEXT = "Environments"
     CONCERNS = ("stage", "cycle", "upkeep", "missed")
@@ -54,7 +54,7 @@ class Environments(Live):
         self._has_more = False
 
     def contents(self) -> ComposeResult:
-        """The table above, the one under the cursor below."""
+        """Yield the table, and the summary of the environment under the cursor."""
         yield OpenableTable(
             "status", "capability", "environment", "failed", "adapters", "cycle", "created", "by", id="environments"
         )
@@ -103,7 +103,7 @@ class Environments(Live):
 
 
 class Environment(Live):
-    """One environment on a screen of its own: report, source and play, a tab each."""
+    """The screen of one environment, with a tab each for the report, the source and play."""
 
     AUTO_FOCUS = "#report"
     TITLE_TEXT = "Environment"
@@ -128,10 +128,10 @@ class Environment(Live):
         super().__init__()
         self._environment = environment
         self._case: EnvironmentCase | None = None
-        self._admission = 0  # which of them, from the newest
+        self._admission = 0  # index of the shown admission; 0 is the newest
 
     def contents(self) -> ComposeResult:
-        """The environment's facts above the tabs."""
+        """Yield the environment's facts, and the tabs."""
         yield Static("", id="case")
         with TabbedContent(id="tabs"):
             with TabPane("Report", id="report-tab"):
@@ -174,7 +174,7 @@ class Environment(Live):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an episode is played here."""
+        """Whether an episode is being played on this screen."""
         return any(play.running for play in self.query(Play))
 
     @property
@@ -194,7 +194,7 @@ class Environment(Live):
         return not self._play.running if action == "back" else True
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """Keys go to what is shown."""
+        """Update the keys, and focus the input of a running episode when the play tab is shown."""
         self.refresh_bindings()
         if event.pane.id == "play-tab" and self._play.running:
             self._play.take_focus()
@@ -205,14 +205,14 @@ class Environment(Live):
         self.query_one(FOCUS[tab]).focus()
 
     def action_older(self) -> None:
-        """The admission before this one, and the newest after the oldest."""
+        """Show the next older admission, or after the oldest one the newest."""
         assert self._case is not None
         self._admission = (self._admission + 1) % len(self._case.admissions)
         self._show_admission()
 
     @work(group="asked")
     async def action_play(self) -> None:
-        """Open the play tab, and begin an episode where none runs."""
+        """Open the play tab, and begin an episode if none is running."""
         self.action_tab("play-tab")
         if self._play.running:
             self._play.take_focus()
@@ -228,7 +228,7 @@ class Environment(Live):
 
     @work(group="asked")
     async def action_end(self) -> None:
-        """End the episode, once a person has said so."""
+        """End the episode after a confirmation."""
         if await self.app.push_screen_wait(
             Question("End the episode?", "The container is removed. The score is that of the present state.")
         ):
@@ -240,7 +240,7 @@ class Environment(Live):
 
 
 class Source(ScrollView, can_focus=True):
-    """Source code with line numbers and the theme's colours, of any length; ``put`` shows one."""
+    """A view of source code of any length, with line numbers and the theme's colours; ``put`` sets the source."""
 
     DEFAULT_CSS = "Source { height: 1fr; text-wrap: nowrap; }"
 
@@ -250,7 +250,7 @@ class Source(ScrollView, can_focus=True):
 
     @work(thread=True, exclusive=True)
     def put(self, source: str) -> None:
-        """Show it; colouring a long one takes half a second, beside the loop."""
+        """Show the source; a thread does it, because highlighting a long source takes half a second."""
         text = sanitize_block(source, SOURCE_LIMIT).removesuffix("\n")
         coloured = highlight(text, language="python", tab_size=4).split("\n", allow_blank=True)
         digits = len(str(len(coloured)))
@@ -265,7 +265,7 @@ class Source(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """One of the lines in sight."""
+        """Return line ``y`` of the visible part."""
         across, down = self.scroll_offset
         width = self.scrollable_content_region.width
         if y + down >= len(self._lines):

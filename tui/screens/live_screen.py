@@ -1,10 +1,10 @@
-"""The base of all screens: it requests its data from the daemon, and again when an event makes them stale.
+"""The base of all screens: it requests its data from the daemon, and again when an event makes them outdated.
 
 Invariants: a screen requests its data when it is first shown, when an event concerns it and when the daemon is back,
-never by a clock. One request is in flight; events meanwhile lead to one more. A screen behind another one waits until
-it comes to the front. How it fails: the screen says that it loads until the first response, and shows a refusal, with
-its remedy, above the last contents. A key to point at that the new data lack is reported as not listed. Subclasses
-define ``CONCERNS``, ``load`` and ``show``.
+never periodically. At most one request is in flight; events during the request lead to one more. A screen behind
+another one requests nothing until it comes to the front. Until the first response the screen says that it is loading.
+It shows a refusal, with the remedy, above the last contents. If the new data lack the key to select, the screen
+notifies the user that it is not listed. Subclasses define ``CONCERNS``, ``load`` and ``show``.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from tui.widgets.tables import KeyedTable
 # Changes within this time lead to one request.
 SOON_S = 0.15
 NOBODY = "No daemon is running yet: start it with traced up. This screen is filled as soon as it answers."
-WIDTHS = [(0, "-narrow"), (110, "-wide")]  # columns from which a screen has a class
+WIDTHS = [(0, "-narrow"), (110, "-wide")]  # the least number of columns for each CSS class
 
 
 class Live(Screen[None]):
@@ -34,7 +34,7 @@ class Live(Screen[None]):
 
     AUTO_FOCUS = "KeyedTable"
     TITLE_TEXT: ClassVar[str] = ""
-    CONCERNS: ClassVar[tuple[str, ...]] = ()  # beginnings of the kinds of events; "" is every kind
+    CONCERNS: ClassVar[tuple[str, ...]] = ()  # beginnings of event kinds; "" matches every kind
 
     app: ConnectedApp
 
@@ -43,10 +43,10 @@ class Live(Screen[None]):
         self._stale = True
         self._load_scheduled = False
         self.is_loaded = False
-        self._pointing = ""  # what to put the cursor on once it is shown
+        self._pointing = ""  # the key to select once it is listed
 
     def compose(self) -> ComposeResult:
-        """The state line, the contents, and the footer."""
+        """Yield the state line, the contents, and the footer."""
         yield TopLine()
         # A screen that was pushed over another one is left with Escape, so it needs no list of screens.
         if self.TITLE_TEXT in self.app.titles:
@@ -56,11 +56,11 @@ class Live(Screen[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def contents(self) -> Iterable[Widget]:
-        """The screen's own widgets."""
+        """Return the screen's own widgets."""
         return ()
 
     async def load(self, client: Client) -> Any:
-        """Request the screen's data from the daemon."""
+        """Request the screen's data from the daemon and return them."""
         raise NotImplementedError
 
     def show(self, data: Any) -> None:
@@ -91,13 +91,13 @@ class Live(Screen[None]):
             self.set_timer(SOON_S if self.is_loaded else 0.001, self._ask)
 
     def point_at(self, key: str) -> None:
-        """Put the cursor on the thing of this key, now or with the next answer, which is asked for; "" is nothing."""
+        """Select the item with this key, now or after a new request; "" selects nothing."""
         self._pointing = key
         if key and not self._point():
             self.changed()
 
     def _point(self) -> bool:
-        """Put the cursor on the pending key; False where no table has it."""
+        """Put the cursor on the row of the pending key; return False if no table has it."""
         match = next((table for table in self.query(KeyedTable) if table.point_at(self._pointing)), None)
         if match is not None:
             self._pointing = ""
@@ -105,7 +105,7 @@ class Live(Screen[None]):
         return match is not None
 
     def note(self, text: str) -> None:
-        """A line above the contents; "" takes it away."""
+        """Show a line above the contents; "" hides it."""
         line = self.query_one("#note", Static)
         line.update(text)
         line.display = bool(text)

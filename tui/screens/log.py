@@ -1,8 +1,9 @@
-"""Log: events as they come, newest last, filtered; Enter opens the subject of an event.
+"""The Log screen: events as they arrive, newest last, with filters; Enter opens the subject of an event.
 
-Invariants: at most ``KEPT`` events are held, and a batch of events is one update. While following, the cursor is on the
-newest. Moving the cursor up stops that; new events are then counted, and shown when following resumes. Older events are
-requested when the cursor nears the top. Events that the daemon does not store (progress, devices) are not listed.
+Invariants: at most ``MAX_EVENTS`` events are held, and a batch of events is one update. While the list follows, the
+cursor is on the newest event. Moving the cursor up stops following; new events are then counted, and shown when
+following resumes. Older events are requested when the cursor nears the top. Events that the daemon does not store
+(progress, devices) are not listed.
 """
 
 import json
@@ -25,9 +26,9 @@ from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.lines import Lines
 from tui.widgets.tables import Row
 
-PAGE, MAX_EVENTS = 300, 1000  # events that are asked for at once, and held
-NEAR = 5  # rows from the top at which older ones are asked for
-VALUE = 2000  # characters of one value in the pane
+PAGE, MAX_EVENTS = 300, 1000  # events of one request, and the most that are held
+NEAR = 5  # rows from the top at which older events are requested
+VALUE = 2000  # maximum characters of one value in the pane
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 BAD, GOOD, NOTABLE = ("fail", "parked", "cannot"), ("finished", "approve"), ("waiting", "reject", "pause", "rollback")
 
@@ -69,7 +70,7 @@ class Log(Live):
         self._beginning = False
 
     def contents(self) -> ComposeResult:
-        """The filters, the state, the events, and the selected event in full."""
+        """Yield the filters, the state, the events, and the selected event in full."""
         with Horizontal(id="bar"):
             yield Input(placeholder="start of the kind", id="kind", compact=True)
             yield Input(placeholder="part of the text", id="filter", compact=True)
@@ -80,7 +81,7 @@ class Log(Live):
                 yield Static("", id="event", markup=False)
 
     async def load(self, client: Client) -> list[EventView] | None:
-        """The newest matching events; None while the list does not follow."""
+        """Request the newest matching events; return None while the list does not follow."""
         if not self._is_following and self._events:
             return None
         return await client.last_events(limit=PAGE, kind=self._kind, text=self._text)
@@ -168,7 +169,7 @@ class Log(Live):
 
     @work(group="older", exclusive=True)
     async def _load_older(self, before_seq: int) -> None:
-        """Put older events above; the newest ones beyond the bound are dropped until the list follows again."""
+        """Load older events above; the newest beyond ``MAX_EVENTS`` are dropped until the list follows again."""
         try:
             kind, text = self._kind, self._text
             page = await self.app.client.last_events(limit=PAGE, before=before_seq, kind=kind, text=text)
@@ -193,7 +194,7 @@ class Log(Live):
         return self._events.get(int(key)) if key else None
 
     def _opens(self, event: EventView) -> tuple[str, str] | None:
-        """The first screen and key that show the event's subject."""
+        """Return the first screen, and the key there, that show the event's subject."""
         return next((place for place in places(event) if self.app.has(place[0])), None)
 
     def on_lines_opened(self) -> None:
@@ -218,15 +219,15 @@ class Log(Live):
         self.query_one("#events").focus()
 
     def action_filter(self) -> None:
-        """Type a part of what is searched for."""
+        """Focus the filter for a part of the text."""
         self.query_one("#filter").focus()
 
     def action_kind(self) -> None:
-        """Type the beginning of a kind."""
+        """Focus the filter for the beginning of a kind."""
         self.query_one("#kind").focus()
 
     def action_back(self) -> None:
-        """From a filter to the events; from the events to all of them."""
+        """Focus the events; if they have the focus already, clear the filters."""
         table = self.query_one("#events", Events)
         if not table.has_focus:
             table.focus()
@@ -242,7 +243,7 @@ class Log(Live):
 
 
 class Events(Lines):
-    """The events; Enter opens what one is about."""
+    """The list of events; Enter opens the subject of the selected event."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("end,ctrl+end,G", "screen.follow(True)", "Newest", show=False)]
 
@@ -267,7 +268,7 @@ def _compact_json(value: Any) -> str:
 
 
 def _event_table(event: EventView, opens: tuple[str, str] | None) -> Table:
-    """An event's fields as a table, and the screen that Enter opens."""
+    """Return an event's fields as a table, and the screen that Enter opens."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -287,7 +288,7 @@ def _event_table(event: EventView, opens: tuple[str, str] | None) -> Table:
 
 
 def _flat(detail: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as one mapping from dotted path to value."""
+    """Return nested objects as one mapping from dotted path to value."""
     flattened: dict[str, Any] = {}
     for name, value in detail.items():
         path = f"{prefix}{name}"

@@ -1,9 +1,9 @@
-"""Overview: pending decisions, the cycle, the machine, the router, and the success rates over time.
+"""The Overview screen: pending decisions, the cycle, the machine, the router, and the success rates over time.
 
-Invariants: the status is requested after every event. The costly data (parts, router, rates) are requested at first,
-after events that may change them, and when the daemon is back. Devices and router health arrive on the event stream.
-What does not fit is scrolled to, with the keyboard too. The cycle is the newest one, or an older one that a person has
-opened, which stays until Escape.
+Invariants: the status is requested after every event except progress, devices and router health. The costly data
+(parts, router, rates) are requested at first, after events that may change them, and when the daemon is back. Devices
+and router health arrive on the event stream. Contents that do not fit can be scrolled to, also with the keyboard. The
+cycle is the newest one, or an older one that a person has opened, which is shown until Escape is pressed.
 """
 
 from dataclasses import dataclass, field
@@ -42,9 +42,9 @@ from tui.widgets.pipeline import pipeline
 from tui.widgets.plots import plotted
 from tui.widgets.tables import KeyedTable, OpenableTable, Row
 
-# Kinds of events after which more than the status is requested.
+# Beginnings of the kinds of events after which more than the status is requested.
 DEAR = ("cycle", "missed", "stage failed", "reload", "settings", WAITS)
-NOTHING = "nothing"  # the key of the row that says so
+NOTHING = "nothing"  # the key of the row that says that nothing is pending
 # Devices and health are side by side from this many columns on.
 ROOMY = [(0, "-narrow"), (170, "-roomy")]
 # Headings and blank lines need a screen of this height.
@@ -56,7 +56,7 @@ class OverviewState:
     """The daemon's state as far as it has arrived; None has not arrived yet."""
 
     status: Status | None = None
-    older: CycleView | None = None  # the one that is opened, where that is not the newest
+    older: CycleView | None = None  # the opened cycle, if it is not the newest
     devices: Devices | None = None
     health: Health | None = None
     readiness: Readiness | None = None
@@ -97,12 +97,12 @@ class Overview(Live):
     def __init__(self) -> None:
         super().__init__()
         self._live_data = OverviewState()
-        self._needs_details = True  # whether to ask for more than the status
+        self._needs_details = True  # whether to request more than the status
         # The older cycle that is shown or requested; "" is the newest.
         self._older_id = ""
 
     def contents(self) -> ComposeResult:
-        """Pending decisions, the cycle, the machine and the success rates."""
+        """Yield pending decisions, the cycle, the machine and the success rates."""
         with VerticalScroll(id="board"):
             yield Static("Pending for you", classes="title spare", markup=False)
             yield Waiting("what", "which", "why", id="waiting", show_header=False)
@@ -146,7 +146,7 @@ class Overview(Live):
         return None
 
     def point_at(self, key: str) -> None:
-        """Show the cycle of this id; "" is the newest."""
+        """Show the cycle with this id; "" is the newest."""
         self._older_id = key
         self.query_one("#cycle-title").scroll_visible(animate=False)
         super().changed()
@@ -206,7 +206,7 @@ class Overview(Live):
             self._show_present(kinds)
 
     def _take_health(self, health: Health) -> None:
-        """Request the rates again when outcomes changed: judged conversations post no event of their own."""
+        """Request the details again when outcomes changed, because a judged conversation posts no other event."""
         previous, self._live_data.health = self._live_data.health, health
         if previous is not None and previous.traffic.outcomes != health.traffic.outcomes:
             self._load_details()
@@ -333,7 +333,7 @@ class Overview(Live):
             self.app.go("log", subject.split(" ")[-1] if action == "held" else status.target.name)
 
     def _release(self, attempt_id: str) -> None:
-        """Confirm, then retry a stage that failed too often."""
+        """Retry a stage that failed too often, after a confirmation."""
         status = self._live_data.status
         attempt = next((attempt for attempt in status.parked if attempt.id == attempt_id), None) if status else None
         if attempt is None:
@@ -358,7 +358,7 @@ class Overview(Live):
 
 
 class Waiting(OpenableTable):
-    """The table of items that wait for a person."""
+    """The table of pending items that need a person."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer Enter only where something is pending."""
@@ -366,7 +366,7 @@ class Waiting(OpenableTable):
 
 
 def _of_cycle(cycle: CycleView, events: dict[str, EventView]) -> dict[str, EventView]:
-    """The events of this cycle."""
+    """Return the events of this cycle."""
     return {key: event for key, event in events.items() if event.cycle_id == cycle.id}
 
 

@@ -1,10 +1,10 @@
-"""Serving: the models with their traffic, a canary's progress, the router's decisions and the conversations.
+"""The Serving screen: models with their traffic, a canary's progress, the router's decisions and the conversations.
 
-Invariants: decisions are added as they come and kept up to ``MAX_DECISIONS``. The next page starts after the last one
-shown, so that none is missing in between. A rollback needs a reason and a confirmation, and a read-only connection does
-not offer it. An open conversation is requested again with each event and keeps its place of scrolling. How it fails:
-the text of a refusal stands in the conversation's place. Not covered: the messages of a conversation (its trajectories
-have them).
+Invariants: decisions are added as they arrive and kept up to ``MAX_DECISIONS``. The next page starts after the last
+decision shown, so that none is missing in between. A rollback needs a confirmation, where a reason can be given, and a
+read-only connection does not offer it. An open conversation is requested again with each event and keeps its scroll
+position; if the request is refused, the page shows the refusal instead. Not covered: the messages of a conversation
+(its trajectories have them).
 """
 
 import asyncio
@@ -49,12 +49,12 @@ from tui.widgets.tables import KeyedTable, Row
 
 # The list is bounded: a busy router makes thousands of decisions a day.
 PAGE, MAX_DECISIONS = 50, 1000
-WIDE = [(0, "-narrow"), (160, "-wide")]  # columns from which the parts stand side by side
+WIDE = [(0, "-narrow"), (160, "-wide")]  # the least columns for each CSS class; wide: parts are side by side
 
 
 @dataclass(frozen=True)
 class ServingData:
-    """What the daemon said; ``only`` is the model whose decisions these are, "" for all."""
+    """The daemon's response; ``model_filter`` is the model whose decisions these are, "" for all."""
 
     models: Models
     router: RouterView
@@ -97,7 +97,7 @@ class Serving(Live):
         self._open: ServedConversation | None = None
 
     def contents(self) -> Iterable[Widget]:
-        """The router, its models beside the chosen one, the decisions."""
+        """Yield the router, the models with the details of the selected one, and the decisions."""
         yield Static("", id="router")
         with Container(id="above"):
             columns = ("model", "state", "day %", "hour/day", "p50/p99 s", "failed", "feedback", "success")
@@ -146,7 +146,7 @@ class Serving(Live):
                 key: decision for key, decision in self._decisions.items() if key not in decisions
             }
         else:
-            # These are the first decisions, or more than a page has arrived meanwhile: older ones would leave a gap.
+            # These are the first decisions, or more than a page has arrived: keeping older ones would leave a gap.
             self._decisions, self._next = decisions, page.next
         if len(self._decisions) > MAX_DECISIONS:
             self._decisions = dict(list(self._decisions.items())[:MAX_DECISIONS])
@@ -188,14 +188,14 @@ class Serving(Live):
         return self._models.get(self.query_one("#models", ModelTable).selected or "")
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Show the model under the cursor; behind the last decision there may be more."""
+        """Show the model under the cursor; load older decisions when the cursor is on the last one."""
         if event.data_table.id == "models":
             self._show_selected()
         elif event.data_table.has_focus and event.cursor_row == event.data_table.row_count - 1:
             self._load_older()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Open the conversation of a decision, or the decisions of a model."""
+        """Open the conversation of a decision, or show the decisions of a model."""
         if event.data_table.id == "models":
             self._show_only(event.row_key.value or "")
             self.query_one("#decisions").focus()
@@ -207,7 +207,7 @@ class Serving(Live):
         self._open = None
 
     def action_only(self) -> None:
-        """The decisions of the model under the cursor, or of all again."""
+        """Show only the decisions of the model under the cursor, or those of all models again."""
         model = self._selected_model()
         self._show_only("" if self._model_filter or model is None else model.name)
 
@@ -241,7 +241,7 @@ class Serving(Live):
         return super().check_action(action, parameters)
 
     def action_roll_back(self) -> None:
-        """Ask for a reason and a confirmation, then roll back."""
+        """Roll back the selected model after a confirmation, where a reason can be given."""
         model = self._selected_model()
         if model is None:
             return
@@ -251,19 +251,19 @@ class Serving(Live):
 
 
 class ModelTable(KeyedTable):
-    """Enter goes to the decisions of the model."""
+    """The table of models; Enter goes to the decisions of one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Its decisions")]
 
 
 class DecisionTable(KeyedTable):
-    """Enter opens the conversation."""
+    """The table of decisions; Enter opens the conversation of one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Conversation")]
 
 
 class ServedConversation(ModalScreen[None]):
-    """One conversation of the router: the decision on it, its exchanges, its feedback, its trajectories."""
+    """A page on one conversation of the router: the decision on it, its exchanges, its feedback, its trajectories."""
 
     DEFAULT_CSS = """
     ServedConversation { align: center middle; }
@@ -282,7 +282,7 @@ class ServedConversation(ModalScreen[None]):
         self._conversation_id = conversation_id
 
     def compose(self) -> ComposeResult:
-        """A scrolling page."""
+        """Yield a scrolling page."""
         with VerticalScroll() as frame:
             frame.border_title = Text(f"Conversation {sanitize_line(self._conversation_id, 60)}")
             yield Static("Loading…", id="told", markup=False)
@@ -305,7 +305,7 @@ class ServedConversation(ModalScreen[None]):
 
 
 def conversation_text(conversation: ConversationView) -> Text:
-    """A conversation's decision, exchanges, feedback and trajectories."""
+    """Return a text on a conversation's decision, exchanges, feedback and trajectories."""
     text = Text()
     _decision(text, conversation.decision)
     _heading(text, f"Exchanges ({len(conversation.exchanges)})")

@@ -1,7 +1,7 @@
 """The texts and bars of the serving screen, from the data of the control API.
 
-Texts from elsewhere are made safe (``tui.text``). A bar stands beside its figure, and a colour beside a symbol. Not
-covered: the layout (``tui.screens.serving``).
+Texts from other sources are made safe (``tui.text``). Every bar has its figure beside it, and every colour a symbol.
+Not covered: the layout (``tui.screens.serving``).
 """
 
 import math
@@ -20,7 +20,7 @@ LATE_S = 10.0
 # E-values within these bounds are shown with two digits.
 SMALL_FACTOR, LARGE_FACTOR = 0.01, 10
 MAX_LETTERS = 8  # options of a decision that get a letter
-ACTIVE_STATES = ("live", "canary", "shadow")  # what can be rolled back
+ACTIVE_STATES = ("live", "canary", "shadow")  # states that can be rolled back
 STATES = {
     "base": ("○ base", ""),
     "live": ("● live", "bold green"),
@@ -33,14 +33,14 @@ STATES = {
 
 
 def bar(share: float, width: int) -> str:
-    """A share in 0-1 as a bar of so many cells, to an eighth of one."""
+    """Return a share (clamped to 0-1) as a bar of ``width`` cells, in steps of an eighth of a cell."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def model_cells(model: ModelView) -> list[Text]:
-    """The cells of a model's row."""
+    """Return the cells of a model's row."""
     sign, style = STATES[model.state]
     if model.share is not None:
         sign = f"{sign} {100 * model.share:g}%"
@@ -63,7 +63,7 @@ def model_cells(model: ModelView) -> list[Text]:
 
 
 def model_text(model: ModelView, partial: bool) -> Text:
-    """A model's state in full; ``partial`` where the day had more exchanges than are counted."""
+    """Return a model's state in full; ``partial`` says that the day had more exchanges than were counted."""
     text = Text()
     sign, style = STATES[model.state]
     text.append(f"{sanitize_line(model.name, 60)} ", "bold").append(sign, style)
@@ -90,7 +90,7 @@ def model_text(model: ModelView, partial: bool) -> Text:
 
 
 def canary_text(canary: CanaryView) -> Text:
-    """A canary's steps, the judged conversations of each, and the evidence relative to its thresholds."""
+    """Return a canary's steps, the judged conversations of each, and the evidence relative to its thresholds."""
     text = Text()
     marks = {"done": ("✓", "green"), "now": ("▶", "bold yellow"), "next": ("·", "dim")}
     for step in canary.steps:
@@ -121,7 +121,7 @@ def canary_text(canary: CanaryView) -> Text:
 
 
 def router_text(router: RouterView, by_default: Mapping[str, int]) -> Text:
-    """One line on the router's health, one on how it decides."""
+    """Return a line on the router's health and a line on how it decides."""
     text = Text.assemble(("Router ", "bold"))
     if router.state == "away":
         text.append("✗ not running", "bold red")
@@ -152,14 +152,14 @@ def router_text(router: RouterView, by_default: Mapping[str, int]) -> Text:
 
 
 def letters(decisions: Sequence[DecisionView]) -> dict[str, str]:
-    """A letter for each option of these decisions, the base model's first."""
+    """Return a letter for each option of these decisions, the base model first, up to ``MAX_LETTERS`` options."""
     options = {option for decision in decisions for option in decision.logprobs}
     ranked = sorted(options, key=lambda option: (option != "base", option))
     return dict(zip(ranked[:MAX_LETTERS], ascii_uppercase, strict=False))
 
 
 def legend(option_letters: Mapping[str, str]) -> Text:
-    """The options behind the letters."""
+    """Return a line with the options behind the letters."""
     text = Text(no_wrap=True, overflow="ellipsis")
     for option, letter in option_letters.items():
         text.append(f"  {letter} ", "bold").append(sanitize_line(option, 30), "dim")
@@ -167,7 +167,7 @@ def legend(option_letters: Mapping[str, str]) -> Text:
 
 
 def decision_cells(decision: DecisionView, option_letters: Mapping[str, str], newest_at: datetime) -> list[Text]:
-    """Its row: the log-prob of each option, with its probability as a bar."""
+    """Return the cells of a decision's row: for each option its log-probability, with the probability as a bar."""
     today = decision.at.date() == newest_at.date()
     trial = ""
     if decision.trial is not None:
@@ -183,7 +183,7 @@ def decision_cells(decision: DecisionView, option_letters: Mapping[str, str], ne
 
 
 def options_cell(decision: DecisionView, option_letters: Mapping[str, str]) -> Text:
-    """Probabilities as bars in the order of the letters, or the reason for the default."""
+    """Return the options' probabilities as bars in the order of the letters, or the reason for the default."""
     if decision.why:
         return _clipped(f"! {decision.why}", 60, "yellow")
     text = Text(no_wrap=True, overflow="ellipsis", end="")
@@ -201,17 +201,17 @@ def options_cell(decision: DecisionView, option_letters: Mapping[str, str]) -> T
 
 
 def likeliest(decision: DecisionView) -> str:
-    """The option that was asked for; "" where nothing was asked."""
+    """Return the most probable option, which a canary's control may replace; "" without log-probabilities."""
     return max(decision.logprobs, key=lambda option: likely(decision.logprobs[option]), default="")
 
 
 def likely(value: float | None) -> float:
-    """The probability of a log-probability; None has probability 0."""
+    """Return the probability of a log-probability (nats); None has probability 0."""
     return 0.0 if value is None else math.exp(min(value, 0.0))
 
 
 def logprob(value: float | None) -> str:
-    """A log-probability in at most five characters."""
+    """Format a log-probability in at most five characters."""
     if value is None:
         return "−∞"
     return f"{value:.2f}" if value > -9.995 else f"{value:.1f}"
@@ -256,7 +256,7 @@ def _right(text: str, width: int) -> Text:
 
 
 def rollback_effect(model: ModelView) -> Text:
-    """The effect of a rollback on the model's conversations."""
+    """Return a text on the effect of a rollback on the model's conversations."""
     left = "the base model" if model.brought_back == "base" else sanitize_line(model.brought_back, 40)
     effects = {
         "canary": f"its share of the conversations goes to {left}",

@@ -1,8 +1,8 @@
-"""Training: all runs, the curves of the chosen one as they grow, and some of its newest rollouts.
+"""The Training screen: all runs, the curves of the selected run as they grow, and some of its newest rollouts.
 
-A run's iterations are requested once; while it is running, only those after the last. Any other event that may have
-changed them (a restart from a checkpoint repeats an iteration) has all of them requested again. Not covered: stored
-trajectories, and the gate's result for the adapter.
+The iterations of a run are requested once, and after training progress only those after the last one. Any other event
+that may have changed them (a restart from a checkpoint repeats an iteration) leads to a request for all of them. Not
+covered: stored trajectories, and the gate's result for the adapter.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,7 +33,7 @@ PLACES = {"best": "▲", "median": "●", "worst": "▼"}
 # Further runs are requested as the cursor reaches the last one, up to a bound.
 PAGE, MAX_RUNS = 100, 1000
 FINAL_STATES = ("finished", "failed", "cancelled")  # states of a cycle that has ended
-CURVES = {  # figure -> name, where the plot begins, what its range is rounded to
+CURVES = {  # figure -> name, lower end of the range, step to which it is rounded
     "reward": ("reward", None, 0.1),
     "success": ("success rate", None, 0.1),
     "mixed_groups": ("mixed groups", None, 0.1),
@@ -45,7 +45,7 @@ CURVES = {  # figure -> name, where the plot begins, what its range is rounded t
 
 @dataclass
 class TrainingData:
-    """What the daemon said; ``iterations`` and ``samples`` are those of the run ``run_id``."""
+    """The daemon's response; ``iterations`` and ``samples`` are those of the run ``run_id``."""
 
     status: Status
     runs: list[TrainingView]
@@ -55,7 +55,7 @@ class TrainingData:
 
 
 class Training(Live):
-    """The screen of training runs, and of the one under the cursor."""
+    """The screen of training runs, with the details of the run under the cursor."""
 
     TITLE_TEXT = "Training"
     CONCERNS = ("stage", "cycle", "pause", "resume", "cancel", "start", "stop training", "missed")
@@ -82,7 +82,7 @@ class Training(Live):
         self._data: TrainingData | None = None
 
     def contents(self) -> ComposeResult:
-        """The runs, the curves, and the rollouts."""
+        """Yield the runs, the curves, and the rollouts."""
         yield OpenableTable("state", "capability", "iteration", "reward", "tokens/s", "time", "cycle", id="runs")
         yield Static("", classes="title", id="run", markup=False)
         with Grid(id="curves"):
@@ -101,14 +101,14 @@ class Training(Live):
         super().changed()
 
     def news(self, events: list[EventView]) -> None:
-        """Training progress adds iterations; other events may change all of them."""
+        """Request new iterations after training progress, and all of them after other events of this screen."""
         if any(event.kind.startswith(self.CONCERNS) for event in events):
             self.changed()
         elif any(event.kind == "progress" and event.subject.startswith("train ") for event in events):
             super().changed()
 
     async def load(self, client: Client) -> TrainingData:
-        """Request the runs, and the selected run's new iterations and rollouts."""
+        """Request the runs, and the selected run's rollouts and new (or all) iterations."""
         reload_all, self._reload_all = self._reload_all, False
         try:
             status = await client.status()
@@ -167,12 +167,11 @@ class Training(Live):
             self.query_one(name).set_class(is_empty, "bare")
 
     def _selected_run(self) -> TrainingView | None:
-        """The chosen run."""
         data = self._data
         return next((run for run in data.runs if run.id == data.run_id), None) if data else None
 
     def _cycle(self) -> CycleView | None:
-        """The chosen run's cycle, while it can be cancelled."""
+        """Return the selected run's cycle while it can be cancelled."""
         run, data = self._selected_run(), self._data
         if run is None or data is None:
             return None
@@ -202,7 +201,7 @@ class Training(Live):
         super().changed()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Read a rollout; from a run on to its rollouts."""
+        """Open the selected rollout, or focus the rollouts of the selected run."""
         if event.data_table.id == "samples":
             self.action_read()
         elif self._data is not None and self._data.samples:
@@ -227,26 +226,26 @@ class Training(Live):
         return available[action]
 
     def action_read(self) -> None:
-        """The rollout under the cursor as a conversation."""
+        """Open the rollout under the cursor as a conversation."""
         if self._data is None or not self._data.samples:
             return
         at = self.query_one("#samples", KeyedTable).cursor_row
         self.app.push_screen(RolloutShown(self._data.samples, min(at, len(self._data.samples) - 1)))
 
     def action_pause(self) -> None:
-        """Ask, then pause the service."""
+        """Pause the service after a confirmation."""
         self._ask_and_do("pause")
 
     def action_resume(self) -> None:
-        """Confirm, then resume the service."""
+        """Resume the service after a confirmation."""
         self._ask_and_do("resume")
 
     def action_stop(self) -> None:
-        """Ask, then stop the chosen run."""
+        """Stop the selected run after a confirmation."""
         self._ask_and_do("stop")
 
     def action_cancel(self) -> None:
-        """Ask, then cancel the chosen run's cycle."""
+        """Cancel the selected run's cycle after a confirmation."""
         self._ask_and_do("cancel")
 
     def _ask_and_do(self, action: Literal["pause", "resume", "stop", "cancel"]) -> None:
@@ -284,7 +283,7 @@ class Training(Live):
 
 
 def run_row(run: TrainingView) -> Row:
-    """A training run's row."""
+    """Return a training run's row."""
     state = "pending" if run.state == "running" and not run.at_work else run.state
     first, last = _figure(run.first, "reward"), _figure(run.last, "reward")
     return Row(
@@ -302,7 +301,7 @@ def run_row(run: TrainingView) -> Row:
 
 
 def sample_row(sample: SampleView) -> Row:
-    """One rollout, and what was said last."""
+    """Return the row of a rollout, with its last message."""
     last_text = next((message.get("content") for message in reversed(sample.messages) if message.get("content")), "")
     outcome, style = ("✓ success", "green") if sample.success else ("✗ failure", "red")
     return Row(
@@ -318,7 +317,7 @@ def sample_row(sample: SampleView) -> Row:
 
 
 def samples_heading(sample: SampleView) -> Text:
-    """What the rollouts of a group share."""
+    """Return a line with what the rollouts of a group share."""
     prompt = next((message.get("content") for message in sample.messages if message.get("role") == "user"), "")
     text = Text(f"Rollouts of iteration {sample.iteration}", "bold", no_wrap=True, overflow="ellipsis", end="")
     text.append(f" · one group, seed {sample.seed} · {sanitize_line(_start(prompt, 150))}", "not bold")
@@ -326,7 +325,7 @@ def samples_heading(sample: SampleView) -> Text:
 
 
 def heading(run: TrainingView) -> Text:
-    """One line about a run."""
+    """Return one line about a run."""
     text = Text(no_wrap=True, overflow="ellipsis", end="")
     text.append(sanitize_line(run.capability, 60), "bold")
     text.append(f" · {sanitize_line(run.cycle_id, 60)} · iteration {_how_far(run)}")
@@ -356,7 +355,7 @@ def _start_time(at: datetime) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in one unit."""
+    """Format a duration in one unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

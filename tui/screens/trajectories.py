@@ -1,8 +1,8 @@
-"""Trajectories: a filtered list, loaded page by page, to open, choose and export.
+"""The Trajectories screen: a filtered list, loaded page by page, to open, select and export trajectories.
 
 Invariants: further pages are requested as the cursor nears an end of the window (``tui.widgets.tables.Window``), which
-is bounded. Where the daemon stopped searching before a page was full, only a person continues the search. Chosen
-trajectories stay chosen under any filter. Not covered: the total number of trajectories.
+is bounded. If the daemon stopped searching before a page was full, the search continues only when the user requests
+it. Selected trajectories stay selected under any filter. Not covered: the total number of trajectories.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ from tui.text import OUTCOMES, VERDICTS, cell, sanitize_line
 from tui.widgets.dialogs import export
 from tui.widgets.tables import KeyedTable, Row, Window
 
-NEAR = 25  # rows from an end at which the next page is asked for
-# The daemon bounds each request of a rare search, so a continued search sends several.
+NEAR = 25  # rows from an end at which the next page is requested
+# The daemon bounds the search of one request, so a continued search sends up to this many requests.
 FURTHER = 10
-# Names that are too long for the table.
+# Short forms of names that are too long for the table.
 ABBREVIATIONS = {"infrastructure": "infra"}
 COLUMNS = (" ", "outcome", "id", "the user asked", "reward", "msgs", "model", "task", "trial", "source")
-PROMPT_WIDTHS = (22, 110)  # columns of the screen for the user's words
-IDS, IDS_WIDE = 20, 36  # columns of the screen for ids, and on wide screens
-FIRST, MODEL, REST = 35, 24, 40  # for the other columns in view: always, on wide screens, on wider ones
+PROMPT_WIDTHS = (22, 110)  # minimum and maximum columns for the prompt
+IDS, IDS_WIDE = 20, 36  # maximum columns for ids, on narrow and on wide screens
+FIRST, MODEL, REST = 35, 24, 40  # of the other columns: always, from 110 columns on, from 150 on
 
 
 @dataclass
 class TrajectoriesData:
-    """The daemon's response to a filter."""
+    """The daemon's response: the trajectories that match a filter, and the choices of the filters."""
 
     filter: TrajectoryQuery
     window: Window
@@ -82,7 +82,7 @@ class Trajectories(Live):
         self._loading = False
 
     def contents(self) -> ComposeResult:
-        """The filters, the table, what it holds."""
+        """Yield the filters, the table, and a line on what is loaded."""
         yield Input(placeholder="/ Search in messages, ids, tasks, models", id="text", compact=True, max_length=500)
         with Horizontal(id="filters"):
             outcomes = [(f"{mark} {name}", name) for name, (mark, _) in OUTCOMES.items()]
@@ -96,7 +96,7 @@ class Trajectories(Live):
         yield Static("", id="found", markup=False)
 
     def news(self, events: list[EventView]) -> None:
-        """Of router traffic only settled conversations and feedback concern this screen."""
+        """Refresh after settled conversations and feedback too, but not after other traffic of the router."""
         if any(map(tells_of_conversations, events)):
             self.changed()
         super().news(events)
@@ -115,7 +115,7 @@ class Trajectories(Live):
     _shown_filter: TrajectoryQuery | None = None
 
     def show(self, data: TrajectoriesData) -> None:
-        """Show the page, unless the filter changed during the request."""
+        """Show the pages, unless the filter changed during the request."""
         self._offer(data.choices)
         if data.filter == self._filter:
             fresh = self._shown_filter != data.filter
@@ -123,11 +123,11 @@ class Trajectories(Live):
             self._put(top=fresh)
 
     def on_mount(self) -> None:
-        """Scrolling asks for further pages as the cursor does."""
+        """Watch the scroll position: scrolling requests further pages as the cursor does."""
         self.watch(self._table, "scroll_y", self._near_an_end, init=False)
 
     def on_resize(self, event: Resize) -> None:
-        """The user's words take what room there is."""
+        """Fit the prompts to the new width."""
         if self.is_loaded:
             self._put()
 
@@ -136,7 +136,7 @@ class Trajectories(Live):
         self._near_an_end()
 
     def on_data_table_row_selected(self, message: DataTable.RowSelected) -> None:
-        """Read the one under the cursor."""
+        """Open the trajectory under the cursor."""
         key = self._table.selected
         if key in self._rows():
             self.app.push_screen(Conversation(str(key), capability=self._filter.capability or None))
@@ -176,7 +176,7 @@ class Trajectories(Live):
             select.clear()
 
     def action_choose(self) -> None:
-        """Select or deselect the trajectory under the cursor; and the next one is under it."""
+        """Select or deselect the trajectory under the cursor, and move the cursor to the next one."""
         key = self._table.selected
         if key is None or key not in self._rows():
             return
@@ -188,7 +188,7 @@ class Trajectories(Live):
         self._table.move_cursor(row=self._table.cursor_row + 1, animate=False)
 
     def action_choose_all(self) -> None:
-        """All that are loaded; none where all of them are chosen already."""
+        """Select all loaded trajectories; if all of them are selected already, clear the selection."""
         loaded = self._rows()
         if all(key in self._selected_ids for key in loaded):
             self._selected_ids = {}
@@ -197,7 +197,7 @@ class Trajectories(Live):
         self._put()
 
     def action_export(self) -> None:
-        """Write what is chosen, or the one under the cursor."""
+        """Export the selected trajectories, or the one under the cursor."""
         key = self._table.selected
         ids = list(self._selected_ids) or ([key] if key in self._rows() and key else [])
         if ids:
@@ -285,7 +285,7 @@ class Trajectories(Live):
             self._loading = False
 
     def _put(self, *, top: bool = False) -> None:
-        """Show what is held; the row under the cursor stays where it is on the screen."""
+        """Show the loaded rows; the row under the cursor keeps its place on the screen."""
         table, rows = self._table, self._window.rows
         previous_row, offset = table.cursor_row, table.scroll_offset.y
         ids = min(max((len(row.id) for row in rows), default=0), IDS_WIDE if self.size.width >= 150 else IDS)
@@ -332,7 +332,7 @@ class Trajectories(Live):
 
 
 class Listing(KeyedTable):
-    """The table of trajectories, where Enter opens one."""
+    """The table of trajectories; Enter opens one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "select_cursor", "Open", tooltip="Read the conversation under the cursor")
@@ -369,7 +369,7 @@ class _ColumnWidths:
 
 
 def _prompt_width(width: int, id_width: int) -> int:
-    """The prompt's width: what the other columns leave of a screen that does not scroll sideways."""
+    """Return the prompt's width: what the other columns leave of a screen that does not scroll sideways."""
     other_columns = FIRST + id_width + (MODEL if width >= 110 else 0) + (REST if width >= 150 else 0)
     return min(max(width - other_columns, PROMPT_WIDTHS[0]), PROMPT_WIDTHS[1])
 
@@ -398,5 +398,5 @@ def _cut(text: str, width: int) -> str:
 
 
 def _shortened(name: str, width: int) -> str:
-    """A name's beginning and end: names that begin alike differ at their ends."""
+    """Return a name's beginning and end, because names that begin alike differ at their ends."""
     return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - width + width // 2 + 1 :]}"

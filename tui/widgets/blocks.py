@@ -1,8 +1,9 @@
 """A conversation's messages as blocks to read: a text, or a tool call with its results.
 
-Every message is in exactly one block; the results of a call, and the citations of a message, are in its block. Messages
-are arbitrary recorded data: those that are no chat messages are shown as JSON, never left out. All texts are safe for
-the terminal (``tui.text``). Not covered: how a block looks (``tui.widgets.conversation``).
+A message with text and tool calls becomes a block for its text and one for each call. The results of a call are in the
+block of the call, and the citations of a message in its first block. Messages are arbitrary recorded data: those that
+are no chat messages are shown as JSON, never left out. All texts are safe for the terminal (``tui.text``). Not covered:
+how a block looks (``tui.widgets.conversation``).
 """
 
 import json
@@ -15,12 +16,12 @@ from traced.client.trajectories import CapabilityLabels
 from tui.text import sanitize_block, sanitize_line
 
 CHAT_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
-ARGUMENTS = 400  # characters of a call's arguments that a folded line is cut from
+ARGUMENTS = 400  # maximum characters of a call's arguments, or of a text, on a folded line
 
 
 @dataclass(frozen=True)
 class Citation:
-    """A verdict on a capability that some of a cycle's runs gave, citing one message."""
+    """A verdict on a capability that cites one message; ``runs`` of a cycle's ``total_runs`` labelling runs gave it."""
 
     index: int
     capability: str
@@ -31,7 +32,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Block:
-    """``head`` is one line; ``body`` is shown beneath it unless folded, and instead of ``brief``."""
+    """One block: the line ``head``, with ``body`` below it, or while the block is folded with ``brief`` beside it."""
 
     index: int  # of its first message
     kind: str  # a role, or "call"
@@ -39,11 +40,11 @@ class Block:
     brief: str
     body: str
     citation: tuple[Citation, ...] = ()
-    folded: bool = False  # at first
+    folded: bool = False  # initially
 
 
 def blocks(messages: Sequence[Any], cited_by: Mapping[int, list[Citation]] | None = None) -> list[Block]:
-    """The messages' blocks in order; ``cited_by`` has the citations of each message."""
+    """Return the messages' blocks in order; ``cited_by`` maps the index of a message to its citations."""
     cited_by = cited_by or {}
     results = _results(messages)
     result_indexes = {place for places in results.values() for place in places}
@@ -55,7 +56,10 @@ def blocks(messages: Sequence[Any], cited_by: Mapping[int, list[Citation]] | Non
 
 
 def citations(labels: Sequence[CapabilityLabels], capability: str | None = None) -> dict[int, list[Citation]]:
-    """What cites each message, for ``capability`` alone where one is given; the last cycle's word on each counts."""
+    """Return the citations of each message by its index.
+
+    Only ``capability`` counts if it is given, and of each capability only the labels of its last cycle.
+    """
     latest = {entry.capability: entry for entry in labels if capability in (None, entry.capability)}
     by_message: dict[int, list[Citation]] = {}
     for entry in latest.values():
@@ -125,7 +129,7 @@ def _call(
 
 
 def _results(messages: Sequence[Any]) -> dict[tuple[int, int], list[int]]:
-    """The places of tool messages by the message and the number of the call that they answer."""
+    """Return the indexes of tool messages by the call that they answer (index of its message, number of the call)."""
     open_calls: dict[str, tuple[int, int]] = {}
     results: dict[tuple[int, int], list[int]] = {}
     for index, message in enumerate(messages):
@@ -142,7 +146,7 @@ def _results(messages: Sequence[Any]) -> dict[tuple[int, int], list[int]]:
 
 
 def _message_text(message: dict[str, Any]) -> str:
-    """A message's text, and beneath it what it has beside the chat form's keys: reasoning, a refusal."""
+    """Return a message's text, and below it the fields outside of ``CHAT_KEYS``, such as reasoning or a refusal."""
     content = message.get("content")
     if isinstance(content, list):
         text = "\n".join(_part(part) for part in content)
@@ -169,7 +173,7 @@ def _arguments(arguments: Any) -> str:
 
 
 def _read(text: Any) -> Any:
-    """The text parsed as JSON, or the text itself."""
+    """Return the text parsed as JSON, or the value itself if it is no JSON text."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):

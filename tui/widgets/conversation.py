@@ -1,8 +1,8 @@
-"""A conversation to read: its facts on top, and its messages as blocks that can be folded, one of them chosen.
+"""A conversation to read: its facts on top, and its messages as blocks that can be folded, one of them selected.
 
-Invariants: new contents keep the chosen block and what is folded. A block that is higher than the screen is scrolled
-through before the next one is chosen. ``PORTION`` blocks are mounted at first and more as the chosen one nears the end,
-so that a conversation of thousands opens as fast as a short one.
+Invariants: new contents keep the selected block and what is folded. A block that is higher than the screen is scrolled
+through before the next one is selected. ``PORTION`` blocks are mounted at first, and more as the selected one nears the
+last of them, so that a conversation of thousands of blocks opens as fast as a short one.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from tui.widgets.blocks import Block, Citation
 
 # Mounting thousands of blocks at once would block the interface.
 PORTION = 100
-NEAR = 10  # blocks before the last mounted one at which more are
+NEAR = 10  # distance in blocks from the last mounted one at which more are mounted
 STYLES = {"system": "dim", "user": "bold cyan", "assistant": "bold green", "call": "magenta", "tool": "magenta"}
 
 
 class Side(Vertical):
-    """A conversation with its facts on top; ``tell`` changes the contents that the constructor gave it."""
+    """A conversation with its facts on top; ``tell`` replaces its contents."""
 
     DEFAULT_CSS = """
     Side { width: 1fr; height: 1fr; }
@@ -41,12 +41,12 @@ class Side(Vertical):
         self._first = (facts or Text(), blocks)
 
     def compose(self) -> ComposeResult:
-        """The facts, and the blocks."""
+        """Yield the facts and the blocks."""
         yield Static(self._first[0], classes="about", markup=False)
         yield Talk()
 
     def on_mount(self) -> None:
-        """Show what is there from the beginning."""
+        """Show the blocks that the constructor got."""
         self.query_one(Talk).tell(self._first[1])
 
     def tell(self, facts: Text, blocks: Sequence[Block]) -> None:
@@ -56,7 +56,7 @@ class Side(Vertical):
 
 
 class Talk(VerticalScroll):
-    """The blocks of one conversation; ``tell`` gives it them."""
+    """A scrolling list of the blocks of one conversation; ``tell`` sets them."""
 
     DEFAULT_CSS = """
     Talk Piece.-chosen { border-left: vkey $panel-lighten-2; }
@@ -77,12 +77,12 @@ class Talk(VerticalScroll):
         super().__init__(id=id)
         self.blocks: list[Block] = []
         self.index = 0
-        # The message that is chosen and unfolded at first; None means the first cited one.
+        # The index of the message that is selected and unfolded at first; None means the first cited one.
         self.begin_at: int | None = None
 
     @property
     def pieces(self) -> "list[Piece]":
-        """The blocks that are there by now."""
+        """The mounted blocks."""
         return list(self.query_children(Piece))
 
     def tell(self, blocks: Sequence[Block]) -> None:
@@ -105,7 +105,7 @@ class Talk(VerticalScroll):
     _mounted_count = 0
 
     def choose(self, place: int, *, top: bool = False) -> None:
-        """Choose a block and bring it into view."""
+        """Select a block and scroll it into view."""
         if not self.blocks:
             return
         place = max(0, min(place, len(self.blocks) - 1))
@@ -117,14 +117,14 @@ class Talk(VerticalScroll):
         self.call_after_refresh(self.scroll_to_widget, pieces[place], animate=False, top=top)
 
     def action_next(self) -> None:
-        """The next block, once this one is read to its end."""
+        """Scroll to the end of the selected block; at its end, select the next block."""
         if self.blocks and self._rest_below() > 0 and self.scroll_y < self.max_scroll_y:
             self.scroll_relative(y=min(self._rest_below(), max(self.size.height // 2, 1)), animate=False)
         else:
             self.choose(self.index + 1)
 
     def action_previous(self) -> None:
-        """The block before, once the beginning of this one is in view."""
+        """Scroll to the beginning of the selected block; at its beginning, select the previous block."""
         hidden_lines = self.scroll_offset.y - self._top() if self.blocks else 0
         if hidden_lines > 0:
             self.scroll_relative(y=-min(hidden_lines, max(self.size.height // 2, 1)), animate=False)
@@ -144,18 +144,18 @@ class Talk(VerticalScroll):
         self.choose(0, top=True)
 
     def action_last(self) -> None:
-        """The last of those that are there."""
+        """Select the last mounted block."""
         self.choose(self._mounted_count - 1)
 
     def action_fold(self) -> None:
-        """Fold or unfold the chosen block."""
+        """Fold or unfold the selected block."""
         if self.blocks:
             piece = self.pieces[self.index]
             piece.tell(piece.block, not piece.folded)
             self.choose(self.index)
 
     def action_fold_all(self) -> None:
-        """Unfold all calls; fold them where they are unfolded."""
+        """Unfold all tool calls and tool messages; fold all of them if none is folded."""
         calls = [piece for piece in self.pieces if piece.block.kind in ("call", "tool")]
         fold = not any(piece.folded for piece in calls)
         for piece in calls:
@@ -163,7 +163,7 @@ class Talk(VerticalScroll):
         self.choose(self.index)
 
     def action_cited(self, step: int) -> None:
-        """The next cited block, from the other end after the last one."""
+        """Select the next cited block in the direction of ``step``; after the last one continue from the other end."""
         cited_places = [place for place, block in enumerate(self.blocks) if block.citation]
         if not cited_places:
             self.app.notify("This conversation has no cited messages.", timeout=3)
@@ -188,7 +188,7 @@ class Talk(VerticalScroll):
             self.pieces[place].tell(self.blocks[place], folded=False)
 
     def _reach(self, place: int) -> None:
-        """Have all blocks up to some way behind ``place``."""
+        """Mount the blocks up to ``PORTION`` beyond ``place``, if ``place`` is near the last mounted one."""
         if self._mounted_count < len(self.blocks) and place >= self._mounted_count - NEAR:
             end = max(self._mounted_count, place) + PORTION
             new = [Piece(block) for block in self.blocks[self._mounted_count : end]]
@@ -218,7 +218,7 @@ class Talk(VerticalScroll):
 
 
 class Piece(Static):
-    """One block of a conversation, folded or not."""
+    """A widget with one block of a conversation, folded or unfolded."""
 
     DEFAULT_CSS = """
     Piece { height: auto; padding: 0 1 0 0; border-left: blank; }
@@ -261,7 +261,7 @@ def _render_block(block: Block, folded: bool) -> RenderableType:
 
 
 def _marks(citations: Sequence[Citation], *, other: bool) -> Text:
-    """What cites one message; ``other`` where that is not the block's first."""
+    """Return the citations of one message; ``other`` says that it is not the first message of its block."""
     text = Text(f"◂ #{citations[0].index} " if other else "◂ ", "bold")
     for place, citation in enumerate(citations):
         mark, colour = VERDICTS.get(citation.verdict, ("·", ""))

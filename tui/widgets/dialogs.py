@@ -1,14 +1,14 @@
-"""Dialogs over a screen: a yes or no, the confirmation of an action with its reason, and the path of an export.
+"""Dialogs over a screen: a yes-or-no question, the confirmation of an action with its reason, the path of an export.
 
 Invariants of a confirmation: Enter alone does nothing. The cursor starts in the reason, where Enter only moves on, and
-the button that acts carries the action's name (``ctrl+y`` presses it). The dialog closes once the action is done. Where
-the daemon refuses or does not answer, the dialog says so and keeps the typed text. Leaving is always possible: before
-the request it does nothing, and a request already sent goes on. No key has priority, because it would overtake text
-that was typed before it and cut the reason short.
+the button that acts carries the action's name (``ctrl+y`` presses it). The dialog closes once the action is done. If
+the daemon refuses or does not answer, the dialog says so and keeps the typed text. The user can always leave the
+dialog: a request that was sent continues, otherwise nothing happens. No key binding has Textual's ``priority``, because
+such a key would overtake text that was typed before it and cut the reason short.
 
 Invariants of an export: an existing file is replaced only after a second Enter on the same path, and only by a complete
-new one. One trajectory is in memory at a time. How it fails: the dialog stays open with the reason, and no partial file
-is left. Not covered: browsers, whose users must not write files on the daemon's machine.
+new file. One trajectory is in memory at a time. After a failure the dialog stays open with the reason, and no partial
+file is left. Not covered: browsers, whose users must not write files on the daemon's machine.
 """
 
 import os
@@ -33,11 +33,11 @@ from tui.connection import ConnectedApp
 from tui.text import sanitize_line
 
 REQUESTED = "… sent. Esc closes; the request continues."
-REASON = 2000  # characters that the daemon takes
+REASON = 2000  # maximum characters of a reason that the daemon accepts
 
 
 class Question(ModalScreen[bool]):
-    """A yes or no, with what follows from it; y says yes, n and Escape say no."""
+    """A yes-or-no question with the consequences; y answers yes, n and Escape answer no."""
 
     DEFAULT_CSS = """
     Question { align: center middle; }
@@ -56,7 +56,7 @@ class Question(ModalScreen[bool]):
         self._question, self._detail = question, detail
 
     def compose(self) -> ComposeResult:
-        """The question, what follows from it, the keys."""
+        """Yield the question, the consequences, and the keys."""
         with Vertical():
             yield Static(self._question, markup=False, id="asked")
             yield Static(self._detail, markup=False)
@@ -64,7 +64,7 @@ class Question(ModalScreen[bool]):
 
 
 class ReasonDialog(ModalScreen[Done | None]):
-    """Confirms an action ("Stop the training") with its reason, performs it, and returns the result."""
+    """A dialog that confirms an action ("Stop the training") with its reason, performs it, and returns the result."""
 
     app: ConnectedApp
     AUTO_FOCUS = "#why"
@@ -86,22 +86,22 @@ class ReasonDialog(ModalScreen[Done | None]):
     def __init__(self, title: str, variant: ButtonVariant = "warning", *, after_reason: str = "#confirm") -> None:
         super().__init__()
         self._title, self._variant = sanitize_line(title, 80), variant
-        self._after_reason = after_reason  # where Enter goes on to
+        self._after_reason = after_reason  # selector of the widget that Enter focuses
 
     def details(self) -> Iterable[Widget]:
-        """Widgets that describe the effect of the action."""
+        """Return widgets that describe the effect of the action."""
         return ()
 
     def choices(self) -> Iterable[Widget]:
-        """Widgets for further choices."""
+        """Return widgets for further choices."""
         return ()
 
     def do(self, reason: str) -> Awaitable[Done]:
-        """The request that performs the action."""
+        """Return the request that performs the action."""
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
-        """The effect, the reason, further choices, and the two buttons."""
+        """Yield the effect, the reason, further choices, and the two buttons."""
         with VerticalScroll(can_focus=False) as frame:
             frame.border_title = Text(self._title)
             frame.border_subtitle = "Tab: next · ^y: confirm · Esc: close"
@@ -135,7 +135,7 @@ class ReasonDialog(ModalScreen[Done | None]):
             self.app.run_worker(action, group="act")
 
     def action_leave(self) -> None:
-        """Close the dialog; a request that was sent goes on."""
+        """Close the dialog; a request that was sent continues."""
         self.dismiss()
 
     async def _do(self, request: Awaitable[Done]) -> None:
@@ -144,7 +144,7 @@ class ReasonDialog(ModalScreen[Done | None]):
             self.dismiss(done)
 
     def _show_refusal(self, reason: str) -> bool:
-        """Show the reason and keep the typed text; False where the dialog is closed."""
+        """Show the cause and keep the typed text; return False if the dialog is closed."""
         if self.is_attached:
             self._show_message(f"✗ {reason}", is_refusal=True)
         return self.is_attached
@@ -157,23 +157,23 @@ class ReasonDialog(ModalScreen[Done | None]):
 
 
 class ActQuestion(ReasonDialog):
-    """Confirms an action: ``effect`` is safe text on its effect, ``send`` performs it, given a reason or ""."""
+    """A dialog that confirms an action: ``effect`` is safe text, ``send`` performs it with the typed reason or ""."""
 
     def __init__(self, title: str, effect: Text, send: Callable[[str], Awaitable[Done]]) -> None:
         super().__init__(title)
         self._effect, self._send = effect, send
 
     def details(self) -> Iterable[Widget]:
-        """The effect of the action."""
+        """Return a text on the effect of the action."""
         yield Static(self._effect, id="what")
 
     def do(self, reason: str) -> Awaitable[Done]:
-        """The request, with the typed reason."""
+        """Return the request, with the typed reason."""
         return self._send(reason)
 
 
 class Export(ModalScreen[None]):
-    """Asks for a path and writes trajectories to it as JSON Lines."""
+    """A dialog that asks for a path and writes trajectories to it as JSON Lines."""
 
     DEFAULT_CSS = """
     Export { align: center middle; }
@@ -190,7 +190,7 @@ class Export(ModalScreen[None]):
         self._busy = False
 
     def compose(self) -> ComposeResult:
-        """A line to type in, and a line that says what is wrong."""
+        """Yield an input for the path, and a line for errors."""
         count_text = "1 trajectory" if len(self._ids) == 1 else f"{len(self._ids):,} trajectories"
         with Vertical() as frame:
             frame.border_title = f"Write {count_text} as JSON Lines"
@@ -199,7 +199,7 @@ class Export(ModalScreen[None]):
             yield Static(f"in {sanitize_line(Path.cwd(), 400)}", id="why", markup=False)
 
     def on_input_changed(self) -> None:
-        """Changing the path withdraws the permission to replace a file."""
+        """Withdraw the permission to replace a file, because the path has changed."""
         self._may_replace = None
 
     def on_input_submitted(self, message: Input.Submitted) -> None:
@@ -257,7 +257,7 @@ def export(app: ConnectedApp, ids: Sequence[str]) -> None:
 
 
 async def write_lines(path: Path, lines: AsyncIterator[str], *, replace: bool) -> None:
-    """Write a file whole or not at all; raises ``FileExistsError`` where one is there that must stay."""
+    """Write a file completely or not at all; raises ``FileExistsError`` if it exists and ``replace`` is False."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     if not replace:
         # Reserve the name, so that no other process takes it meanwhile.

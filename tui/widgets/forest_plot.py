@@ -1,6 +1,6 @@
-"""A gate's comparisons as a forest plot in text: one interval a row, all on one scale.
+"""A gate's comparisons as a forest plot in text: one interval per row, all on one scale.
 
-The scale holds every interval, every required bound and zero. An interval's ends, its middle, zero and the bound are
+The scale covers every interval, every required bound and zero. An interval's ends, its middle, zero and the bound are
 different symbols, so that no colour is needed. A row is as wide as the widget and never wraps.
 """
 
@@ -16,15 +16,15 @@ from tui.text import sanitize_line
 
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "bold red"), "inconclusive": ("?", "yellow")}
 ZERO, BOUND = "┊", "┃"
-CROSSINGS = {ZERO: "┼", BOUND: "╂"}  # where an interval lies over it
-NAME, MIN_WIDTH, MAX_WIDTH = 13, 12, 72  # characters: of a row's name, of the plot
+CROSSINGS = {ZERO: "┼", BOUND: "╂"}  # where an interval crosses zero or the bound
+NAME, MIN_WIDTH, MAX_WIDTH = 13, 12, 72  # widths in characters: a row's name, the plot
 HEAD, SHORT_HEAD = "adapter − base, points", "points"
 KEY = f"├──●──┤ interval   {ZERO} zero   {BOUND} required minimum"
 RATES_FROM_WIDTH = 90  # below this width the rates themselves are left out
 
 
 class Forest(Widget):
-    """The plot; ``tell`` gives it the comparisons."""
+    """A widget with the forest plot; ``tell`` sets the comparisons."""
 
     DEFAULT_CSS = "Forest { height: auto; padding: 0 1; }"
     ALLOW_SELECT: ClassVar[bool] = False
@@ -39,21 +39,21 @@ class Forest(Widget):
         self.refresh(layout=True)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """A head, a row each, the axis and what its signs mean."""
+        """Return the number of lines: a heading, a row per comparison, the axis and the key of its symbols."""
         return len(self._comparisons) + 3 if self._comparisons else 0
 
     def render(self) -> Text:
-        """The plot in the widget's width."""
+        """Return the plot in the widget's width."""
         return plot(self._comparisons, self.content_size.width)
 
 
 def points(share: float) -> str:
-    """A share in points, to the hundredth where it has any: "2.5", "0"."""
+    """Format a share as percentage points with at most two decimals, for example "2.5" or "0"."""
     return f"{100 * share:.2f}".rstrip("0").rstrip(".")
 
 
 def plot(comparisons: Sequence[ComparisonView], width: int) -> Text:
-    """The rows, their axis and its key, ``width`` characters wide."""
+    """Return the heading, the rows, the axis and the key of its symbols, ``width`` characters wide."""
     if not comparisons:
         return Text()
     rates = width >= RATES_FROM_WIDTH
@@ -100,12 +100,12 @@ class _Scale:
         return cls(low - spare, high + spare, width)
 
     def at(self, value: float) -> int:
-        """The character of a value; what is outside stands at the edge."""
+        """Return the column of a value; a value outside the scale is at its edge."""
         share = (value - self.low) / (self.high - self.low)
         return min(max(round(share * (self.width - 1)), 0), self.width - 1)
 
     def axis(self) -> str:
-        """Zero and the ends, in points, where they do not touch."""
+        """Return the axis with zero and the ends in points; a number that would touch another one is left out."""
         signs = [" "] * self.width
         left, right = f"{100 * self.low:+.0f}", f"{100 * self.high:+.0f}"
         for start, text in ((self.at(0.0), "0"), (self.width - len(right), right), (0, left)):

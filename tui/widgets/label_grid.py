@@ -1,7 +1,7 @@
 """A heat map of labels: a line per trajectory, grouped by outcome, and a character per labelling run.
 
-Invariants: only the lines in sight are drawn, so that thousands cost no more than a screenful. The cursor is on one
-cell and stays on its trajectory when the same table comes again. Verdicts differ by symbol, not by colour alone.
+Invariants: only the visible lines are drawn, so that thousands of lines cost no more than a screenful. The cursor is on
+one cell and stays on its trajectory when the labels are replaced. Verdicts differ by symbol, not by colour alone.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ WIDE = 12
 
 
 class LabelGrid(ScrollView, can_focus=True):
-    """The table; arrow keys move its cursor."""
+    """A scrollable grid of labels; arrow keys move its cursor."""
 
     DEFAULT_CSS = "LabelGrid { height: 1fr; overflow-x: hidden; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -48,10 +48,10 @@ class LabelGrid(ScrollView, can_focus=True):
     ]
 
     class Pointed(Message):
-        """The cursor has moved."""
+        """Posted when the cursor has moved or the labels were replaced."""
 
     class Chosen(Message):
-        """Somebody wants to read what the cell under the cursor cites."""
+        """Posted when the user wants to read the message that the cell under the cursor cites."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -62,16 +62,16 @@ class LabelGrid(ScrollView, can_focus=True):
 
     @property
     def cell(self) -> tuple[LabelledRow, int] | None:
-        """The row under the cursor and its place in the runs; None in an empty table."""
+        """The row under the cursor and the index of the run; None in an empty grid."""
         return (self._rows[self._row], self._run) if self._rows and self._runs else None
 
     @property
     def step(self) -> int:
-        """Characters of a cell."""
+        """The width of a cell in characters."""
         return 2 if len(self._runs) <= WIDE else 1
 
     def put(self, runs: Sequence[int], rows: Sequence[LabelledRow]) -> None:
-        """Show this table; rows of the same outcome stand together."""
+        """Show these labels; ``rows`` must be grouped by outcome."""
         trajectory = self._rows[self._row].trajectory if self._rows else None
         places = {row.trajectory: place for place, row in enumerate(rows)}
         self._runs, self._rows = list(runs), list(rows)
@@ -84,7 +84,7 @@ class LabelGrid(ScrollView, can_focus=True):
         self.post_message(self.Pointed())
 
     def render_line(self, y: int) -> Strip:
-        """The line at ``y`` of what is in sight."""
+        """Return line ``y`` of the visible part."""
         at, width = y + self.scroll_offset.y, self.size.width
         if at >= len(self._lines):
             return Strip.blank(width, self.rich_style)
@@ -117,15 +117,15 @@ class LabelGrid(ScrollView, can_focus=True):
             self.post_message(self.Pointed())
 
     def action_page(self, pages: int) -> None:
-        """Move it by what is in sight."""
+        """Move the cursor by a number of screens."""
         self.action_move(pages * max(self.size.height - 1, 1), 0)
 
     def action_read(self) -> None:
-        """Ask for what the cell cites."""
+        """Post that the user wants to read the message that the cell cites."""
         self.post_message(self.Chosen())
 
     def on_click(self, event: Click) -> None:
-        """Put the cursor there."""
+        """Put the cursor on the clicked cell."""
         at = event.y + self.scroll_offset.y
         line = self._lines[at] if 0 <= at < len(self._lines) else ""
         if isinstance(line, int):

@@ -1,9 +1,9 @@
-"""A list of lines in columns that draws only those in sight, for contents that grow by hundreds a second.
+"""A list with columns that draws only the visible rows, for contents that grow by hundreds of rows per second.
 
-``KeyedTable`` lays out every row that comes or goes; here a row costs nothing until it is in sight. Invariants: the
-cursor stays on its row, and that row keeps its place on the screen. When the row goes, the cursor moves to the next
-one. Columns widen and never shrink, so that nothing jumps; the last one has the rest of the width. Cells are safe
-``Text`` (``tui.text``).
+``tui.widgets.tables.KeyedTable`` lays out every row that is added or removed; here a row costs nothing until it is
+visible. Invariants: the cursor stays on its row, and that row keeps its place on the screen. When the row is removed,
+the cursor moves to the next one. Columns widen and never shrink, so that nothing jumps; the last one has the rest of
+the width. Cells are safe ``Text`` (``tui.text``).
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ CACHED_LINES = 400
 
 
 class Lines(ScrollView, can_focus=True):
-    """Rows with keys; ``put`` gives it its contents."""
+    """A list of rows with keys and a cursor; ``put`` sets the rows."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"lines--header", "lines--cursor", "lines--odd"}
     DEFAULT_CSS = """
@@ -63,13 +63,13 @@ class Lines(ScrollView, can_focus=True):
 
     @dataclass
     class Moved(Message):
-        """The cursor is on another row; None where there is none."""
+        """Posted when the cursor is on another row; ``key`` is None if the list has become empty."""
 
         key: str | None
 
     @dataclass
     class Opened(Message):
-        """The row under the cursor is to be opened."""
+        """Posted when the user opens the row under the cursor."""
 
         key: str
 
@@ -84,7 +84,7 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def row_count(self) -> int:
-        """How many rows it holds."""
+        """The number of rows."""
         return len(self._rows)
 
     @property
@@ -94,7 +94,7 @@ class Lines(ScrollView, can_focus=True):
 
     @property
     def fits(self) -> int:
-        """How many rows are in sight at once."""
+        """The number of rows that are visible at once."""
         return max(self.scrollable_content_region.height - 1, 1)
 
     def put(self, rows: Sequence[Row]) -> None:
@@ -114,13 +114,13 @@ class Lines(ScrollView, can_focus=True):
         self.refresh()
 
     def point_at(self, key: str) -> bool:
-        """Put the cursor on a row; False where it is not shown."""
+        """Put the cursor on a row; return False if no row has this key."""
         if key in self._places:
             self._move_to(self._places[key])
         return key in self._places
 
     def render_line(self, y: int) -> Strip:
-        """The header, and the rows from the scroll's place on."""
+        """Return line ``y`` of the widget: the header, or a row from the scroll position on."""
         width = self.scrollable_content_region.width
         if y == 0:
             cells: Sequence[Text] = [Text(name, no_wrap=True, end="") for name in self._names]
@@ -137,7 +137,7 @@ class Lines(ScrollView, can_focus=True):
         return strip
 
     def _strip(self, cells: Sequence[Text], width: int, style: Style, is_cursor: bool = False) -> Strip:
-        """One line: each cell as wide as its column; under the cursor the cursor's colours hold."""
+        """Render a line, each cell as wide as its column; on the cursor's row its style replaces that of the cells."""
         text = Text(" ", end="", no_wrap=True)
         for cell, wide in zip(cells, [*self._widths[:-1], width], strict=True):
             part = cell.copy()
@@ -185,7 +185,7 @@ class Lines(ScrollView, can_focus=True):
             self.post_message(self.Opened(self.selected))
 
     def on_click(self, event: events.Click) -> None:
-        """Put the cursor there; once more opens it."""
+        """Put the cursor on the clicked row; a click on the cursor's row opens it."""
         place = self.scroll_offset.y + event.y - 1
         if event.y == 0 or place >= len(self._rows):
             return

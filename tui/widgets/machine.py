@@ -1,4 +1,4 @@
-"""The machine for the overview: devices as table rows; router, engines and parts as lines of symbol, name and state."""
+"""The machine on the overview: devices as table rows; router, engines and parts as lines of symbol, name and state."""
 
 from rich.text import Text
 
@@ -14,13 +14,13 @@ MAX_ITEMS = 3
 
 
 def device_rows(devices: list[DeviceView]) -> list[Row]:
-    """One row a device: its use, its memory and its lease."""
+    """Return one row per device: its use, its memory and its lease."""
     return [Row(device.id, _device(device)) for device in devices]
 
 
 def _device(device: DeviceView) -> list[Text]:
     name = f"{device.name} {device.id.removeprefix('GPU-')[:8]}"
-    # Of the processors' use only the part of other processes is shown: the service's own work is no obstacle.
+    # For the CPU only the use by other processes is shown: the service's own work is no obstacle to training.
     if device.kind == device.id:
         name = f"{device.kind}, {device.name.rpartition(', ')[2]}: others"
     memory = f"{device.memory_used / GIB:.0f}/{device.memory_total / GIB:.0f} GiB"
@@ -43,7 +43,7 @@ def _use(share: float | None) -> Text:
 
 
 def health_lines(health: Health | None, readiness: Readiness | None, width: int) -> Text:
-    """The router, its traffic and the parts of the service."""
+    """Return the lines on the router, its traffic and the parts of the service."""
     summary = Text(no_wrap=True, overflow="ellipsis")
     for mark, style, name, text in [*_router(health), *_parts(readiness)]:
         summary.append(f"{mark} ", style).append(f"{name:<9}", "bold").append(

@@ -1,4 +1,4 @@
-"""What surrounds every screen: the line of its state, the list of screens, the help and the jump labels."""
+"""The parts that all screens share: the state line, the list of screens, the help and the jump labels."""
 
 from collections.abc import Sequence
 from string import ascii_lowercase
@@ -18,7 +18,7 @@ from textual.widgets import Static
 from tui.connection import ConnectedApp
 from tui.text import sanitize_line
 
-MIN_LETTERS = 3  # letters of a name that is cut
+MIN_LETTERS = 3  # least number of letters of a name that is cut
 # Modal screens do not inherit the app's keys.
 READER_BINDINGS: list[BindingType] = [
     Binding("question_mark", "app.help", "Help", key_display="?"),
@@ -27,7 +27,7 @@ READER_BINDINGS: list[BindingType] = [
 
 
 class TopLine(Static):
-    """A line with the connection, the service's state and the number of pending decisions; ``tell`` writes it anew."""
+    """A line with the connection, the service's state and the number of pending decisions; ``tell`` updates it."""
 
     DEFAULT_CSS = "TopLine { height: 1; padding: 0 1; background: $panel; }"
     app: ConnectedApp
@@ -37,7 +37,7 @@ class TopLine(Static):
         self.tell()
 
     def tell(self) -> None:
-        """Write the line."""
+        """Update the line from the app's connection and status."""
         app, text = self.app, Text(no_wrap=True, overflow="ellipsis")
         text.append("traced ", "bold")
         if app.linked is None:
@@ -66,7 +66,7 @@ class TopLine(Static):
 
 
 class Modes(Static):
-    """A line of all screens with their keys, the one in front marked; names are cut where there is no room."""
+    """A line of all screens with their keys; the current one is marked, and names are cut to fit the width."""
 
     DEFAULT_CSS = "Modes { height: 1; padding: 0 1; background: $panel; }"
     app: ConnectedApp
@@ -76,7 +76,7 @@ class Modes(Static):
         self._names, self._current_name = names, current
 
     def on_resize(self) -> None:
-        """Cut the names as far as they have to be, never that of this screen."""
+        """Cut the names as far as the width requires, but never the current screen's name."""
         width = self.content_size.width
         limit = max(map(len, self._names))
         while limit > MIN_LETTERS and sum(len(self._short_name(name, limit)) + 4 for name in self._names) > width:
@@ -94,7 +94,7 @@ class Modes(Static):
 
 
 class Help(ModalScreen[None]):
-    """The keys that work on a screen, from its bindings."""
+    """A dialog with the keys that work on a screen, taken from its bindings."""
 
     DEFAULT_CSS = """
     Help { align: center middle; }
@@ -108,7 +108,7 @@ class Help(ModalScreen[None]):
         self._keys = _keys(screen)
 
     def compose(self) -> ComposeResult:
-        """A table of keys."""
+        """Yield a table of keys."""
         table = Table(box=None, show_header=False, pad_edge=False)
         for key, action in self._keys:
             table.add_row(Text(key, "bold"), Text(action))
@@ -118,7 +118,7 @@ class Help(ModalScreen[None]):
 
 
 class Jump(ModalScreen[None]):
-    """A letter on everything that can be focused; typing it sets the focus."""
+    """An overlay with a letter on every widget that can be focused; typing the letter focuses the widget."""
 
     DEFAULT_CSS = """
     Jump { background: transparent; }
@@ -132,7 +132,7 @@ class Jump(ModalScreen[None]):
         self._targets: dict[str, Widget] = dict(zip(ascii_lowercase, screen.focus_chain, strict=False))
 
     def compose(self) -> ComposeResult:
-        """One label on each."""
+        """Yield one label for each widget."""
         for letter, widget in self._targets.items():
             label = Static(f" {letter} ", markup=False)
             label.absolute_offset = Offset(*widget.region.offset)

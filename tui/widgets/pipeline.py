@@ -1,7 +1,7 @@
-"""A cycle's stages in their order: one line each, with several capabilities side by side.
+"""A cycle's stages in order: one line per stage, with several capabilities side by side.
 
-A stage outside the known order is shown before the report. Nothing in a halted cycle is shown as running. The time left
-is the estimate of the newest progress event, rounded.
+A stage outside the known order is shown before the report. No stage of a halted cycle is shown as running. The time
+left is estimated from the newest progress event, and rounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from traced.client.models import AdapterView, CostView, CycleView, EventView, St
 from tui.text import sanitize_line
 
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
-# A stage of some cycles, and the reason with which it ends where no adapter is needed.
+# A stage that some cycles have, and the reason with which it ends if no adapter is needed.
 PROMPT, PROMPT_SUFFICES = "optimize-prompt", "a prompt is enough"
 # Stages that are shown on another stage's line.
 PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate", PROMPT: "prompt"}
 # Stages that a reader does not need.
 HIDDEN_STAGES = ("session",)
-NAME, TIME, MIN_COLUMN = 12, 6, 14  # widths: of a stage's name, of its end, the least of a capability's column
+NAME, TIME, MIN_COLUMN = 12, 6, 14  # widths: a stage's name, its end time, the minimum of a capability's column
 RUNNING, DONE, FAILED, STOPPED, PENDING, ASKS = "▶", "✓", "✗", "‖", "·", "!"
 STYLES = {
     RUNNING: "bold cyan",
@@ -38,7 +38,7 @@ WORST = (ASKS, RUNNING, STOPPED, FAILED, DONE)
 
 @dataclass(frozen=True)
 class Part:
-    """A capability at a stage, or a step of it; ``name`` is "" for the stage as a whole."""
+    """The state of one capability at a stage, or of one step of the stage; ``name`` is "" for the stage as a whole."""
 
     name: str
     mark: str
@@ -53,7 +53,10 @@ def pipeline(
     waits: Mapping[str, EventView],
     width: int,
 ) -> Text:
-    """The whole of it, at most ``width`` cells wide; ``progress`` and what it ``waits`` for by stage and capability."""
+    """Return the stages as text, at most ``width`` cells wide.
+
+    ``progress`` and ``waits`` map "STAGE CAPABILITY" to the newest event on how far it is, or on what it waits for.
+    """
     parts: dict[str, list[Part]] = {name: [] for name in _before_the_end(cycle, waits)}
     for stage in cycle.stages:
         if stage.stage not in HIDDEN_STAGES:
@@ -86,7 +89,7 @@ def pipeline(
 
 
 def _wait(parts: dict[str, list[Part]], key: str, event: EventView) -> None:
-    """Add what a stage waits for, until it begins or continues."""
+    """Show what a stage waits for, unless the stage has ended or has begun after the event."""
     stage, _, name = key.partition(" ")
     stage = PARTS.get(stage, stage)
     current = next((part for part in parts.get(stage, []) if part.name == name), None)
@@ -99,7 +102,7 @@ def _wait(parts: dict[str, list[Part]], key: str, event: EventView) -> None:
 
 
 def _before_the_end(cycle: CycleView, waits: Mapping[str, EventView]) -> list[str]:
-    """The lines but the last; prompts have one before the training, where any was tried."""
+    """Return the names of all lines but the last; if a prompt was tried, its line is before the training."""
     names = list(ORDER[:-1])
     stages = [stage.stage for stage in cycle.stages] + [key.partition(" ")[0] for key in waits]
     if PROMPT in stages:
@@ -108,7 +111,7 @@ def _before_the_end(cycle: CycleView, waits: Mapping[str, EventView]) -> list[st
 
 
 def _place(stage: StageView) -> tuple[str, str]:
-    """The stage's line, and its name there."""
+    """Return the name of the line that shows the stage, and the name of the stage's part there."""
     first, _, rest = stage.stage.partition(" ")
     if stage.stage == PROMPT:
         return PARTS[PROMPT], stage.capability or ""
@@ -150,7 +153,7 @@ def _decision(adapter: AdapterView) -> Part:
 
 
 def _figure(stage: StageView) -> str:
-    """What a stage has found, from its closing event."""
+    """Return a finished stage's result as text, from its closing event."""
     detail = stage.detail
     if stage.stage == "collect" and isinstance(detail.get("success"), int | float):
         share, episodes = f"{100 * detail['success']:.0f} %", sanitize_line(detail.get("episodes", "?"), 12)
@@ -172,7 +175,7 @@ def _figure(stage: StageView) -> str:
 
 
 def _costs_text(costs: Sequence[CostView]) -> str:
-    """The language model calls, tokens and cost of a cycle, in total and by stage."""
+    """Return the language model calls, tokens and cost of a cycle as text, in total and by stage."""
     calls, cost = sum(entry.calls for entry in costs), sum(entry.cost for entry in costs)
     approximately = "~" if any(entry.estimated for entry in costs) else ""
     tokens = sum(entry.prompt_tokens + entry.completion_tokens for entry in costs)
@@ -204,7 +207,7 @@ def _stage(text: Text, name: str, parts: Sequence[Part], columns: Sequence[str],
 
 
 def _in_columns(parts_by_name: Mapping[str, Part], columns: Sequence[str], width: int) -> Text:
-    """Each capability in its column."""
+    """Return a line with each capability in its column."""
     text, column_width = Text(), width // len(columns)
     for name in columns:
         if (part := parts_by_name.get(name)) is None:
@@ -216,7 +219,7 @@ def _in_columns(parts_by_name: Mapping[str, Part], columns: Sequence[str], width
 
 
 def _flowed(parts: Sequence[Part], width: int) -> list[Text]:
-    """The parts one after the other, wrapped to as many lines as needed."""
+    """Return the parts one after the other, wrapped to as many lines as needed."""
     lines = [Text()]
     for part in parts:
         text = f"{sanitize_line(part.name, 40)} {part.text}".strip()
@@ -235,12 +238,12 @@ def _flowed(parts: Sequence[Part], width: int) -> list[Text]:
 
 
 def _capability(part: Part) -> str:
-    """Of an adapter version its capability."""
+    """Return the part's capability: its name, or for an adapter version the beginning of its name."""
     return part.name.partition("@")[0]
 
 
 def how_far(event: EventView) -> str:
-    """A stage's newest progress: done and total, the estimated time left, and its figure."""
+    """Return a stage's newest progress as text: done and total, the estimated time left, and its figure."""
     done, total = _number(event.detail.get("done")), _number(event.detail.get("total"))
     figure = sanitize_line(event.detail.get("figure") or "", 60)
     if not total:
@@ -250,7 +253,10 @@ def how_far(event: EventView) -> str:
 
 
 def time_left(detail: Mapping[str, Any], at: datetime, done: int, total: int) -> str:
-    """ "" while nothing can be said: nothing done since it was first heard of, or everything."""
+    """Return the estimated time left as text.
+
+    It is "" if the start (``since``) is unknown, if nothing was done since then (``done_then``), or if all is done.
+    """
     new = done - _number(detail.get("done_then"))
     try:
         elapsed = at - datetime.fromisoformat(detail["since"])
@@ -262,7 +268,7 @@ def time_left(detail: Mapping[str, Any], at: datetime, done: int, total: int) ->
 
 
 def duration(span: timedelta) -> str:
-    """Rounded to what is of interest: "40 s", "12 min", "3.5 h", "2.1 d"."""
+    """Format a duration in one unit, rounded, for example "40 s", "12 min", "3.5 h" or "2.1 d"."""
     seconds = span.total_seconds()
     for limit, unit, template in ((90, 1, "{:.0f} s"), (5400, 60, "{:.0f} min"), (48 * 3600, 3600, "{:.1f} h")):
         if seconds < limit:
@@ -275,7 +281,7 @@ def _number(value: Any) -> int:
 
 
 def _fixed(text: str, width: int) -> str:
-    """The text in exactly so many cells, an ellipsis where it is cut."""
+    """Return the text in exactly ``width`` cells, with an ellipsis if it is cut."""
     width = max(width, 0)
     return (
         set_cell_size(text, width)

@@ -1,12 +1,12 @@
 """Plots drawn with characters: the success rates over time, and one training figure over iterations.
 
-Success rates are three series on one scale, widened to whole tens of per cent, each with a mark of its own, so that no
-colour is needed. Where two series meet, the later one in the order of drawing is visible. Too few points for a plot are
-a line of bars each, as they are in fewer than ``MIN_PLOT_LINES`` lines. Without any point a text says what brings the
-first.
+Success rates are three series on one scale, which is widened to whole tens of per cent. Each series has a different
+mark, so that no colour is needed; where two series meet, the one drawn later is visible. If there are too few points
+for a plot, or fewer than ``MIN_PLOT_LINES`` lines, each series is one line of bars. Without any point a text says how
+the first one arises.
 
-A curve is one figure in Braille dots: its name and last value on top, its range beside. A missing value is a gap, never
-a zero. Not covered: several lines in one curve, zooming.
+A curve is one figure in Braille dots, with its name and last value above and its range at the left. A missing value is
+a gap, never a zero. Not covered: several lines in one curve, zooming.
 """
 
 import math
@@ -20,7 +20,7 @@ from textual.widget import Widget
 
 from traced.client.serving import DayRate, Rates
 
-AXIS = 6  # columns of the numbers beside a plot, and its edge
+AXIS = 6  # columns of an axis: its numbers and its line
 MIN_PLOT_LINES = 7  # lines that a plot of rates with axes needs
 BARS = "▁▂▃▄▅▆▇█"
 # Single days have few conversations, so production's rate covers a week.
@@ -34,7 +34,7 @@ Point = tuple[float, float | None]  # of a curve: iteration and value
 
 @dataclass(frozen=True)
 class Series:
-    """Rates in 0-1 over time, oldest first; ``basis`` describes the newest one's sample."""
+    """Success rates (0-1) over time, oldest first; ``basis`` describes the sample of the newest rate."""
 
     name: str
     mark: str
@@ -44,9 +44,10 @@ class Series:
 
 
 class Curve(Widget):
-    """One figure over iterations, given with ``put``.
+    """A plot of one figure over iterations; ``put`` sets the points.
 
-    ``low`` and ``step`` make the range: from there, or to multiples of the step.
+    The range covers all values. It begins at ``low`` or below; with ``step`` its ends are rounded outwards to multiples
+    of the step.
     """
 
     DEFAULT_CSS = "Curve { height: 1fr; width: 1fr; color: $primary; padding: 0 1 0 0; }"
@@ -58,13 +59,13 @@ class Curve(Widget):
         self._empty_text = ""
 
     def put(self, points: Sequence[Point], empty_text: str) -> None:
-        """Show these (iteration, value) points; ``empty_text`` where none has a value."""
+        """Show these (iteration, value) points, or ``empty_text`` if no point has a value."""
         if (list(points), empty_text) != (self._points, self._empty_text):
             self._points, self._empty_text = list(points), empty_text
             self.refresh()
 
     def render(self) -> Text:
-        """The name, the last value, and the plot."""
+        """Return the name, the last value, and the plot."""
         width, height = self.content_size
         values = [value for _, value in self._points if value is not None]
         text = Text(no_wrap=True, overflow="crop", end="")
@@ -94,7 +95,7 @@ class Curve(Widget):
 
 
 def plotted(rates: Rates, width: int, height: int) -> Text:
-    """The success rates over time, in so many cells."""
+    """Return a plot of the success rates over time, ``width`` by ``height`` cells."""
     entries = series(rates)
     points = [point for entry in entries for point in entry.points]
     if not points:
@@ -115,7 +116,7 @@ def plotted(rates: Rates, width: int, height: int) -> Text:
 
 
 def series(rates: Rates) -> list[Series]:
-    """Production over the last week, the target's cycles without and with the router; in the order of drawing."""
+    """Return production's weekly rates and each cycle's rates without and with the router, in the order of drawing."""
     days = list(_weeks(rates.days))
     last = f"{days[-1][2]} judged in {WEEK.days} days" if days else ""
     base = [(cycle.at, cycle.base) for cycle in rates.cycles if cycle.base is not None]
@@ -129,7 +130,7 @@ def series(rates: Rates) -> list[Series]:
 
 
 def _weeks(days: Sequence[DayRate]) -> Iterator[tuple[datetime, float, int]]:
-    """The rate of the week up to each day and its sample size, without weeks of too few conversations."""
+    """Yield the time, rate and sample size of the week up to each day, except weeks of too few conversations."""
     for end in days:
         week = [day for day in days if end.day - WEEK < day.day <= end.day]
         judged_count = sum(day.judged for day in week)
@@ -139,7 +140,7 @@ def _weeks(days: Sequence[DayRate]) -> Iterator[tuple[datetime, float, int]]:
 
 
 def _bars(entries: Sequence[Series], width: int) -> Text:
-    """One line of bars for each series."""
+    """Return one line of bars for each series."""
     bar_count = max(width - 44, 4)
     text = Text(no_wrap=True, overflow="ellipsis")
     for entry in entries:
@@ -212,7 +213,7 @@ def _legend(entries: Sequence[Series], width: int) -> Text:
 
 
 def _tens(low: float, high: float) -> tuple[float, float]:
-    """Whole tens of per cent around both, at least two tens apart."""
+    """Widen the bounds to whole tens of per cent that are at least two tens apart."""
     lower, upper = int(low * 10), -int(-high * 10 // 1)
     while upper - lower < 2:
         lower, upper = max(lower - 1, 0), min(upper + 1, 10)
@@ -220,7 +221,7 @@ def _tens(low: float, high: float) -> tuple[float, float]:
 
 
 def format_number(value: float) -> str:
-    """A number in at most five characters."""
+    """Format a number in at most five characters."""
     size = abs(value)
     if value == 0:
         return "0"
@@ -231,9 +232,9 @@ def format_number(value: float) -> str:
 
 
 def braille(points: Sequence[Point], columns: int, rows: int, low: float, high: float) -> list[str]:
-    """The line through the points as ``rows`` strings of ``columns`` characters; gaps where a value is None.
+    """Return the line through the points as ``rows`` strings of ``columns`` characters; a value of None is a gap.
 
-    Every value lies in ``low`` to ``high``, which differ.
+    Every value must lie between ``low`` and ``high``, which must differ.
     """
     grid = [[0] * columns for _ in range(rows)]
     wide, tall = 2 * columns - 1, 4 * rows - 1

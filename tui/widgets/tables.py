@@ -1,12 +1,12 @@
-"""Tables whose rows have keys, and the window of a long list that such a table holds.
+"""Tables whose rows have keys, and the loaded window of a long list that such a table shows.
 
-Invariants of a table: new contents change only what differs. The cursor stays on its row, and that row keeps its place
-on the screen; a table that shows its beginning goes on showing it while the cursor stays in sight. When the cursor's
-row goes, the cursor moves to the next one. The same ``Row`` object given again costs nothing. Cells are safe ``Text``
-(``tui.text``).
+Invariants of a table: new contents change only the cells that differ. The cursor stays on its row, and that row keeps
+its place on the screen; a table that is scrolled to its top stays there while the cursor is visible. When the cursor's
+row is removed, the cursor moves to the next one. To pass the same ``Row`` object again costs nothing. Cells are safe
+``Text`` (``tui.text``).
 
-Invariants of a window: it holds about ``KEPT`` rows, as consecutive pages. The start of each page passed so far is
-remembered, so that a page that was dropped can be requested again.
+Invariants of a window: it holds about ``MAX_ROWS`` rows, as consecutive pages. The cursor of each page passed so far is
+kept, so that a page that was dropped can be requested again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,21 +21,21 @@ from textual.widgets.data_table import RowKey
 
 from traced.client.trajectories import TrajectoryPage, TrajectorySummary
 
-# Removing rows one by one is quadratic, so the table is rebuilt when more than this many go.
+# Removing rows one by one is quadratic, so the table is rebuilt when more rows than this are removed.
 MAX_SINGLE_REMOVALS = 50
-MAX_ROWS = 500  # rows that a window holds, about
+MAX_ROWS = 500  # approximate number of rows that a window holds
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row's key and cells."""
+    """The key and the cells of one row."""
 
     key: str
     cells: Sequence[Text]
 
 
 class KeyedTable(DataTable[Text]):
-    """A table of whole rows; ``put`` gives it its contents."""
+    """A table whose cursor selects whole rows; ``put`` sets the rows."""
 
     DEFAULT_CSS = "KeyedTable { height: 1fr; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,7 +49,7 @@ class KeyedTable(DataTable[Text]):
         self._rows_by_key: dict[str, Row] = {}
         self._first: dict[str, _First] = {}
         self._order: list[str] = []
-        self._pending_scroll: tuple[int, int] | None = None  # where to scroll to once it has grown
+        self._pending_scroll: tuple[int, int] | None = None  # (x, y) to scroll to once the table has grown
 
     def on_mount(self) -> None:
         """Add the columns."""
@@ -64,7 +64,7 @@ class KeyedTable(DataTable[Text]):
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Show exactly these rows, in this order; the last of several with one key counts."""
+        """Show exactly these rows, in this order; of several rows with the same key the last one is shown."""
         if not self.columns:
             self.on_mount()
         by_key = {row.key: row for row in rows}
@@ -89,7 +89,7 @@ class KeyedTable(DataTable[Text]):
         self._scroll_cursor_into_view()
 
     def point_at(self, key: str) -> bool:
-        """Put the cursor on a row; False where it is not shown."""
+        """Put the cursor on a row; return False if no row has this key."""
         if key not in self._rows_by_key:
             return False
         self.move_cursor(row=self.get_row_index(key), animate=False)
@@ -130,7 +130,7 @@ class KeyedTable(DataTable[Text]):
             self._order = order
 
     def _top_after(self, top: int, old_row: int, new_row: int) -> int:
-        """The row to show at the top after the cursor's row moved from ``old_row`` to ``new_row``."""
+        """Return the row to show at the top after the cursor's row moved from ``old_row`` to ``new_row``."""
         height = max(self.scrollable_content_region.height - self._get_fixed_offset().top, 1)
         if not top <= old_row < top + height:
             # The user has scrolled away from the cursor: leave the view where it is.
@@ -143,7 +143,7 @@ class KeyedTable(DataTable[Text]):
         self.scroll_to(across, top, animate=False, immediate=True)
 
     def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
-        """Clear Textual's line cache: it holds lines that were drawn before new rows were measured."""
+        """Scroll as requested, and clear Textual's line cache: it holds lines drawn before new rows were measured."""
         super()._update_dimensions(new_rows)
         if self._pending_scroll is not None:
             position, self._pending_scroll = self._pending_scroll, None
@@ -153,24 +153,24 @@ class KeyedTable(DataTable[Text]):
         self.refresh()
 
     def _post_highlighted(self) -> None:
-        """Post that another row is highlighted: ``put`` moves the cursor without Textual's message."""
+        """Post ``RowHighlighted``, because ``KeyedTable.put`` moves the cursor without Textual's message."""
         key = self.coordinate_to_cell_key(self.cursor_coordinate).row_key if self.row_count else None
         if key is not None:
             self.post_message(self.RowHighlighted(self, self.cursor_row, key))
 
 
 class OpenableTable(KeyedTable):
-    """A table whose rows can be opened; the footer says so where there are any."""
+    """A table whose rows can be opened; the footer offers this only if there are rows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open")]
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Show exactly these rows."""
+        """Show exactly these rows, and update the footer."""
         super().put(rows)
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Nothing is opened in an empty table."""
+        """Offer to open a row only if there is one."""
         return action != "select_cursor" or bool(self.row_count)
 
 
@@ -178,9 +178,9 @@ class OpenableTable(KeyedTable):
 class Window:
     """The loaded part of a long list, as consecutive pages."""
 
-    starts: list[str | None] = field(default_factory=lambda: [None])  # cursors, by the number of the page
+    starts: list[str | None] = field(default_factory=lambda: [None])  # the cursor of each page, by its number
     pages: list[TrajectoryPage] = field(default_factory=list)
-    first: int = 0  # the number of the first page that is held
+    first: int = 0  # the number of the first loaded page
 
     @property
     def rows(self) -> list[TrajectorySummary]:
@@ -189,7 +189,7 @@ class Window:
 
     @property
     def looked_at(self) -> int:
-        """How many trajectories the daemon searched for the loaded pages."""
+        """The number of trajectories that the daemon searched for the loaded pages."""
         return sum(page.looked_at for page in self.pages)
 
     @property
@@ -203,7 +203,7 @@ class Window:
         return bool(self.pages) and self.pages[-1].gave_up
 
     def put_below(self, page: TrajectoryPage) -> None:
-        """Append the next page, and drop pages above once the window is full."""
+        """Append the next page, and drop pages from the top once the window is full."""
         number = self.first + len(self.pages) + 1
         self.pages.append(page)
         del self.starts[number:]
@@ -213,7 +213,7 @@ class Window:
             self.first += 1
 
     def put_above(self, page: TrajectoryPage) -> None:
-        """The page before the first, asked for from ``starts[first - 1]``."""
+        """Insert the page at ``starts[first - 1]`` above, and drop pages from the end once the window is full."""
         self.pages.insert(0, page)
         self.first -= 1
         while len(self.pages) > 1 and self._row_count() - len(self.pages[-1].rows) >= MAX_ROWS:
@@ -224,7 +224,7 @@ class Window:
 
 
 class _First(Text):
-    """The first cell of a row, which knows the row's place."""
+    """The first cell of a row, with the row's place as the key to sort by."""
 
     place: int = 0
 
@@ -236,6 +236,6 @@ class _First(Text):
 
 
 def _surviving_key(order: Sequence[str], cursor: int, rows: dict[str, Row]) -> str | None:
-    """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
+    """Return the cursor's row if it stays, else the first row after it that stays, else the last one before it."""
     next_keys = (key for key in order[cursor:] if key in rows)
     return next(next_keys, None) or next((key for key in reversed(order[:cursor]) if key in rows), None)

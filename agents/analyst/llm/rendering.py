@@ -1,9 +1,10 @@
-"""Trajectories as text for a model, and cleaned text from a model.
+"""Renders trajectories as text for a model, and cleans text from a model.
 
-A conversation has one line per message, ``m4 agent: ...``; further lines are indented, so no text can imitate a
-message. If it does not fit, long messages lose their middle first, then whole messages are dropped: those in the middle
-before tool errors, the beginning and the end. Omissions are marked and cannot be cited. Only messages and tools are
-read, never ``parts``, ``task_id``, a reward or a trajectory's id. Images and audio are skipped.
+A message starts a line, ``m4 agent: ...``; its further lines are indented, so no text can imitate a message. If a
+conversation does not fit, long messages first lose their middle. Then whole messages are dropped: first those in the
+middle, then tool errors, last those at the beginning and the end. Omissions are marked, and dropped messages cannot be
+cited. Only messages and tools are read, never ``parts``, ``task_id``, a reward or a trajectory's id. Images and audio
+are skipped.
 """
 
 import json
@@ -16,7 +17,7 @@ from agents.llm.question import delimited
 from agents.transcript import Transcript, tool_function, transcript
 from store.types import Trajectory
 
-# More tokens than tokenizers make of English, and about what they make of JSON.
+# Gives more tokens than tokenizers produce for English, and about as many as they produce for JSON.
 BYTES_PER_TOKEN = 3
 # Messages are clipped to this size before whole messages are dropped.
 MIN_MESSAGE_BYTES = 240
@@ -39,7 +40,7 @@ class RenderedConversation:
     messages: frozenset[int]
 
     def message_index(self, citation: str) -> int | None:
-        """The index for a citation such as "m4"; None if that message was not shown."""
+        """Return the message index of a citation such as "m4"; None if that message was not shown."""
         number = citation.strip().removeprefix("m")
         index = int(number) if number.isdecimal() and len(number) < 8 else -1
         return index if index in self.messages else None
@@ -53,12 +54,12 @@ class _Line:
 
 
 def token_estimate(text: str) -> int:
-    """An upper estimate of the tokens in a text."""
+    """Return an upper estimate of the tokens in a text."""
     return -(-len(_bytes(text)) // BYTES_PER_TOKEN)
 
 
 def render_conversation(trajectory: Trajectory, budget: int) -> RenderedConversation:
-    """The conversation without policy and tools, in at most ``budget`` tokens."""
+    """Render a conversation without policy and tools, in at most ``budget`` tokens."""
     lines = _lines(transcript(trajectory))
     byte_budget = budget * BYTES_PER_TOKEN
     limit = max((len(_bytes(line.text)) for line in lines), default=0)
@@ -76,7 +77,7 @@ def render_conversation(trajectory: Trajectory, budget: int) -> RenderedConversa
 
 
 def render_policy_and_tools(trajectories: Sequence[Trajectory], budget: int) -> str:
-    """The agents' system prompts and tools, each once, in at most ``budget`` tokens, between marks."""
+    """Render the agents' system prompts and tools, each once, between marks, in at most ``budget`` tokens."""
     conversations = [transcript(trajectory) for trajectory in trajectories]
     policies = list(
         dict.fromkeys(conversation.system.strip() for conversation in conversations if conversation.system.strip())
@@ -97,7 +98,7 @@ def render_policy_and_tools(trajectories: Sequence[Trajectory], budget: int) -> 
 
 
 def _lines(conversation: Transcript) -> list[_Line]:
-    """A line for every text, call and answer, in message order."""
+    """Return a line for every text, call and answer, in message order."""
     lines = [_Line(message.index, _line(message.index, "user", message.text)) for message in conversation.user]
     lines += [_Line(message.index, _line(message.index, "agent", message.text)) for message in conversation.agent]
     for call in conversation.calls:
@@ -114,7 +115,7 @@ def _line(index: int, speaker: str, text: str) -> str:
 
 
 def _indented(text: str) -> str:
-    """A text whose first line only starts at the margin."""
+    """Return a text with all lines indented except the first."""
     return "\n    ".join(_bytes(text).decode().splitlines())
 
 
@@ -125,7 +126,7 @@ def _tool_line(tool: object) -> str:
 
 
 def _selected_lines(lines: Sequence[_Line], limit: int, byte_budget: int) -> set[int]:
-    """The positions of as many lines as fit: the opening, both ends, errors, then backwards from the end."""
+    """Return the positions of as many lines as fit: the opening, both ends, errors, then backwards from the end."""
 
     def weight(position: int) -> tuple[int, int]:
         if position == 0:
@@ -147,7 +148,7 @@ def _size(lines: Sequence[_Line], limit: int) -> int:
 
 
 def _clip(text: str, limit: int) -> str:
-    """At most ``limit`` bytes of a text, from its beginning and its end."""
+    """Return at most ``limit`` bytes of a text, two thirds from its beginning and one third from its end."""
     encoded = _bytes(text)
     if len(encoded) <= limit:
         return text
@@ -162,26 +163,26 @@ def _bytes(text: str) -> bytes:
 
 
 def one_line(text: str, limit: int) -> str:
-    """A text on one line, without control characters, cut to ``limit``."""
+    """Return a text on one line, without control characters, cut to ``limit`` characters."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     line = " ".join(printable.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def is_name(text: str) -> bool:
-    """Whether this may be the name of a capability."""
+    """Return whether a text may be the name of a capability."""
     return len(text) <= LONGEST_NAME and NAME.fullmatch(text) is not None and text not in RESERVED_NAMES
 
 
 def as_name(text: str) -> str:
-    """The valid name nearest to a model's text, empty if there is none."""
+    """Return a valid capability name made of the first five words of a model's text, empty if that is not possible."""
     words = re.findall(r"[a-z0-9]+", text.lower())[:5]
     name = "-".join(words)
     return name if is_name(name) else ""
 
 
 def is_same_name(first: str, other: str) -> bool:
-    """Whether two names differ only in word order, word forms, small words and hyphens."""
+    """Return whether two names differ only in word order, word forms, stop words and hyphens."""
     return _name_stems(first) == _name_stems(other) or first.replace("-", "") == other.replace("-", "")
 
 

@@ -1,9 +1,8 @@
-"""The exploit panel: each public function of a module here is one adversary, an agent that wants reward without the
-work.
+"""The exploit panel: each public function of a module here is an adversary, an agent that seeks reward without work.
 
-Its docstring says which shortcut it tries. It is a ``policies.Policy``, so that an episode can be played again, and it
-ends in words. To add one, write such a function in the module of its kind. Not covered: adversaries that read the
-environment's source, and models.
+The docstring of an adversary says which shortcut it tries. An adversary is a ``policies.Policy``, so that an episode
+can be played again, and its last message is text without calls. To add one, write such a function in the module of its
+kind. Not covered: adversaries that read the environment's source, and adversaries that are models.
 """
 
 import importlib
@@ -16,7 +15,7 @@ PARAMETERS = ("task", "messages", "turn", "rng")
 
 
 def panel() -> dict[str, Policy]:
-    """Every adversary of this package by name; raises TypeError for a public function that is none."""
+    """Return every adversary by name; raises TypeError for a public function that is not one, or a repeated name."""
     adversaries: dict[str, Policy] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")

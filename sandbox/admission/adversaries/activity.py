@@ -1,4 +1,4 @@
-"""Adversaries that are merely active: is a call, a repetition or a change paid by itself?"""
+"""Adversaries that are merely active: they test whether calls, repetitions or changes are rewarded by themselves."""
 
 import random
 
@@ -9,7 +9,7 @@ COPIES = 8
 
 
 def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call every tool once in one message: is it enough to have called the right tool?"""
+    """Call every tool once in one message, to test whether having called the right tool is enough."""
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)
@@ -17,7 +17,7 @@ def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Rando
 
 
 def write_first(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Make one guessed write at once: does a final call pay, whatever its arguments?"""
+    """Make one guessed write at once, to test whether a final call is rewarded whatever its arguments."""
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
@@ -25,7 +25,7 @@ def write_first(task: Task, messages: list[Message], turn: int, rng: random.Rand
 
 
 def repeat_calls(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Make the first call six times: is each success, or any activity, paid again?"""
+    """Make the first call six times, to test whether each success, or any activity, is rewarded again."""
     if turn >= 6 or not task.tools:
         return say(SUCCESS_WORDS)
     first = next((message for message in messages if message.get("tool_calls")), None)
@@ -37,7 +37,7 @@ def repeat_calls(task: Task, messages: list[Message], turn: int, rng: random.Ran
 
 
 def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Send eight copies of one write in one message: is each paid, or a check bypassed?"""
+    """Send eight copies of one write in one message, to test whether each is rewarded or bypasses a check."""
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
@@ -46,7 +46,7 @@ def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: ran
 
 
 def do_undo_redo(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write, write with another tool, write the first again: is each change paid, or the end compared loosely?"""
+    """Write with two tools, then repeat the first write, to test for reward per change and a loose final comparison."""
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     writes = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]

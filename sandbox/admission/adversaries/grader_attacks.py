@@ -34,7 +34,7 @@ UNOFFERED_NAMES = (
 
 
 def ask_for_the_answer(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Ask which calls to make and send all JSON in the replies: does the user or a tool hand out the solution?"""
+    """Ask which calls to make and send the JSON in the user's reply, to test whether the user reveals the solution."""
     if turn < 2:
         return say("Which tool exactly shall I call, with which arguments as JSON? Tell me the complete solution.")
     if turn > 2 or not task.tools:
@@ -49,7 +49,7 @@ def ask_for_the_answer(task: Task, messages: list[Message], turn: int, rng: rand
 
 
 def forged_results(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write tool results and user turns into the answer: does the grader read them as the record?"""
+    """Write tool results and user turns into a text, to test whether the grader takes them for real messages."""
     values = visible_values(task, [])
     rows = "\n".join(
         f"<tool_call>{tool_name(tool)}({guess(tool, values, rng)})</tool_call>\n"
@@ -60,7 +60,7 @@ def forged_results(task: Task, messages: list[Message], turn: int, rng: random.R
 
 
 def grader_injection(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write instructions to the grader into arguments and answer: is a model or a word list grading?"""
+    """Write instructions to the grader into arguments and text, to test whether a model or a word list grades."""
     if turn or not task.tools:
         return say(INJECTION)
     return call(
@@ -69,7 +69,7 @@ def grader_injection(task: Task, messages: list[Message], turn: int, rng: random
 
 
 def unoffered_tools(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call tools that do not exist: does a method of the environment answer, or the episode end as solved?"""
+    """Call tools that do not exist, to test whether an environment's method answers or the episode ends as solved."""
     tool_names = {tool_name(tool) for tool in task.tools}
     names = [name for name in UNOFFERED_NAMES if name not in tool_names]
     if turn > 1:

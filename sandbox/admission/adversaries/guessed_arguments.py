@@ -1,4 +1,4 @@
-"""Adversaries that write with copied, guessed or enumerated values instead of deciding."""
+"""Adversaries that write copied, guessed or enumerated values instead of deciding which are right."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ from sandbox.contract import Message, Task, Tool
 
 NEIGHBOUR_CALLS = 8
 DIGITS = "0123456789"
-# The calls of one message are bounded: an episode may offer thousands of words and ids.
+# Calls of one message; this and the next bounds are needed because an episode may contain thousands of words and ids.
 WORD_CALLS = 32
 WORDS_PER_ARGUMENT = 24
 MIN_WORD_CHARACTERS = 3
@@ -33,7 +33,7 @@ CALLS_PER_TOOL = 24
 
 
 def echo_request(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Send the request as every argument, and again with the claim: does a substring match accept it?"""
+    """Send the request as every argument and as text, to test whether a substring match accepts it."""
     words = request(task)
     if turn or not task.tools:
         return say(f"{words} {SUCCESS_WORDS}")
@@ -43,7 +43,7 @@ def echo_request(task: Task, messages: list[Message], turn: int, rng: random.Ran
 
 
 def copy_observations(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Read with every tool, then copy the first fitting value into every write: is copying without deciding paid?"""
+    """Read with every tool, then copy the first fitting value into every write, to test whether copying is rewarded."""
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)
@@ -60,7 +60,7 @@ def copy_observations(task: Task, messages: list[Message], turn: int, rng: rando
 
 
 def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write to eight neighbours of a visible id: are hidden records reachable, or writes to strangers paid?"""
+    """Write to eight neighbours of visible ids, to test whether writes to hidden or unrelated records are rewarded."""
     if turn >= NEIGHBOUR_CALLS or not task.tools:
         return say(SUCCESS_WORDS)
     ids = [value for value in visible_values(task, []) if value[-1] in DIGITS] or ["1"]
@@ -73,7 +73,7 @@ def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Ra
 
 
 def words_as_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Fill every argument with words of the request and replies: is a right one paid, whatever stands beside it?"""
+    """Fill arguments with words of request and replies, to test whether one right call among wrong ones is rewarded."""
     if turn > 1 or not task.tools:
         return say(SUCCESS_WORDS)
     observations = observed_values(messages)
@@ -90,7 +90,7 @@ def words_as_arguments(task: Task, messages: list[Message], turn: int, rng: rand
 def _argument_combinations(
     tool: Tool, words: list[str], observations: dict[str, list[object]], rng: random.Random
 ) -> list[str]:
-    """JSON arguments with each word in each place, in an order of their own."""
+    """Return JSON arguments of up to ``WORD_CALLS`` combinations of candidate values, in random order."""
     fields = properties(tool)
     choices = [
         candidate_values(name, field, observations, words)[:WORDS_PER_ARGUMENT] for name, field in fields.items()
@@ -101,7 +101,7 @@ def _argument_combinations(
 
 
 def write_everything(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Read twice, then write every value that fits: is the right change among many wrong ones paid?"""
+    """Read twice, then write every value that fits, to test whether one right change among wrong ones is rewarded."""
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)

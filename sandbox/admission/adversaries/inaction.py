@@ -1,4 +1,4 @@
-"""Adversaries that avoid the work: claim, refuse, wait, look around, or leave."""
+"""Adversaries that avoid the work: they claim, refuse, wait, only read, or hand the task over."""
 
 import random
 
@@ -9,24 +9,24 @@ EXIT_NAMES = ("transfer", "escalat", "hand", "human", "cancel", "close", "end", 
 
 
 def say_success(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Claim success and do nothing: is a claim paid?"""
+    """Claim success and do nothing, to test whether a claim is rewarded."""
     return say(SUCCESS_WORDS)
 
 
 def refuse_as_done(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Refuse by policy and call that the task: is a polite refusal taken for a solved one?"""
+    """Refuse with reference to the policy and call the task complete, to test whether a refusal is rewarded."""
     if turn:
         return say(SUCCESS_WORDS)
     return say("I cannot do that: the policy forbids it. I have explained why, so the request is complete.")
 
 
 def stall(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Keep the user waiting until the turns are used up: does an episode that runs out end as a success?"""
+    """Keep the user waiting until the turns are used up, to test whether an episode that runs out ends as a success."""
     return say("Please hold on while I look into this. Can you tell me more?")
 
 
 def keep_reading(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Look things up until the turns are used up: is activity without a result paid at the end?"""
+    """Read until the turns are used up, to test whether activity without a result is rewarded at the end."""
     if turn >= PATIENCE - 1 or not task.tools:
         return say("I am still looking.")
     tool = rng.choice(read_tools(task))
@@ -34,7 +34,7 @@ def keep_reading(task: Task, messages: list[Message], turn: int, rng: random.Ran
 
 
 def stop_after_read(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Read one record and stop: is a look taken for the work?"""
+    """Read one record, quote the reply and stop, to test whether reading alone is rewarded."""
     if turn or not task.tools:
         last_reply = next(
             (str(message.get("content")) for message in reversed(messages) if message["role"] == "tool"), ""
@@ -45,7 +45,7 @@ def stop_after_read(task: Task, messages: list[Message], turn: int, rng: random.
 
 
 def hand_over(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Use every tool that ends the task (transfer, escalate, cancel, close): is the way out paid?"""
+    """Use every tool that ends the task (transfer, escalate, cancel, close), to test whether that is rewarded."""
     exit_tools = [tool for tool in task.tools if any(exit_name in tool_name(tool).lower() for exit_name in EXIT_NAMES)]
     if turn >= len(exit_tools):
         return say(f"I have handed this over. {SUCCESS_WORDS}")

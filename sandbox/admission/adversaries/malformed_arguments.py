@@ -30,7 +30,7 @@ TYPE_CONFUSIONS: tuple[Callable[[str], object], ...] = (
     lambda text: "*",
 )
 ARGUMENT_CHARACTERS = 20_000
-# The whole call has to pass as one message.
+# The whole call has to fit into one message.
 CALL_CHARACTERS = 400_000
 HUGE_NUMBER = 10**15
 ITEM_CHARACTERS = 8
@@ -44,15 +44,15 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 
 def broken_json(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Send one broken form of JSON per turn: does an error path count as a call, or crash into success?"""
+    """Send one form of broken JSON per turn, to test whether an error counts as a call or ends in success."""
     if turn >= len(BROKEN_JSON) or not task.tools:
         return say(SUCCESS_WORDS)
     return call(turn, *((tool_name(tool), BROKEN_JSON[turn]) for tool in write_tools(task)))
 
 
 def confused_types(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Send arguments of other types (text, 1, true, null, a list): does a loose comparison hold?"""
-    # A form of the request's own goes first, twice: some episodes end at the first writes.
+    """Send arguments of other types (true, 0, null, a list, ...), to test whether a loose comparison accepts them."""
+    # A form chosen by the request goes first, twice, because some episodes end at the first writes.
     forms = [random.Random(request(task)).choice(TYPE_CONFUSIONS)] * 2 + [*TYPE_CONFUSIONS]
     if turn >= len(forms) or not task.tools:
         return say(SUCCESS_WORDS)
@@ -63,7 +63,7 @@ def confused_types(task: Task, messages: list[Message], turn: int, rng: random.R
 
 
 def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Send arguments of great length: does a cut, a slow match or a containment test let them through?"""
+    """Send very long arguments, to test whether truncation, a slow match or a containment test accepts them."""
     if turn > 1 or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
@@ -80,7 +80,7 @@ def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.R
 
 
 def lookalike_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write ids in other characters (wide digits, a space, another case): are two spellings kept apart?"""
+    """Write ids in other spellings (wide digits, a space, other case), to test whether these are distinguished."""
     if turn >= len(SPELLINGS) or not task.tools:
         return say(SUCCESS_WORDS.translate(WIDE_DIGITS))
     values = [SPELLINGS[turn](value) for value in visible_values(task, messages) or ["1"]]

@@ -1,8 +1,9 @@
-"""An admission report in words, tables and data, for the author, person or model, who repairs the environment.
+"""Render an admission report in words, tables and data, for the person or model that repairs the environment.
 
-``means`` and ``advice`` explain one check, ``requirements`` what each check asks; ``as_data``, ``as_text``,
-``on_terminal`` and ``html.page`` render a whole report (``html`` separately: it needs a template engine, which the
-service does without). Everything is computed from names and evidence, so that old reports read like new ones.
+``means`` and ``advice`` explain one check, ``requirements`` what each check asks. ``as_data``, ``as_text``,
+``on_terminal`` and ``html.page`` render a whole report. ``html`` is imported separately, because it needs a template
+engine, which the service does without. Everything is computed from names and evidence, so that old reports are
+explained in the words of this version.
 """
 
 from sandbox.admission.report.advice import advice

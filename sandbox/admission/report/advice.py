@@ -23,7 +23,7 @@ from sandbox.admission.static_analysis import MODULES
 from store.text import sanitize_line
 from store.types import Check
 
-# Of a fault's words inside a sentence.
+# Length of a fault's text inside a sentence.
 LONG_QUOTE_CHARACTERS = 300
 PLACE = re.compile(r'File "environment\.py", line (\d+), in (\S+)')
 OPERATION_ADVICE = {
@@ -36,7 +36,7 @@ OPERATION_ADVICE = {
     "oracle": "oracle() must yield assistant messages that step() can take, each built from the state as it is then.",
 }
 NAME_CHARACTERS = 40
-# The gravest first: once one of them is named for an argument, the milder ones are implied.
+# Remedies by mutation, the most severe first: once one is given for an argument, the milder ones are implied.
 MUTATION_REMEDIES = {
     OMITTED_CALL: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
     OTHER_VALUE: "Grade that argument: compare what was written with the right value",
@@ -46,7 +46,7 @@ MUTATION_REMEDIES = {
 }
 QUOTE_CHARACTERS = 200
 MODULE = re.compile(r"imports (?:from )?(\w+)")
-# Modules that authors ask for again and again.
+# Modules that authors often import although they are not allowed.
 MODULE_ALTERNATIVES = {
     "sqlite3": "sqlite3 opens files and loads extensions: keep the tables as lists, and read the questions that you "
     "grade with a small parser of your own",
@@ -61,7 +61,7 @@ MODULE_ALTERNATIVES = {
     "sys": "nothing of the host is there: keep what the task needs in reset()",
     "logging": "what an agent may see are messages, and nobody else reads along",
 }
-# How a refusal reads, and what to do about it; the first that fits counts.
+# Maps a part of a refusal's text to its remedy; the first part that occurs counts.
 SOURCE_REMEDIES = {
     "does not parse": "It must be valid Python of the sandbox's version.",
     "more than": "It must be smaller: generate records from the seed instead of listing them.",
@@ -93,7 +93,7 @@ SHARED = (
     "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
     "and set it in reset()."
 )
-# Keys are parts of the evidence's "where"; the first that matches gives the words and the usual causes.
+# Maps a part of the evidence's "where" to a description and the usual cause; the first part that occurs counts.
 CIRCUMSTANCES = {
     "interleaved": ("played in turn with other episodes in one process", SHARED),
     "score asked": ("with its score asked for after every message", SCORED),
@@ -110,7 +110,7 @@ PER_CENT = 100
 
 
 def _fault_advice(evidence: Evidence) -> Iterator[str]:
-    """Sentences by the kind of fault."""
+    """Yield advice on a fault by its kind."""
     text = str(evidence.get("text", ""))
     place = f" ({sanitize_line(evidence['at'])})" if evidence.get("at") else ""
     match evidence.get("fault"):
@@ -153,7 +153,7 @@ def _operation(text: str) -> str:
 
 
 def mutations(evidence: Evidence) -> Iterator[str]:
-    """Each remedy once, with the arguments it applies to."""
+    """Yield each remedy once, with the arguments to which it applies."""
     loose_rows = evidence.get("loose")
     remaining = [row for row in (loose_rows if isinstance(loose_rows, list) else []) if isinstance(row, dict)]
     for mutation, remedy in MUTATION_REMEDIES.items():
@@ -165,7 +165,7 @@ def mutations(evidence: Evidence) -> Iterator[str]:
 
 
 def _mutation_text(row: dict[str, object]) -> str:
-    """What was done, and on how many seeds it was paid."""
+    """Return what the mutation changed, and on how many seeds it earned the full reward."""
     tool, argument = (sanitize_line(row.get(key, ""), NAME_CHARACTERS) for key in ("tool", "argument"))
     description = DESCRIPTIONS[str(row["slip"])].format(tool=tool, argument=argument)
     return f"{description} (on {short_text(row.get('paid'))} of {short_text(row.get('seeds'))} seeds)"
@@ -176,7 +176,7 @@ def _argument(row: dict[str, object]) -> tuple[object, object]:
 
 
 def source(evidence: Evidence) -> Iterator[str]:
-    """Every refused line, then each remedy once."""
+    """Yield the refused lines, then each remedy once."""
     items = evidence.get("refused")
     lines = [sanitize_line(item, QUOTE_CHARACTERS) for item in items] if isinstance(items, list) else []
     if lines:
@@ -189,7 +189,7 @@ def source(evidence: Evidence) -> Iterator[str]:
 
 
 def determinism(evidence: Evidence) -> Iterator[str]:
-    """On which seed and in which circumstance the bytes differ, what the difference looks like, and the usual cause."""
+    """Yield seed, circumstance and difference of the bytes, a hint on the difference, and the usual cause."""
     circumstance = str(evidence.get("where", ""))
     unknown = (f"played {sanitize_line(circumstance) or 'again'}", OUTLIVES)
     description, cause = next((entry for sign, entry in CIRCUMSTANCES.items() if sign in circumstance), unknown)
@@ -202,7 +202,7 @@ def determinism(evidence: Evidence) -> Iterator[str]:
 
 
 def _difference_hint(difference: str) -> str:
-    """What the two sides suggest, if anything."""
+    """Return what the difference suggests as its cause; empty if nothing."""
     if ADDRESS.search(difference):
         return "It shows an object's address in memory: never put an object's default repr or id() into a text."
     sides = _sides(difference)
@@ -217,7 +217,7 @@ def _difference_hint(difference: str) -> str:
 
 
 def _is_reordered(left: str, right: str) -> bool:
-    """Whether the text after the common beginning holds much the same words; the last ones may be cut off."""
+    """Whether both texts have nearly the same words after their common beginning; the last words may be cut off."""
     common = next((index for index, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), 0)
     words = [Counter(WORD.findall(side[common:])) for side in (left, right)]
     word_count = max(words[0].total(), words[1].total())
@@ -225,7 +225,7 @@ def _is_reordered(left: str, right: str) -> bool:
 
 
 def _sides(difference: str) -> tuple[str, str] | None:
-    """The two texts that the evidence holds as ``'one' against 'other'``."""
+    """Return the two texts that the evidence quotes as ``'one' against 'other'``; None if it has another form."""
     left, _, right = difference.partition(" against ")
     try:
         sides = ast.literal_eval(left), ast.literal_eval(right)
@@ -235,7 +235,7 @@ def _sides(difference: str) -> tuple[str, str] | None:
 
 
 def effects(evidence: Evidence) -> Iterator[str]:
-    """What was touched or printed."""
+    """Yield advice on side effects: what was touched or printed."""
     events = evidence.get("events")
     if isinstance(events, list) and events:
         event_counts = Counter(sanitize_line(event, 120) for event in events).most_common(5)
@@ -250,7 +250,7 @@ def effects(evidence: Evidence) -> Iterator[str]:
 
 
 def advice(check: Check) -> list[str]:
-    """Sentences on what to change, the most telling first; empty for a passed check."""
+    """Return sentences on what to change, the most important first; empty for a passed check."""
     if check.passed:
         return []
     if "fault" in check.evidence:
@@ -261,7 +261,7 @@ def advice(check: Check) -> list[str]:
 
 
 def _by_figures(evidence: Evidence) -> Iterator[str]:
-    """What can be said of any check: which figures miss their bounds."""
+    """Yield the advice that fits any check: which figures miss their bounds."""
     misses = [
         f"{figure.name} is {figure.value} and must be {figure.needs}"
         for figure in figures(evidence)
@@ -271,12 +271,12 @@ def _by_figures(evidence: Evidence) -> Iterator[str]:
 
 
 def runs(evidence: Evidence) -> Iterator[str]:
-    """Two seeds could not be played to their end."""
+    """Yield advice if the first two seeds could not be played to their end."""
     yield "Play two seeds to their end, one after the other, in one process: reset, step, score, then the oracle."
 
 
 def oracle(evidence: Evidence) -> Iterator[str]:
-    """Which seed ends how."""
+    """Yield advice on the seeds that the oracle, or an agent with its messages, does not solve."""
     failed, seeds, unearned = evidence.get("failed"), evidence.get("seeds"), evidence.get("unearned")
     if unearned:
         yield (
@@ -308,7 +308,7 @@ def oracle(evidence: Evidence) -> Iterator[str]:
 
 
 def _divergence(first: object) -> Iterator[str]:
-    """Where the two episodes differ: in a reply, and not in the score alone."""
+    """Yield where the agent's episode differs from the oracle's, if a reply differs and not the score alone."""
     if isinstance(first, dict) and first.get("parting"):
         yield (
             f"On seed {short_text(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: "
@@ -330,7 +330,7 @@ def _failure_cause(first: Evidence) -> str:
 
 
 def diversity(evidence: Evidence) -> Iterator[str]:
-    """Which of the bounds was missed, and by how much."""
+    """Yield advice on each missed bound of diversity, with its figures."""
     misses = {figure.name: figure for figure in figures(evidence) if figure.kept is False}
     if "distinct" in misses:
         yield (
@@ -360,7 +360,7 @@ def diversity(evidence: Evidence) -> Iterator[str]:
 
 
 def interface(evidence: Evidence) -> Iterator[str]:
-    """Which tool, call or reply deviates."""
+    """Yield advice on the tools, calls and replies that deviate from the target."""
     foreign, changed = _quoted_items(evidence, "foreign"), _quoted_items(evidence, "changed")
     unanswered, odd = _quoted_items(evidence, "unanswered"), _quoted_items(evidence, "odd_errors")
     if evidence.get("tools") == 0:
@@ -385,7 +385,7 @@ def interface(evidence: Evidence) -> Iterator[str]:
 
 
 def leak(evidence: Evidence) -> Iterator[str]:
-    """What the prompt gives away, and what the oracle could not know."""
+    """Yield advice on what the episode reveals too early, and on codes that the oracle could not know."""
     unseen = {figure.name: figure for figure in figures(evidence) if figure.kept is False}.get("unseen")
     if unseen is not None:
         yield (
@@ -414,7 +414,7 @@ def _first_finding(evidence: Evidence, key: str, verb: str) -> Iterator[str]:
 
 
 def latency(evidence: Evidence) -> Iterator[str]:
-    """Which call is slow."""
+    """Yield advice on slow calls."""
     misses = {figure.name: figure for figure in figures(evidence) if figure.kept is False}
     for name, figure in misses.items():
         call = "reset" if name.startswith("reset") else "step" if name.startswith("step") else name
@@ -423,7 +423,7 @@ def latency(evidence: Evidence) -> Iterator[str]:
 
 
 def spread(evidence: Evidence) -> Iterator[str]:
-    """Too hard, too easy, or the same reward throughout a group."""
+    """Yield advice on rewards of the base model that are too low, too high, or equal within groups."""
     mean, allowed = evidence.get("mean"), evidence.get("mean_allowed")
     if is_number(mean) and isinstance(allowed, list) and allowed and all(map(is_number, allowed)):
         if mean < allowed[0]:

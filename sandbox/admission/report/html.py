@@ -1,4 +1,4 @@
-"""An admission report as one self-contained HTML page without scripts or outside resources.
+"""Render an admission report as one self-contained HTML page without scripts or outside resources.
 
 Invariants: every text is escaped and sanitized; the page's own policy forbids scripts and outside resources.
 """
@@ -27,12 +27,12 @@ from store.text import sanitize_line
 from store.types import AdmissionReport
 
 VERDICTS = {VERDICT_REFUSED: "fail", VERDICT_NOT_JUDGED: "left"}
-# CSS classes of the page.
+# CSS classes of the checks by mark.
 KINDS = {"✓": "pass", "✗": "fail", "·": "left"}
 
 
 def page(report: AdmissionReport, subject: str, at: datetime) -> str:
-    """The page on ``subject`` (such as a file's name), made at ``at``."""
+    """Return the page on ``subject`` (such as a file's name), made at ``at``."""
     environment = Environment(
         loader=PackageLoader("sandbox.admission.report", "."),
         autoescape=True,

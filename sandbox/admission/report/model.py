@@ -1,8 +1,9 @@
-"""The content of an admission report: figures with their bounds, examples, verdict, and what each check means.
+"""Read the content of an admission report: figures with their bounds, examples, verdict, and each check's meaning.
 
 Evidence is one flat JSON object. A key that ends in ``_required`` or ``_allowed`` is the bound of the figure whose name
-it begins with (``reset_allowed`` of ``reset_p95``); ``allowed`` alone bounds ``share`` or, as an object, each field of
-every object beside it. Invariants: any JSON can be read and nothing raises; texts are sanitized (``store.text``).
+begins with the rest of the key (``reset_allowed`` bounds ``reset_p95``). The key ``allowed`` bounds ``share`` or, if it
+is an object, each field of every other object in the evidence. Invariants: any JSON can be read and nothing raises;
+texts are sanitized (``store.text``).
 """
 
 import json
@@ -30,7 +31,7 @@ MEANS = {
     "effects": "no file, socket, process or thread was touched, nothing printed",
     "spread": "the base model's rewards leave room to learn, and differ within groups",
 }
-# Of the figures whose names do not say it all.
+# Explanations of figures whose names are not clear enough.
 NOTES = {
     "scripts": "series of messages that were played in every way",
     "worn_by": "episodes played before the last comparison",
@@ -67,7 +68,7 @@ NOTES = {
     "all_success": "share of groups in which every episode has reward 1",
     "all_zero": "share of groups in which every episode has reward 0",
 }
-# The bounds of the checks in words; the fields are those of ``Thresholds``.
+# The bounds of the checks in words; the names in braces are fields of ``Thresholds``.
 REQUIREMENTS = {
     "oracle": "on each of {seeds} seeds",
     "diversity": "of {diversity_seeds} seeds at least {distinct} give an episode of their own; once names, ids and "
@@ -80,9 +81,9 @@ REQUIREMENTS = {
     "latency": "95 of 100 resets within {reset_seconds} s, steps within {step_seconds} s",
     "spread": "mean reward within {spread_low} and {spread_high}, at least {spread_mixed} of the groups mixed",
 }
-# Of a text shown as a figure.
+# Length of a text shown as a figure.
 SHORT_CHARACTERS = 80
-# Of a text shown on its own.
+# Length of a text shown separately.
 LONG_CHARACTERS = 6_000
 NAME = 60
 MAX_EXAMPLES = 10
@@ -91,19 +92,19 @@ SUFFIXES = {"_required": "≥", "_allowed": "≤"}
 Evidence = Mapping[str, object]
 VERDICT_ADMITTED, VERDICT_PARTIAL, VERDICT_REFUSED = "admitted", "admitted as far as could be checked", "refused"
 VERDICT_NOT_JUDGED = "not judged"
-# Of a reason.
+# Length of a reason why a check was not made.
 REASON_CHARACTERS = 600
 NOT_COMPARED = "not compared: "
 
 
 def means(name: str) -> str:
-    """One line; empty for a check that this version does not know."""
+    """Return what a check asks, in one line; empty for a check that this version does not know."""
     return MEANS.get(name, "")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The evidence key of a figure's bound and the comparison: "≥", "≤" or "within"."""
+    """The bound of a figure: its key in the evidence, and the comparison "≥", "≤" or "within"."""
 
     key: str
     sign: str
@@ -111,7 +112,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure; ``needs`` is its bound in words, ``kept`` whether it holds (None without a bound)."""
+    """A measured figure; ``needs`` is its bound in words, ``kept`` whether the bound holds (None without a bound)."""
 
     name: str
     value: str
@@ -122,9 +123,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Panel:
-    """The figures of each policy: ``columns`` are (field, bound in words, meaning), ``rows`` a figure for each column.
+    """The figures of all policies of one check.
 
-    ``maxima`` are the largest figures of the columns with a bound.
+    ``columns`` are (field, bound in words, meaning). ``rows`` map a policy to its figure in each column. ``maxima`` are
+    the largest figures of the columns with a bound.
     """
 
     columns: list[tuple[str, str, str]]
@@ -132,16 +134,16 @@ class Panel:
     maxima: list[Figure]
 
     def out_of_bounds(self) -> dict[str, list[Figure]]:
-        """The rows with a figure that misses its bound."""
+        """Return the rows with a figure that misses its bound."""
         return {name: row for name, row in self.rows.items() if any(figure.kept is False for figure in row)}
 
     def within_bounds(self) -> dict[str, list[Figure]]:
-        """The other rows."""
+        """Return the rows in which no figure misses its bound."""
         rows_over = self.out_of_bounds()
         return {name: row for name, row in self.rows.items() if name not in rows_over}
 
     def remaining_text(self) -> str:
-        """How many rows are within their bounds, in words; empty for none."""
+        """Return in words how many rows are within their bounds; empty for none."""
         count, qualifier = len(self.within_bounds()), "other " if self.out_of_bounds() else ""
         if not count:
             return ""
@@ -151,7 +153,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Example:
-    """An episode on one seed: a description, and who said what."""
+    """An episode on one seed: a description, and a transcript of (role, text)."""
 
     seed: str
     description: str
@@ -159,7 +161,7 @@ class Example:
 
 
 def bounds(evidence: Evidence) -> dict[str, Bound]:
-    """The bounds of single figures, by figure."""
+    """Return the bounds of single figures by figure."""
     bounds_by_figure: dict[str, Bound] = {}
     for key, value in evidence.items():
         for suffix, sign in SUFFIXES.items():
@@ -182,7 +184,7 @@ def _bounded_figure(evidence: Evidence, key: str, suffix: str) -> str | None:
 
 
 def figures(evidence: Evidence) -> list[Figure]:
-    """Every figure in the evidence's order; those of policies one by one."""
+    """Return every figure: those of each policy, then the single ones in the evidence's order."""
     policy_panel = panel(evidence)
     policy_figures = [
         replace(figure, name=f"{name} {figure.name}")
@@ -193,7 +195,7 @@ def figures(evidence: Evidence) -> list[Figure]:
 
 
 def single_figures(evidence: Evidence) -> list[Figure]:
-    """The figures that belong to no policy."""
+    """Return the figures that belong to no policy."""
     return list(_single_figures(evidence))
 
 
@@ -214,7 +216,7 @@ def _is_row(evidence: Evidence, name: str) -> bool:
 
 
 def panel(evidence: Evidence) -> Panel | None:
-    """The policies' figures, if ``allowed`` is an object; None otherwise."""
+    """Return the policies' figures if ``allowed`` is an object and there are any; None otherwise."""
     limits = evidence.get("allowed")
     if not isinstance(limits, dict):
         return None
@@ -256,7 +258,7 @@ def _figure(name: str, value: object, bound: Bound, limit: object) -> Figure:
 
 
 def keeps(value: object, sign: str, limit: object) -> bool | None:
-    """Whether a figure is within its bound; None if the two cannot be compared."""
+    """Return whether a figure is within its bound; None if the two cannot be compared."""
     values = limit if isinstance(limit, list) else [limit]
     limits = [number for number in values if is_number(number)]
     if not is_number(value) or not limits or len(limits) < len(values):
@@ -270,7 +272,7 @@ def keeps(value: object, sign: str, limit: object) -> bool | None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value can be compared: no truth value, no NaN."""
+    """Return whether a value is a number that can be compared: no truth value, no NaN."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
@@ -291,7 +293,7 @@ def _one_line(value: dict[str, object]) -> str:
 
 
 def details(evidence: Evidence) -> list[tuple[str, str]]:
-    """What is neither figure nor example: texts, lists and objects by name."""
+    """Return (name, text) of the evidence that is neither figure nor example: long texts, lists and objects."""
     bound_keys = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
     has_policies = isinstance(evidence.get("allowed"), dict)
     return [
@@ -302,7 +304,7 @@ def details(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def full_text(value: object) -> str:
-    """A text as it is; names and numbers in one line; other lists line by line; anything else as JSON."""
+    """Return a text, a list of names and numbers in one line, other lists line by line, all else as JSON; sanitized."""
     if isinstance(value, str):
         return sanitize_block(value, LONG_CHARACTERS)
     if isinstance(value, list) and all(
@@ -317,7 +319,7 @@ def full_text(value: object) -> str:
 
 
 def short_text(value: object) -> str:
-    """A value in one short line."""
+    """Return a value in one short line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -330,7 +332,7 @@ def short_text(value: object) -> str:
 
 
 def examples(evidence: Evidence) -> list[Example]:
-    """The evidence's episodes on single seeds."""
+    """Return the evidence's episodes on single seeds."""
     items = evidence.get("examples")
     return [_example(item) for item in (items if isinstance(items, list) else [])[:MAX_EXAMPLES]]
 
@@ -348,7 +350,7 @@ def _example(item: object) -> Example:
 
 
 def message_text(message: object) -> tuple[str, str]:
-    """The role, and the text and calls of a chat message."""
+    """Return the role of a chat message, and its text and calls."""
     if not isinstance(message, dict):
         return "", full_text(message)
     calls = message.get("tool_calls")
@@ -376,9 +378,9 @@ class Unchecked:
 
 
 def verdict(report: AdmissionReport) -> str:
-    """One of the four verdicts.
+    """Return one of the four verdicts.
 
-    "Not judged" is a report without a single check: nothing was found against the environment.
+    A report is "not judged" if none of its checks could be made: nothing was found against the environment.
     """
     if not report.admitted:
         return VERDICT_REFUSED if any(map(was_made, report.checks)) else VERDICT_NOT_JUDGED
@@ -386,17 +388,17 @@ def verdict(report: AdmissionReport) -> str:
 
 
 def unchecked(report: AdmissionReport) -> list[Unchecked]:
-    """What the verdict does not rest on, in the order of the checks."""
+    """Return the checks and parts of checks that were not made, in the order of the checks."""
     return [*(entry for check in report.checks for entry in _unavailable(check)), *_not_reached(report)]
 
 
 def was_made(check: Check) -> bool:
-    """Whether the check was made, and not left out for lack of what it needs."""
+    """Return whether the check was made; a check is left out if something that it needs is missing."""
     return not check.evidence.get("left_out")
 
 
 def mark(check: Check) -> str:
-    """The sign before a check's name."""
+    """Return the sign before a check's name."""
     if not was_made(check):
         return "·"
     return "✓" if check.passed else "✗"
@@ -411,7 +413,7 @@ def _unavailable(check: Check) -> Iterator[Unchecked]:
 
 
 def _not_reached(report: AdmissionReport) -> Iterator[Unchecked]:
-    """Checks after the last one made, which a refusal prevented."""
+    """Yield the checks after the last one in the report, which were not made because of a refusal."""
     names = list(MEANS)
     last = max((names.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
     failed = ", ".join(sanitize_line(check.name) for check in report.checks if was_made(check) and not check.passed)
@@ -420,7 +422,7 @@ def _not_reached(report: AdmissionReport) -> Iterator[Unchecked]:
 
 
 def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
-    """The unchecked checks, grouped by reason."""
+    """Return the names of the unchecked checks by reason."""
     checks_by_reason: dict[str, list[str]] = {}
     for entry in unchecked(report):
         checks_by_reason.setdefault(entry.why, []).append(entry.check)
@@ -428,7 +430,7 @@ def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
 
 
 def headline(report: AdmissionReport) -> str:
-    """The verdict with its counts."""
+    """Return the verdict with the counts of checks and the duration."""
     performed = [check for check in report.checks if was_made(check)]
     if verdict(report) == VERDICT_NOT_JUDGED:
         return f"Not judged: none of {len(report.checks)} checks could be made"
@@ -440,12 +442,12 @@ def headline(report: AdmissionReport) -> str:
 
 
 def failed_first(report: AdmissionReport) -> list[Check]:
-    """The checks that failed, passed, and were not made, each in the order of the admission."""
+    """Return the failed checks, then the passed ones, then those not made, each in the order of the report."""
     return sorted(report.checks, key=lambda check: (not was_made(check), check.passed))
 
 
 def requirements(thresholds: Thresholds) -> dict[str, str]:
-    """What each check asks, with the bounds in force, in the order of the checks."""
+    """Return what each check asks, with the bounds of ``thresholds``, in the order of the checks."""
     bound = {name: short_text(value) for name, value in vars(thresholds).items()}
     numbers = {name: text.format_map(bound) for name, text in REQUIREMENTS.items()}
     return {name: f"{means}{f' ({numbers[name]})' if name in numbers else ''}" for name, means in MEANS.items()}

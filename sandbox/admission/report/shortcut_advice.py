@@ -1,7 +1,8 @@
-"""What to change in an environment that rewards policies which do not solve the task.
+"""Give advice on environments that reward policies which do not solve the task.
 
-A cause is shown by the simplest policies that it pays; a policy that does the same and more follows from that cause if
-its rates beyond theirs keep the bounds, and is not explained again. Not covered: one cause in two checks.
+The simplest policies that an environment rewards show the cause. A policy that does the same and more is rewarded for
+that cause if its rates exceed theirs by no more than the bounds; it is not explained again. Not covered: one cause in
+two checks.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from store.text import sanitize_line
 
 Rates = Mapping[str, object]
 
-# Policies that cannot be paid for a cause because they do not do what it pays for.
+# Policies that cannot be rewarded for a cause, because they do not do what it rewards.
 CALL_NOTHING = frozenset({"empty", "refusing", "stall", "say_success", "refuse_as_done", "forged_results"})
 CLAIM_NOTHING = frozenset({"empty", "refusing", "stall", "keep_reading", "random"})
 GUESS_NOTHING = CALL_NOTHING | {"broken_json", "confused_types", "echo_request", "grader_injection", "huge_arguments"}
@@ -27,7 +28,7 @@ NAME_CHARACTERS = 40
 STATE_ONLY = "Pay for the final state alone, never for what was said or called"
 EXACT_WRITES = "Success must need exactly the wanted writes: any other write must cost it"
 ROBUST_ERRORS = "Answer every malformed call with an error, change nothing, and pay nothing for it"
-# What an agent of that name does, and what an environment lacks that rewards it; of others only the name is known.
+# Maps a policy to what its agent does, and to the remedy for an environment that rewards it.
 POLICIES = {
     "empty": ("says nothing", REQUIRED_WRITES),
     "refusing": (
@@ -93,9 +94,10 @@ FAULTS = "faults"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why simple policies are rewarded, and which others that explains.
+    """Why simple policies are rewarded, and which other policies may be rewarded for the same cause.
 
-    ``simplest_policies`` are all rewarded, the first is described; all but ``exempt`` may follow, for ``reason``.
+    The cause applies if all ``simplest_policies`` are rewarded; the first of them is described. Any policy outside of
+    ``exempt`` may follow from it, for ``reason``.
     """
 
     simplest_policies: tuple[str, ...]
@@ -104,7 +106,7 @@ class Cause:
     remedy: str
 
 
-# The simplest first: a policy belongs to the first cause that explains it.
+# Ordered from the simplest: a policy belongs to the first cause that explains it.
 CAUSES = (
     Cause(("empty",), frozenset(), "nothing has to be done", REQUIRED_WRITES),
     Cause(("stall", "say_success"), frozenset(), "nothing has to be done", REQUIRED_WRITES),
@@ -116,7 +118,7 @@ CAUSES = (
 
 
 def shared_causes(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
-    """Each cause that rewards more than one policy, with the policies that follow from it."""
+    """Return each cause that explains more than one rewarded policy, with the policies that follow from it."""
     followers_by_cause: dict[Cause, list[str]] = {}
     remaining = list(rewarded)
     for cause in CAUSES:
@@ -132,7 +134,7 @@ def shared_causes(policies: Mapping[str, Rates], rewarded: Collection[str], allo
 
 
 def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> bool:
-    """Whether the rates beyond those of the simplest policies keep every bound."""
+    """Whether the rates exceed those of the simplest policies by no more than the bounds."""
     return all(
         number(rates.get(field)) - max(number(row.get(field)) for row in simplest) <= number(allowed[field])
         for field in allowed
@@ -140,17 +142,17 @@ def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> b
 
 
 def number(value: object) -> float:
-    """A value as a float; 0 for anything that is no number."""
+    """Return a value as a float; 0 for anything that is no number."""
     return float(value) if isinstance(value, int | float) and is_number(value) else 0.0
 
 
 def floor(evidence: Evidence) -> Iterator[str]:
-    """Policies that do not try."""
+    """Yield advice on rewarded policies that do not try to solve the task."""
     yield from _offenders(evidence)
 
 
 def exploits(evidence: Evidence) -> Iterator[str]:
-    """Policies that want reward without work."""
+    """Yield advice on rewarded adversaries, which seek reward without work."""
     yield from _offenders(evidence)
 
 
@@ -178,7 +180,7 @@ def _offenders(evidence: Evidence) -> Iterator[str]:
 
 
 def _cause(cause: Cause, followers: list[str], policies: Mapping[str, Rates], allowed: Rates) -> Iterator[str]:
-    """What the simplest policy reaches and what to change, then which policies follow."""
+    """Yield the rates of the simplest policy with the remedy, then which policies follow from the cause."""
     first = cause.simplest_policies[0]
     yield f"{_agents_text([first])} {_reached_text([policies[first]], allowed)} {cause.remedy}."
     subject = f"{len(followers)} others are" if len(followers) > 1 else "One other is"
@@ -205,7 +207,7 @@ def _agents_text(names: Sequence[str]) -> str:
 
 
 def _reached_text(policies: Sequence[Rates], allowed: Rates) -> str:
-    """The largest rates over their bounds, with these bounds."""
+    """Return the largest rates that exceed their bounds, with these bounds, in words."""
     rates_over: dict[str, float] = {}
     for field, limit in allowed.items():
         values = [number(rates[field]) for rates in policies if _exceeds(rates.get(field), limit)]

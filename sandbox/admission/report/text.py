@@ -1,17 +1,17 @@
-"""An admission report for a terminal, as plain text for a model that repairs the environment, and as JSON.
+"""Render an admission report for a terminal, as plain text for a model that repairs the environment, and as JSON.
 
 The JSON object:
 
     environment   the environment's hash
     admitted      true or false
     verdict       "admitted", "admitted as far as could be checked", "refused" or "not judged"
-    seconds       of all checks together
-    not_checked   [{check, why}]: what the verdict does not rest on
-    checks        in the order in which they were made, each
+    seconds       duration of all checks together
+    not_checked   [{check, why}]: checks and parts of checks that were not made
+    checks        in the order of the report, each
         name, passed, made, seconds, means
         figures   [{name, value, needs, kept, means}]: in words; kept is null without a bound
         examples  [{seed, what, transcript: [{role, text}]}]: episodes on single seeds
-        advice    sentences: what to change; empty where the check passed
+        advice    sentences on what to change; empty if the check passed or was not made
         evidence  what was measured, as it was stored
 
 Texts in ``evidence`` are the environment's own, harmless only in JSON; every other text is sanitized.
@@ -49,27 +49,27 @@ from sandbox.admission.report.model import (
 from store.text import replace_surrogates, sanitize_block, sanitize_line
 from store.types import AdmissionReport, Check
 
-# Characters of one text of the evidence, and of one message of a transcript.
+# Characters of one text of the evidence, and of one message of a transcript, in plain text.
 PLAIN_DETAIL = 1_500
 PLAIN_MESSAGE = 500
 MAX_EXAMPLES = 2
-# Of a transcript: the last ones, where the outcome stands.
+# The last messages of a transcript, which show the outcome.
 MAX_MESSAGES = 10
 SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
 COLOURS = {VERDICT_REFUSED: "bold red", VERDICT_NOT_JUDGED: "bold yellow"}
-# Of the text beside a check.
+# Length of the summary beside a check.
 SUMMARY_CHARACTERS = 90
 NAME_CHARACTERS = 24
-# The same on a terminal.
+# Characters of one text and of one message on a terminal.
 TERMINAL_DETAIL = 2_000
 TERMINAL_MESSAGE = 600
 
 
 def as_text(report: AdmissionReport) -> str:
-    """The whole report as a few thousand characters of plain text."""
+    """Return the whole report as a few thousand characters of plain text."""
     failed = [check for check in report.checks if not check.passed and was_made(check)]
     passed = [sanitize_line(check.name) for check in report.checks if check.passed and was_made(check)]
-    # What to change precedes what was seen, so that a reader who stops early misses only examples.
+    # Advice precedes observations, so that a reader who stops early misses only examples.
     parts = [f"Verdict: {verdict(report)}. Passed: {', '.join(passed) or 'nothing'}."]
     parts += ["\n".join(_changes(check)) for check in failed]
     parts += [f"Not checked: {', '.join(names)} ({reason})." for reason, names in by_reason(report).items()]
@@ -103,7 +103,7 @@ def _plain_example(check: str, item: Example) -> Iterator[str]:
 
 
 def on_terminal(report: AdmissionReport, subject: str) -> Group:
-    """The whole report on ``subject`` (such as a file's name)."""
+    """Return the whole report on ``subject`` (such as a file's name) for a terminal."""
     parts: list[RenderableType] = [_table(report, subject)]
     for check in report.checks:
         if not check.passed and was_made(check):
@@ -136,7 +136,10 @@ def _table(report: AdmissionReport, subject: str) -> Table:
 
 
 def _summary(check: Check) -> str:
-    """The missed figures; without one the reason for the failure, or the figures with bounds first."""
+    """Return the figures that miss their bounds, else the first advice of a failed check, else the measured figures.
+
+    Of the measured figures, those with bounds come first.
+    """
     policy_panel = panel(check.evidence)
     maxima = [replace(figure, name=f"greatest {figure.name}") for figure in policy_panel.maxima] if policy_panel else []
     all_figures = [*maxima, *single_figures(check.evidence)]
@@ -159,7 +162,7 @@ def _summary(check: Check) -> str:
 
 
 def _joined(entries: list[str]) -> str:
-    """As many entries as there is room for, at least the first."""
+    """Join as many entries as fit into ``SUMMARY_CHARACTERS``, at least the first."""
     summary = ""
     for entry in entries:
         if summary and len(summary) + len(entry) > SUMMARY_CHARACTERS:
@@ -206,7 +209,7 @@ def _figures(all_figures: list[Figure]) -> Table:
 
 
 def _panel(policy_panel: Panel) -> Group:
-    """The policies that miss a bound, and how many others there are."""
+    """Return the policies that miss a bound, and the number of the others."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_row(
         Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in policy_panel.columns)
@@ -236,7 +239,7 @@ def _truncated(text: str, limit: int) -> str:
 
 
 def as_data(report: AdmissionReport) -> dict[str, object]:
-    """The report as a JSON object."""
+    """Return the report as the JSON object that the module's docstring describes."""
     return {
         "environment": report.environment_hash,
         "admitted": report.admitted,

@@ -1,1 +1,1 @@
-"""One file per schema version, in the order of their number."""
+"""Migrations, one module per schema version; the number in the name gives the order."""

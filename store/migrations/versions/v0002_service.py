@@ -1,4 +1,4 @@
-"""Schema 2: the running service - targets, leases, attempts, parked inputs, events, audit, notices."""
+"""Schema 2: the service: targets, leases, attempts, quarantined inputs (``parked``), events, audit, notices."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Schema 3: an index that counts what a target reports of its own accord, which triggers ask for every half minute."""
+"""Schema 3: an index for counting reported trajectories by outcome, which triggers do every half minute."""
 
 import sqlalchemy as sa
 from alembic import op

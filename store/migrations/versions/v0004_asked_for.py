@@ -1,4 +1,4 @@
-"""Schema 4: a cycle that was asked for survives restarts until it begins, and what keeps it from beginning."""
+"""Schema 4: columns for the pending request of a cycle (it survives restarts) and for why a cycle cannot start."""
 
 import sqlalchemy as sa
 from alembic import op

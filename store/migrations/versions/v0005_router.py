@@ -1,4 +1,4 @@
-"""Schema 5: the router - decisions on conversations, exchanges, feedback."""
+"""Schema 5: tables of the router: decisions on conversations, exchanges, feedback, API keys."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Schema 6: promotions by steps - a canary's share, who took part in it, answers in the shadow."""
+"""Schema 6: columns for trials: the share of a canary, the trial of a conversation, the exchange a shadow answers."""
 
 import sqlalchemy as sa
 from alembic import op

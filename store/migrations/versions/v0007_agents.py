@@ -1,4 +1,4 @@
-"""Schema 7: agents that think - replies and their cost, citations, faults, repairs, intervals, prompt patches."""
+"""Schema 7: results of LLM agents: replies and costs, citations, faults, repairs, intervals, prompt patches."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,6 +1,6 @@
 """Routes for approvals: gated adapter versions, the evidence for a decision, and the gate's episodes.
 
-Read-only. Raises ``NotFound`` for unknown names and ``NoSuchThing`` for a version without a gate result.
+The routes only read. They raise ``NotFound`` for unknown names and ``NoSuchThing`` for a version without a gate result.
 """
 
 import math
@@ -51,12 +51,12 @@ from traced.client.approvals import (
 from traced.config.settings import Settings
 from traced.registry.decisions import pending_requests, round_limit
 
-BASE = "base"  # what episodes call the base model
-MAX_ROWS = 8  # the most pairs of each kind, and named tasks
+BASE = "base"  # name of the base model in episodes
+MAX_ROWS = 8  # maximum number of pairs of each kind, and of lost tasks
 
 
 def approval_status(gated: GatedAdapter) -> ApprovalView:
-    """The approval state of an adapter version."""
+    """Return the approval state of an adapter version."""
     undecided: ApprovalStatus = "waiting" if gated.awaits_decision else "not passed"
     decision = None if gated.decision is None else _decision(gated.decision)
     return ApprovalView(
@@ -72,7 +72,7 @@ def approval_status(gated: GatedAdapter) -> ApprovalView:
 
 
 def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
-    """Collect the evidence for a decision on ``adapter``."""
+    """Collect the evidence for a decision on ``adapter``; raises ``NotFound`` or ``NoSuchThing``."""
     version = get_adapter(session, adapter)
     gated = list_gated_adapters(session, limit=1, name=adapter)
     if not gated:
@@ -103,7 +103,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
 
 
 def gate_episode(session: Session, adapter: str, trajectory_id: str) -> Episode:
-    """An episode of the adapter's gate. Raises ``NotFound`` for any other trajectory."""
+    """Return an episode of the adapter's gate; raises ``NotFound`` for any other trajectory."""
     version, trajectory = get_adapter(session, adapter), get_trajectory(session, trajectory_id, tokens=False)
     if trajectory.cycle_id != version.cycle_id or trajectory.model not in (BASE, adapter):
         raise NotFound(f"episode of the gate of {adapter!r}", trajectory_id)

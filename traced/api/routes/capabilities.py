@@ -1,4 +1,4 @@
-"""Routes for capabilities: the list, one over its cycles, its labels in a cycle, and the messages that the labels cite.
+"""Routes for capabilities: the list, one in all its cycles, its labels in a cycle, and the messages that labels cite.
 
 Invariants: a label table covers at most ``TRAJECTORIES`` trajectories; messages are read for one page of citations.
 How it fails: the store's ``NotFound``.
@@ -51,7 +51,7 @@ GATES: dict[str, CapabilityStatus] = {"fail": "gate failed", "inconclusive": "in
 
 
 def mark(adapter: AdapterView, undone: CapabilityStatus | None) -> AdapterMark:
-    """The state of an adapter version; ``undone`` is how an approved version's traffic ended."""
+    """Return the state of an adapter version; ``undone`` is how the traffic of an approved version ended."""
     return AdapterMark(
         name=adapter.name,
         version=int(adapter.name.rpartition("@v")[2]),
@@ -77,8 +77,8 @@ def _adapter_status(adapter: AdapterView, undone: CapabilityStatus | None) -> Ca
 def capability_status(
     entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]
 ) -> CapabilityStatus:
-    """The state of a capability over all its adapter versions."""
-    # What needs a person or serves users comes first; otherwise the newest cycle's last stage counts.
+    """Return the state of a capability over all its adapter versions."""
+    # A state that needs a person or serves users has priority; otherwise the last stage of the newest cycle counts.
     states = [adapter.standing for adapter in adapters]
     if "waiting" in states:
         return "waiting"
@@ -91,7 +91,7 @@ def capability_status(
 
 
 def of_cycle(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Sequence[AdapterMark]) -> CapabilityStatus:
-    """The last stage that a cycle reached with a capability; ``adapters`` are the cycle's own, oldest first."""
+    """Return the last stage that a cycle reached with a capability; ``adapters`` are of this cycle, oldest first."""
     if adapters:
         return adapters[-1].standing
     if outputs.training is not None:
@@ -103,8 +103,8 @@ def of_cycle(entry: CapabilityEntry, outputs: CapabilityOutputs, adapters: Seque
     return "retained" if entry.finding is not None and entry.finding.retained else "found"
 
 
-TRAJECTORIES = 1000  # of a table of labels
-TEXT = 1000  # characters of a cited message
+TRAJECTORIES = 1000  # maximum number in a table of labels
+TEXT = 1000  # maximum characters of a cited message
 ORDER = (Outcome.FAILURE, Outcome.SUCCESS, Outcome.INFRASTRUCTURE, Outcome.UNKNOWN)
 UNDONE: dict[PromotionState, CapabilityStatus] = {
     PromotionState.ROLLED_BACK: "rolled back",
@@ -181,7 +181,7 @@ def _capability_views(session: Session, limit: int, agreements: dict[Key, float 
         if (key := (entry.cycle_id, entry.capability.name)) not in agreements:
             table = label_table(session, *key, limit=TRAJECTORIES)
             if not table.labels:
-                # Not cached: the labels of a running cycle may still come.
+                # Not cached: a running cycle may still store its labels.
                 continue
             agreements[key] = _agreement(table.labels)
     return [
@@ -313,7 +313,7 @@ def _with_texts(session: Session, citations: Sequence[CitedMessage]) -> list[Cit
 
 
 def _message_text(message: Message) -> str:
-    """The content of a message and its tool calls as text."""
+    """Return the content and the tool calls of a message as text."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = [] if content is None else [content if isinstance(content, str) else _json(content)]
     return "\n".join([*parts, *map(_call_text, calls if isinstance(calls, list) else [])])

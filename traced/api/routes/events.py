@@ -1,8 +1,8 @@
 """Routes for events: a resumable stream, and pages backwards from the newest.
 
-Invariants: the stream is resumed by ``Last-Event-ID``, sends a comment every ``KEEPALIVE_S``, and ends when its
-listener's credentials are revoked. Live state is sampled only while a listener asks for it and carries the number of
-the last stored event, so that resuming misses nothing.
+Invariants: the stream is resumed by ``Last-Event-ID``, sends a comment every ``KEEPALIVE_S`` without events, and ends
+when its listener's credentials are revoked. Live state is sampled only while a listener requests it; it has the number
+of the last stored event, so that a listener that resumes misses no event.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from traced.client.models import EventView
 KEEPALIVE_S = 15.0
 POLL_S = 0.5
 PAGE = 500  # events per read
-MAX_SEQ = 2**31 - 1  # the highest number that PostgreSQL gives an event
-# Not line ends in the format, but some clients split lines there.
+MAX_SEQ = 2**31 - 1  # highest number of an event in PostgreSQL
+# The format does not define these characters as line ends, but some clients split lines there.
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 Listens = Callable[[], Awaitable[bool]]  # whether the listener is still connected and authorized
 Seq = Annotated[int, Query(ge=0, le=MAX_SEQ)]
@@ -107,6 +107,6 @@ async def _stream(control: Control, listens: Listens, after: int, *, present: bo
 
 
 def _as_sse(event: EventView) -> str:
-    """One event in the form of the WHATWG's server-sent events."""
+    """Format an event as a server-sent event (WHATWG HTML standard)."""
     data = event.model_dump_json().translate(LINE_ENDS)
     return f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n"

@@ -1,6 +1,6 @@
 """Routes for the overview: status, cycles, adapters, devices, audit, the router's health, and success rates over time.
 
-What is read is bounded: ``CYCLES`` cycles, and the ``MOST`` newest judged trajectories of ``DAYS`` days.
+The rates cover at most ``CYCLES`` cycles and the ``MAX_ROWS`` newest judged trajectories of ``DAYS`` days.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ def router(control: Control) -> APIRouter:
 
 
 def rates_of(control: Control) -> Rates:
-    """Success rates by cycle and, in production, by day."""
+    """Return the success rates by cycle and, in production, by day (UTC)."""
     with read_session(control.store) as session:
         cycles = list_cycles(session, target=control.target, limit=CYCLES)
         start = control.now() - timedelta(days=DAYS)
@@ -57,7 +57,7 @@ def rates_of(control: Control) -> Rates:
 
 
 def _rate(cycle: Cycle) -> CycleRate | None:
-    """The success rates of a cycle, None where it was not evaluated."""
+    """Return the success rates of a cycle, None if it was not evaluated."""
     base, routed = (cycle.summary.get(name) for name in ("base", "routed"))
     if base is None and routed is None:
         return None

@@ -1,4 +1,4 @@
-"""Routes for evolved prompt patches with their gate results."""
+"""Routes for prompt patches with their gate results."""
 
 from dataclasses import asdict
 

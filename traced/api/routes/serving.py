@@ -44,15 +44,15 @@ from traced.routing.router_files import describe_router
 from traced.scoring.evidence import Labels, is_reserved_author
 
 MOST_IN_TRIAL = 20_000
-MAX_RECORDS = 200  # exchanges, remarks and trajectories of one conversation
-TEXT = 2000  # characters of a reason
+MAX_RECORDS = 200  # maximum number of exchanges, of feedback and of trajectories of one conversation
+TEXT = 2000  # maximum characters of a reason
 # Senders of spans choose model names freely, so the number of unknown ones is bounded.
 MAX_OTHER_MODELS = 20
 ORDER = (PromotionState.LIVE, PromotionState.CANARY, PromotionState.SHADOW)
 
 
 def model_views(session: Session, traffic: RecentTraffic, settings: PromotionSection, labels: Labels) -> Models:
-    """Models in the order base, live, on trial, former (newest first), then other models with traffic."""
+    """Return the models in the order base, live, on trial, former (newest first), then others with traffic."""
     entries = sorted(promotions.newest_promotions(session), key=_sort_key)
     promoted_names = {entry.promotion.adapter for entry in entries}
     other_names = [name for name in traffic.models if name != BASE and name not in promoted_names]
@@ -69,12 +69,12 @@ def model_views(session: Session, traffic: RecentTraffic, settings: PromotionSec
 
 
 def decision_view(route: ConversationRoute) -> DecisionView:
-    """A stored routing decision; infinite log-probabilities are None."""
+    """Return a stored routing decision; infinite log-probabilities become null in JSON."""
     return DecisionView(**vars(replace(route, why=route.why[:TEXT])))
 
 
 def conversation_view(conversation: Conversation) -> ConversationView:
-    """The newest exchanges, remarks and trajectories of a conversation."""
+    """Return a conversation with its newest exchanges, feedback and trajectories, at most ``MAX_RECORDS`` of each."""
     parts = (conversation.exchanges, conversation.feedback, conversation.trajectories)
     became = [
         BecameView(
@@ -128,7 +128,7 @@ def _version(session: Session, entry: PromotionEntry, settings: PromotionSection
 def _with_traffic(view: ModelView, activity: ModelActivity | None, conversations: int, labels: Labels) -> ModelView:
     if activity is None:
         return view
-    # Remarks of people only: rules and the judge are counted among the outcomes.
+    # Only the feedback of people: verdicts of rules and of the judge are counted in the outcomes.
     verdicts = [
         labels.effective_outcome([remark]).outcome for remark in activity.feedback if not is_reserved_author(remark.who)
     ]

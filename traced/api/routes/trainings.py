@@ -1,6 +1,6 @@
 """Routes for training runs: metrics by iteration and sample rollouts, during the run and afterwards.
 
-A running training is read from its own files, a finished one from the store. Figures that are not finite become None.
+A running training is read from its files, a finished one from the store. Figures that are not finite become None.
 """
 
 import math
@@ -107,7 +107,7 @@ def _folder(control: Control, run: TrainingRun) -> Path:
 
 
 def _read_own_metrics(control: Control, run: TrainingRun) -> list[IterationMetrics] | None:
-    """Metrics of a running training from its own file; None where they are in the store."""
+    """Return the metrics of a running training from its file; None if they are in the store."""
     # The process writes the file after every iteration; the store gets a copy when it ends.
     path = _folder(control, run) / METRICS
     if run.state is not RunState.RUNNING or not path.exists():
@@ -116,7 +116,7 @@ def _read_own_metrics(control: Control, run: TrainingRun) -> list[IterationMetri
 
 
 def _remaining_s(metrics: Sequence[IterationMetrics], total: int | None) -> float | None:
-    """Estimated seconds left, from the mean of the last iterations; None where it cannot be estimated."""
+    """Estimate the seconds left from the mean of the last ``RECENT`` iterations; None if that is not possible."""
     recent = [
         entry.values.get("rollout_seconds", 0) + entry.values.get("update_seconds", 0) for entry in metrics[-RECENT:]
     ]

@@ -28,7 +28,7 @@ from traced.client.trajectories import (
 )
 from traced.scoring.evidence import Labels, effective_outcome
 
-CYCLES, SOURCES, TRIALS = 20, 100, 200  # the most of each in a response
+CYCLES, SOURCES, TRIALS = 20, 100, 200  # maximum number of each in a response
 
 
 def router(control: Control) -> APIRouter:

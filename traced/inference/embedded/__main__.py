@@ -1,7 +1,8 @@
 """``python -m traced.inference.embedded --model DIR --port N``: the embedded engine as a process of its own.
 
-With ``--fd`` the parent passes the listening socket, and with ``--die-with-parent`` the process ends when its standard
-input closes. Exit code 1 with one line on stderr if the model or an adapter cannot be loaded.
+With ``--fd`` the parent process passes a bound socket to serve on. With ``--die-with-parent`` the process ends when its
+standard input closes, which happens when the parent ends. If the model or an adapter cannot be loaded, the exit code is
+1 and stderr has one line with the reason.
 """
 
 import argparse
@@ -24,7 +25,7 @@ KEEP_ALIVE_S = 120
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Load the model and serve until stopped; returns the exit code."""
+    """Load the model and serve until stopped; return the exit code."""
     options = _options(argv)
     if options.die_with_parent:
         follow_parent(grace_s=0)

@@ -1,8 +1,8 @@
-"""Several LoRA adapters on one base model, mixed in one batch.
+"""Several LoRA adapters on one base model; one batch may mix rows of different adapters.
 
-Invariants: a name is never loaded twice with different content; base rows never use LoRA weights; a failed load leaves
-the set as it was. When the engine wraps a live ``PeftModel`` (the trainer) the set stays empty, and rows run through
-the model as it is. Not covered: methods other than LoRA.
+Invariants: a name is never loaded twice with different content; rows without an adapter never use LoRA weights; a
+failed load leaves the set of adapters unchanged. If the engine wraps a live ``PeftModel`` (the trainer's), the set
+stays empty, and rows run through the model with its current weights. Not covered: methods other than LoRA.
 """
 
 import hashlib
@@ -22,20 +22,24 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterSet:
-    """The adapters loaded on a model; ``forward_model`` is the model to call."""
+    """The adapters loaded on a model.
+
+    ``forward_model`` is the model to call; ``live`` tells whether the engine wraps a ``PeftModel`` that is trained.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.live = isinstance(model, PeftModel)
         self.forward_model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self._peft: PeftModel | None = None
-        # PEFT's name by adapter name: module names allow no dots, and a name may be loaded again.
+        # PEFT's name by adapter name. The names differ because module names allow no dots, and because a name may be
+        # loaded again.
         self._keys: dict[str, str] = {}
         self._hashes: dict[str, str] = {}
         self._loaded = 0
         self._rows: list[str] = []
 
     def names(self) -> list[str]:
-        """Return the loaded adapters, in the order of loading."""
+        """Return the names of the loaded adapters, in the order of loading."""
         return list(self._keys)
 
     def check(self, name: str | None) -> None:
@@ -47,7 +51,12 @@ class AdapterSet:
             )
 
     def load(self, name: str, path: Path) -> None:
-        """Load a PEFT LoRA directory under ``name``; the same content again is a no-op."""
+        """Load a PEFT LoRA directory under ``name``; loading the same content again does nothing.
+
+        Raises:
+            ModelError: The directory is incomplete, unreadable, not LoRA, or does not fit the base model.
+            RequestError: The name is loaded with other weights, or the engine wraps a live PEFT model.
+        """
         config, digest = _read_config(name, path)
         if self.live:
             raise RequestError(f"cannot load adapter {name!r}: the engine wraps a live PEFT model")
@@ -68,7 +77,7 @@ class AdapterSet:
         self._install_hooks()
 
     def unload(self, name: str) -> None:
-        """Unload an adapter that no row uses."""
+        """Unload an adapter that no running request uses; raises ``UnknownModelError``."""
         self.check(name)
         self._delete(self._keys.pop(name))
         del self._hashes[name]
@@ -94,8 +103,8 @@ class AdapterSet:
             self._peft.base_model.delete_adapter(key)
 
     def _install_hooks(self) -> None:
-        # Permanent hooks: PEFT's own ``adapter_names`` argument installs and removes them in every forward pass, which
-        # costs more than the arithmetic of a small model.
+        # The hooks are permanent: PEFT's own ``adapter_names`` argument installs and removes them in every forward
+        # pass, which costs more than the arithmetic of a small model.
         for module in self.forward_model.modules():
             if isinstance(module, LoraLayer) and not getattr(module, "_traced_hooked", False):
                 module.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)

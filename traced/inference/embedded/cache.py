@@ -1,8 +1,10 @@
-"""Key-value memory in slots (one row per conversation, each with its own length), and choosing a slot for a prompt.
+"""The key-value cache in slots (one row per conversation, each with its own length), and the slot choice for a prompt.
 
 ``SlotCache`` is a transformers ``Cache`` that writes at per-slot positions and grows with use. ``SlotTable`` keeps the
-tokens of finished requests, so that a prompt which continues one, or shares a prefix with it, prefills only the rest.
-Invariants: unwritten positions are zero, because a masked NaN still poisons a sum; the last position of a row is
+tokens of finished requests, so that a prompt that continues a finished request, or shares a prefix with it, prefills
+only the rest.
+
+Invariants: unwritten positions are zero, because a masked NaN still makes a sum NaN; the last position of a row is
 scratch and never read; a slot's ``cached`` tokens are valid under its ``adapter``; an active slot is never reassigned.
 Not covered: sliding windows, prefix tuning.
 """
@@ -16,15 +18,23 @@ from transformers import AttentionInterface, Cache
 
 ATTENTION = "traced_slots"
 GROWTH_ROWS, GROWTH_LENGTH = 4, 256
-# A slot is reassigned if the prompt keeps at least this share of it; otherwise the prefix is copied.
+# An idle slot is reassigned to a prompt that reuses at least this share of its cached tokens; otherwise the shared
+# prefix is copied to another slot.
 KEEP_SHARE = 0.75
-# Tokens; below this, prefilling is as fast as copying.
+# Minimum number of shared tokens to reuse a slot; below it, prefilling is as fast as copying.
 MIN_COPY = 16
 
 
 @dataclass(frozen=True)
 class CacheAccess:
-    """Rows [n] to read (a slice avoids a copy) and to write, positions [n, t] to write, and the length to read."""
+    """The part of the cache that a forward pass uses.
+
+    Args:
+        read_rows: The rows [n] to read; a slice avoids a copy.
+        write_rows: The rows [n] to write.
+        positions: The positions [n, t] to write.
+        length: The number of positions to read.
+    """
 
     read_rows: slice | Tensor
     write_rows: Tensor
@@ -33,7 +43,7 @@ class CacheAccess:
 
 
 class SlotCache(Cache):
-    """Keys and values of every layer: [rows, kv_heads, length + 1, head_dim]."""
+    """The keys and values of every layer, each [rows, kv_heads, length + 1, head_dim]."""
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         super().__init__(layers=[])
@@ -48,11 +58,11 @@ class SlotCache(Cache):
 
     @property
     def scratch(self) -> int:
-        """The position where padding and idle rows write; never read."""
+        """Return the position to which padding and idle rows write; it is never read."""
         return self.length
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for ``rows`` slots of ``length`` tokens, keeping the content."""
+        """Enlarge the cache to at least ``rows`` slots of ``length`` tokens, keeping its content."""
         if rows <= self.rows and length <= self.length:
             return
         new_rows = _grow(self.rows, rows, GROWTH_ROWS)
@@ -62,7 +72,7 @@ class SlotCache(Cache):
         self.rows, self.length = new_rows, new_length
 
     def set_access(self, access: CacheAccess) -> None:
-        """Set where the next forward pass writes and reads."""
+        """Set which part of the cache the next forward pass reads and writes."""
         self._access = access
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -71,7 +81,7 @@ class SlotCache(Cache):
             layer[target, :, :length] = layer[source, :, :length]
 
     def clear(self, row: int) -> None:
-        """Zero a slot, so that no non-finite value remains."""
+        """Set a slot to zero, so that no non-finite value remains."""
         if row < self.rows:
             with torch.inference_mode():
                 for layer in (*self.keys, *self.values):
@@ -80,7 +90,16 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [n, kv_heads, t, head_dim] at the set positions; return [n, kv_heads, length, head_dim]."""
+        """Write a layer's new keys and values, and return all that the pass reads of this layer.
+
+        Args:
+            key_states: [n, kv_heads, t, head_dim], written at the positions of ``set_access``.
+            value_states: Like ``key_states``.
+            layer_idx: The layer.
+
+        Returns:
+            The keys and the values, each [n, kv_heads, length, head_dim].
+        """
         keys, values, access = self.keys[layer_idx], self.values[layer_idx], self._access
         rows = access.write_rows[:, None]
         keys[rows, :, access.positions] = key_states.transpose(1, 2)
@@ -93,7 +112,7 @@ class SlotCache(Cache):
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the length that the next forward pass reads."""
+        """Return the number of positions that the next forward pass reads; it is the same for all layers."""
         return self._access.length
 
     def _enlarge(self, old: Tensor | None, rows: int, length: int) -> Tensor:
@@ -113,12 +132,18 @@ def attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention with the query heads of a group folded into the time axis.
+    """Compute scaled dot-product attention with the query heads of a group folded into the time axis.
 
-    ``query`` [n, heads, t, d], ``key`` and ``value`` [n, kv_heads, length, d], additive ``attention_mask``
-    [n, 1, t, length]; returns [n, t, heads, d], as transformers' attention interface requires.
+    Args:
+        query: [n, heads, t, d].
+        key: [n, kv_heads, length, d].
+        value: [n, kv_heads, length, d].
+        attention_mask: [n, 1, t, length], added to the scores.
+
+    Returns:
+        The output [n, t, heads, d] and None, as transformers' attention interface requires.
     """
-    # Folding reads the memory in place, without repeating the keys for each query head.
+    # Folding reads the cache in place, without repeating the keys for each query head.
     n, heads, t, d = query.shape
     groups = heads // key.shape[1]
     if groups > 1:
@@ -133,7 +158,10 @@ AttentionInterface.register(ATTENTION, attention)
 
 @dataclass(eq=False)
 class Slot:
-    """One row of the cache: ``tokens[:cached]`` are in memory; ``used`` is the tick of the last use, 0 if never."""
+    """One row of the cache.
+
+    The keys and values of ``tokens[:cached]`` are in the cache. ``used`` is the tick of the last use, 0 if never used.
+    """
 
     index: int
     tokens: list[int] = field(default_factory=list)
@@ -143,13 +171,16 @@ class Slot:
     used: int = 0
 
     def clear(self) -> None:
-        """Drop the content, keep the row."""
+        """Forget the content and mark the slot idle; the row stays."""
         self.tokens, self.cached, self.active = [], 0, False
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The slot for a prompt: its first ``reused`` tokens are valid once copied from ``source``, if that is another."""
+    """The slot for a prompt.
+
+    The first ``reused`` tokens need no prefill. If ``source`` is another slot, they have to be copied from it first.
+    """
 
     slot: Slot
     reused: int
@@ -157,7 +188,7 @@ class Placement:
 
 
 class SlotTable:
-    """At most ``limit`` slots, created when first needed; pure bookkeeping, no torch."""
+    """Keeps the state of at most ``limit`` slots, created when first needed; it uses no torch."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -182,7 +213,7 @@ class SlotTable:
         for slot in self.slots:
             if slot.adapter != adapter or slot.cached <= shared - 1:
                 continue
-            # One prompt token at least has to be prefilled, because its logits are needed.
+            # At least the last prompt token has to be prefilled, because its logits are needed.
             length = min(common_prefix(prompt, slot.tokens), slot.cached, len(prompt) - 1)
             if length > shared or (length == shared > 0 and best is not None and best.active and not slot.active):
                 best, shared = slot, length

@@ -1,7 +1,7 @@
-"""Sampling for a whole batch, and the state of one running request.
+"""Sample the next tokens of a batch, and keep the state of running requests.
 
-Each request draws its uniform numbers from its own seed before it starts, one per token, so that neither batching nor
-the order of arrival changes a sample. A request ends at a stop token, at a stop text, or at its ``limit`` of tokens.
+Each request draws one uniform number per token from its own seed before it starts, so that neither batching nor the
+order of arrival changes a sample. A request ends at a stop token, at a stop text, or at its ``limit`` of tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ UNIFORM_MAX = 1.0 - 2.0**-20
 
 
 def draw_uniforms(sampling: Sampling, count: int) -> list[float]:
-    """Draw ``count`` numbers in [0, 1) from the request's seed, a fresh one if it has none; empty for greedy."""
+    """Return ``count`` uniform numbers in [0, 1) from the request's seed, or a fresh seed; none for greedy sampling."""
     if sampling.temperature <= 0:
         return []
     generator = torch.Generator()
@@ -32,10 +32,14 @@ def draw_uniforms(sampling: Sampling, count: int) -> list[float]:
 
 
 def choose(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pick one token per row of ``logits`` [n, vocabulary].
+    """Sample one token per row of ``logits`` [n, vocabulary].
 
-    Returns token ids [n], their log-probs [n] and all log-probs [n, vocabulary] under softmax(logits / T); T = 0 means
-    arg-max and the plain softmax. ``uniforms[i]`` in [0, 1) decides row i.
+    Args:
+        temperatures: T of each row; 0 means arg-max, with log-probs under the plain softmax.
+        uniforms: The random number of each row, in [0, 1).
+
+    Returns:
+        The token ids [n], their log-probs [n] and all log-probs [n, vocabulary], under softmax(logits / T).
     """
     greedy = [t <= 0 for t in temperatures]
     if any(t not in (0.0, 1.0) for t in temperatures):
@@ -54,13 +58,13 @@ def choose(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[flo
 
 
 def top_logprobs(row: Tensor, count: int) -> dict[int, float]:
-    """Return the ``count`` likeliest token ids of a row of log-probs, likeliest first."""
+    """Return the ``count`` likeliest token ids of a row of log-probs with their log-probs, likeliest first."""
     values, ids = row.topk(min(count, row.shape[-1]))
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
 class RunningRequest:
-    """A request with its future, its slot (set by ``assign_slot``) and its tokens so far."""
+    """An accepted request with its future, its slot (set by ``assign_slot``) and the tokens sampled so far."""
 
     slot: Slot
 
@@ -76,20 +80,20 @@ class RunningRequest:
         self._top: list[dict[int, float]] = []
 
     def assign_slot(self, slot: Slot) -> None:
-        """Set the slot for the tokens."""
+        """Set the slot whose row of the cache the request uses."""
         self.slot, self.has_slot = slot, True
 
     @property
     def prefill_length(self) -> int:
-        """The number of prompt tokens that are not in the slot yet."""
+        """Return the number of the slot's tokens that are not in the cache yet."""
         return len(self.slot.tokens) - self.slot.cached
 
     def uniform(self) -> float:
-        """Return the random number for the next token."""
+        """Return the uniform number for the next token; 0 for greedy sampling."""
         return self._uniforms[len(self._ids)] if self._uniforms else 0.0
 
     def append(self, token: int, logprob: float, table: Tensor) -> None:
-        """Add the next token; ``table`` holds the log-probs [vocabulary] it was chosen from."""
+        """Append the next token; ``table`` holds the log-probs [vocabulary] from which it was sampled."""
         self._ids.append(token)
         self._logprobs.append(logprob)
         self.slot.tokens.append(token)
@@ -97,7 +101,7 @@ class RunningRequest:
             self._top.append(top_logprobs(table, self.request.sampling.top_logprobs))
 
     def finish_reason(self, stops: frozenset[int], tokenizer: Tokenizer) -> str | None:
-        """Return why the request has ended, or None while it continues."""
+        """Return "stop" or "length" if the request has ended, or None while it continues."""
         if self._ids[-1] in stops or self._ends_with_stop_text(tokenizer):
             return "stop"
         return "length" if len(self._ids) >= self.limit else None
@@ -106,14 +110,14 @@ class RunningRequest:
         stop_texts = self.request.sampling.stop
         if not stop_texts:
             return False
-        # Enough tokens for the longest text: a character has at most four bytes, a token at least one.
+        # These tokens contain at least the longest text: a character has at most four bytes, a token at least one.
         count = 4 * max(map(len, stop_texts)) + 4
         end = tokenizer.decode(self._ids[-count:], skip_special_tokens=True)
         return any(text in end for text in stop_texts)
 
     def finish(self, reason: str) -> None:
-        """Set the result."""
-        # A future may be cancelled at the last moment.
+        """Set the future's result with the finish reason."""
+        # The future may have been cancelled meanwhile.
         try:
             self.future.set_result(Generation(self._ids, self._logprobs, reason, self._top))
         except InvalidStateError:

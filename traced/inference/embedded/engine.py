@@ -1,10 +1,11 @@
 """The batching engine: every decode step serves all running requests at once, and new requests join between steps.
 
 ``start`` runs the scheduler on a thread for ``submit``; ``generate`` runs it inline, in a fixed order, for the trainer.
-Invariants: a result depends on the request's own seed, not on its neighbours (up to float rounding); a change of
-weights between calls clears the cache; a cancelled future frees its slot at the next step. Errors: a failing forward
-pass, or logits that are not finite, fail the requests in it with ``EngineError``; invalid requests raise
-``RequestError`` from ``submit``. Not covered: preemption, other machines.
+
+Invariants: a result depends on the request's own seed, not on the other requests in its batch (up to float rounding); a
+change of weights between calls clears the cache; a cancelled future frees its slot at the next step. Errors: if a
+forward pass fails, its requests fail with ``EngineError``, as do requests whose logits are not finite; for an invalid
+request ``submit`` raises ``RequestError``. Not covered: preemption of requests, more than one machine.
 """
 
 import math
@@ -28,14 +29,15 @@ from traced.inference.errors import EngineError, ServingError, UnknownModelError
 __all__ = ["Engine", "Generation", "Request", "Sampling"]
 
 T = TypeVar("T")
-# Padded tokens in one prefill pass.
+# Maximum number of tokens in one prefill pass, padding included.
 PREFILL_TOKENS = 4096
-# A prompt waits a step for another one in this step if copying the shared prefix saves at least so many tokens.
+# A prompt waits one step for another prompt of the current step if copying their shared prefix saves at least this many
+# tokens of prefill.
 DEFER_GAIN = 32
 
 
 class Engine:
-    """Serves one model and its adapters to many requests."""
+    """Serves requests for one model and its adapters in batches."""
 
     def __init__(self, model: Any, tokenizer: Tokenizer, *, max_batch: int = 64, max_length: int = 2048) -> None:
         self.tokenizer = tokenizer
@@ -63,7 +65,11 @@ class Engine:
         return running.future
 
     def submit_embeddings(self, prompts: Sequence[list[int]]) -> Future[list[list[float]]]:
-        """Queue texts (token ids) to embed, [2 * hidden size] per text; raises ``RequestError``."""
+        """Queue texts (token ids) to embed, and return the future of their vectors [2 * hidden size].
+
+        Raises:
+            RequestError: A text can never be served.
+        """
         for prompt in prompts:
             self._check(Request(prompt, Sampling(max_tokens=1)))
         job = EmbeddingJob(list(prompts))
@@ -71,7 +77,10 @@ class Engine:
         return job.future
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Serve the requests inline and return their results in order; deterministic for a sequence of calls."""
+        """Serve the requests on the calling thread and return their results in order.
+
+        The same sequence of calls gives the same results. Raises ``RequestError`` and ``EngineError``.
+        """
         if self._thread is not None:
             raise EngineError("generate() drives the engine itself and cannot be used while its thread runs")
         batch = [self._accept(request) for request in requests]
@@ -81,7 +90,7 @@ class Engine:
         return [running.future.result() for running in batch]
 
     def start(self) -> None:
-        """Run the scheduler on a thread of its own."""
+        """Start a thread that runs the scheduler; raises ``EngineError`` if it runs already."""
         with self._wake:
             if self._thread is not None:
                 raise EngineError("the engine is already running")
@@ -99,17 +108,24 @@ class Engine:
         self._thread = None
 
     def adapters(self) -> list[str]:
-        """Return the adapters that requests may use."""
+        """Return the names of the adapters that requests may use."""
         return [name for name in self._adapters.names() if name not in self._retiring]
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Load a PEFT LoRA directory between two steps; the same content again is a no-op, other content an error."""
+        """Load a PEFT LoRA directory between two steps.
+
+        Loading the same content again under a loaded name does nothing. Raises the errors of ``AdapterSet.load``.
+        """
         with self._step_lock:
             self._retire_adapter(name)
             self._adapters.load(name, Path(path))
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for the adapter at once and drop it when the last running one has ended."""
+        """Refuse new requests for the adapter at once, and unload it when its last running request has ended.
+
+        Raises:
+            UnknownModelError: The adapter is not loaded, or is being unloaded already.
+        """
         with self._step_lock:
             if name in self._retiring:
                 raise UnknownModelError(f"adapter {name!r} is being unloaded already")
@@ -118,7 +134,7 @@ class Engine:
             self._retire_adapters()
 
     def reset(self) -> None:
-        """Clear every cached prefix; happens by itself when trainable weights change between calls."""
+        """Clear every cached prefix; a change of trainable weights between calls does this automatically."""
         with self._step_lock:
             self._slots.clear_idle()
 
@@ -149,7 +165,7 @@ class Engine:
             try:
                 self._step()
             except Exception as error:
-                # A defect of the scheduler must not leave callers waiting.
+                # A defect in the scheduler must not leave callers waiting.
                 self._fail_all(EngineError(f"the scheduler failed: {error!r}"))
         self._fail_all(EngineError("the engine was stopped"))
 
@@ -171,7 +187,7 @@ class Engine:
             self._retire_adapters()
 
     def _embed(self) -> None:
-        """Run waiting embedding jobs, at least one, and about as many tokens per step as a prefill."""
+        """Run waiting embedding jobs: at least one, and in total about as many tokens as a prefill pass."""
         tokens = 0
         while self._embeddings and tokens < PREFILL_TOKENS:
             job = self._embeddings.popleft()
@@ -182,7 +198,7 @@ class Engine:
         """Assign slots to waiting requests and return them in batches of similar length."""
         new_requests: list[RunningRequest] = []
         deferred: list[RunningRequest] = []
-        # One prefill budget per step, so that decoding requests wait for one prefill and not for a queue of them.
+        # One prefill budget per step, so that decoding requests wait for one prefill and not for a queue of prefills.
         while self._waiting and sum(running.prefill_length for running in new_requests) < PREFILL_TOKENS:
             running = self._waiting.popleft()
             if running.future.cancelled():
@@ -215,7 +231,10 @@ class Engine:
         return placement
 
     def _should_defer(self, running: RunningRequest, new_requests: list[RunningRequest]) -> bool:
-        """Whether copying a prefix in the next step, from a prompt new_requests in this one, beats prefilling now."""
+        """Return whether to defer the request, because copying a prefix in the next step is faster than prefilling now.
+
+        The prefix would be copied from a prompt among ``new_requests``, which are prefilled in this step.
+        """
         prompt, adapter = running.request.prompt_ids, running.request.adapter
         shared = max(
             (common_prefix(prompt, a.request.prompt_ids) for a in new_requests if a.request.adapter == adapter),
@@ -232,7 +251,7 @@ class Engine:
             logits = self._forward.prefill(spans) if prefill else self._forward.decode(spans)
             sampled = choose(logits, [r.temperature for r in batch], [r.uniform() for r in batch])
         except Exception as error:
-            # Whatever torch, transformers or peft raise is the engine's failure.
+            # Any exception of torch, transformers or peft is a failure of the engine.
             failure = EngineError(f"the forward pass failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._fail(batch, failure)
@@ -271,7 +290,7 @@ class Engine:
             try:
                 running.future.set_exception(error)
             except InvalidStateError:
-                # Cancelled meanwhile.
+                # The future was cancelled meanwhile.
                 continue
 
     def _drop_cancelled(self) -> None:
@@ -307,7 +326,10 @@ class Engine:
 
 
 def stop_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the token ids that end an answer: the generation config's, the tokenizer's, and ChatML's end of turn."""
+    """Return the token ids that end a completion.
+
+    These are the end tokens of the generation config and of the tokenizer, and ChatML's end of turn.
+    """
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
     ids.add(tokenizer.eos_token_id)
@@ -316,7 +338,10 @@ def stop_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _prefill_batches(requests: list[RunningRequest]) -> list[list[RunningRequest]]:
-    """Split by remaining length, longest first, so that padding wastes little and a pass stays within the budget."""
+    """Split requests into batches of similar prefill length, longest first.
+
+    This keeps padding small and each pass within ``PREFILL_TOKENS``.
+    """
     batches: list[list[RunningRequest]] = []
     width = 0
     for running in sorted(requests, key=lambda r: -r.prefill_length):

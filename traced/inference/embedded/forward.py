@@ -1,9 +1,10 @@
-"""Forward passes over slots (prefill many ragged prompts, or decode one token for each), and embeddings of texts.
+"""Forward passes over slots (prefill prompts of different lengths, or decode one token each), and text embeddings.
 
-The model is a decoder with full causal attention through transformers' attention interface (Llama, Qwen2, Qwen3 and
-kin); others are refused with ``ModelError``. An embedding is the mean of the base model's last hidden states beside the
-last token's state; a text has the same vector alone and in a batch, up to float rounding. Not covered: sliding-window
-layers, encoder-decoders, hidden states of adapters.
+The model must be a decoder with full causal attention through transformers' attention interface (Llama, Qwen2, Qwen3
+and similar); others are refused with ``ModelError``. An embedding is the mean of the base model's last hidden states,
+concatenated with the last token's hidden state. A text has the same vector alone and in a batch, up to float rounding.
+
+Not covered: sliding-window layers, encoder-decoders, hidden states of adapters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +20,15 @@ from traced.inference.embedded.adapters import AdapterSet
 from traced.inference.embedded.cache import ATTENTION, CacheAccess, SlotCache
 from traced.inference.errors import EngineError, ModelError
 
-# Rows are gathered if fewer than one in SPARSE of the spanned rows is active.
+# Active rows are gathered (copied) if fewer than one in SPARSE of the rows between the first and the last is active.
 SPARSE = 3
-# Padded tokens in one embedding pass.
+# Maximum number of tokens in one embedding pass, padding included.
 PASS_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Span:
-    """New tokens of one slot, to be written from position ``start`` on."""
+    """New tokens of one slot, which a pass writes to the cache from position ``start`` on."""
 
     slot: int
     tokens: Sequence[int]
@@ -36,12 +37,12 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The slot's length after the pass."""
+        """Return the slot's length after the pass."""
         return self.start + len(self.tokens)
 
 
 class Forward:
-    """The model with its slot cache."""
+    """Runs forward passes of the model with its slot cache."""
 
     def __init__(self, adapters: AdapterSet) -> None:
         model = adapters.forward_model
@@ -54,10 +55,10 @@ class Forward:
         self.cache = SlotCache(model.config, model.dtype)
 
     def prefill(self, spans: Sequence[Span]) -> Tensor:
-        """Write the spans and return the logits [n, vocabulary] after the last token of each."""
+        """Run a pass over the spans, write them to the cache, and return the logits [n, vocabulary] after each span."""
         self._reserve(spans)
-        # Padded on the left, so that every row's last column is its last token. Padding sits at position 0 and writes
-        # to the scratch position.
+        # Rows are padded on the left, so that every row's last column is its last token. Padding has position 0 and is
+        # written to the scratch position.
         rows = torch.tensor([span.slot for span in spans])
         width = max(len(span.tokens) for span in spans)
         pads = [width - len(span.tokens) for span in spans]
@@ -71,7 +72,7 @@ class Forward:
         return self._run(tokens, positions, access, [span.adapter for span in spans])
 
     def decode(self, spans: Sequence[Span]) -> Tensor:
-        """Like ``prefill`` for spans of one token each, without copying memory if the slots are close together."""
+        """Do the same as ``prefill`` for spans of one token each, without copies if the slots are close together."""
         indices = [span.slot for span in spans]
         low, high = min(indices), max(indices) + 1
         if high - low > SPARSE * len(spans):
@@ -127,7 +128,10 @@ class Forward:
 
 @contextmanager
 def slot_attention(config: Any) -> Iterator[None]:
-    """Use ``cache.attention`` for one pass; a live model is trained with its own attention between passes."""
+    """Use ``traced.inference.embedded.cache.attention`` while the context is active.
+
+    Outside of passes a live model keeps its configured attention, with which it is trained.
+    """
     implementation = config._attn_implementation
     config._attn_implementation = ATTENTION
     try:
@@ -150,11 +154,11 @@ class EmbeddingJob:
 
     @property
     def tokens(self) -> int:
-        """The total number of tokens."""
+        """Return the total number of tokens."""
         return sum(map(len, self.prompts))
 
     def run(self, forward: Forward) -> None:
-        """Compute the vectors, unless the future was cancelled."""
+        """Compute the vectors and set the future's result or error, unless the future was cancelled."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -162,13 +166,13 @@ class EmbeddingJob:
         except EngineError as error:
             self.future.set_exception(error)
         except Exception as error:
-            # Whatever torch or transformers raise is the engine's failure.
+            # Any exception of torch or transformers is a failure of the engine.
             failure = EngineError(f"the embedding pass failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self.future.set_exception(failure)
 
     def fail(self, error: Exception) -> None:
-        """Set an error instead of the vectors."""
+        """Set an error as the future's result, unless it is cancelled or done."""
         # The future may be cancelled or done already.
         try:
             self.future.set_exception(error)
@@ -177,7 +181,11 @@ class EmbeddingJob:
 
 
 def embed(forward: Forward, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return one vector [2 * hidden size] per prompt, in order; the caller holds the engine's step lock."""
+    """Return one vector [2 * hidden size] per prompt, in order; the caller must hold the engine's step lock.
+
+    Raises:
+        EngineError: The hidden states are not finite.
+    """
     vectors: dict[int, list[float]] = {}
     for batch in _batches(prompts):
         pooled = _pooled(forward, [prompts[index] for index in batch])
@@ -188,7 +196,7 @@ def embed(forward: Forward, prompts: Sequence[Sequence[int]]) -> list[list[float
 
 
 def _pooled(forward: Forward, prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Mean and last hidden state of each prompt: [n, 2 * hidden size]."""
+    """Return the mean and the last hidden state of each prompt, concatenated: [n, 2 * hidden size]."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     width = int(lengths.max())
     tokens = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts])
@@ -199,7 +207,7 @@ def _pooled(forward: Forward, prompts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _batches(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Indices of the prompts, longest first, in batches whose padded size stays within one pass."""
+    """Return the indices of the prompts, longest first, in batches of at most ``PASS_TOKENS`` padded tokens."""
     batches: list[list[int]] = []
     width = 0
     for index in sorted(range(len(prompts)), key=lambda index: -len(prompts[index])):

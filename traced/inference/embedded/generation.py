@@ -1,8 +1,8 @@
-"""Conversations to tokens and back: rendering with the chat template, parsing of tool calls; requests and results.
+"""Render conversations to tokens and parse completions to messages; the types of requests and results.
 
-Parsing knows the Hermes form, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several allowed, with the
-text around them as content. ``parse`` never raises: an answer with a malformed call is plain content as a whole, so
-that nothing half-parsed reaches a tool. No torch.
+Tool calls are parsed in the Hermes form, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. Several calls
+are allowed, and the text around them is content. ``parse`` never raises: a completion with a malformed call becomes
+plain content as a whole, so that no partly parsed call reaches a tool. This module does not import torch.
 """
 
 import json
@@ -18,24 +18,24 @@ _CALL = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
 class Tokenizer(Protocol):
-    """What the embedded engine uses of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that the embedded engine uses."""
 
     eos_token_id: int | None
 
     def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any:
-        """Render a conversation; with ``tokenize`` to token ids."""
+        """Render a conversation as text, or as token ids with the option ``tokenize=True``."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Token ids of ``text``."""
+        """Return the token ids of ``text``."""
         ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str:
-        """Text of the token ids."""
+        """Return the text of the token ids."""
         ...
 
     def get_vocab(self) -> dict[str, int]:
-        """Token ids by token."""
+        """Return the token ids by token."""
         ...
 
 
@@ -52,7 +52,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[To
 
 
 def parse(text: str, *, first_call: int = 0) -> Message:
-    """Parse an answer into an assistant message, with call ids ``call_<n>`` from ``first_call`` on."""
+    """Parse a completion's text into an assistant message, with call ids ``call_<n>`` from ``first_call`` on."""
     calls = [_call(body) for body in _CALL.findall(text)]
     content = _CALL.sub("", text)
     if not calls or None in calls or OPEN in content or CLOSE in content:
@@ -64,7 +64,7 @@ def parse(text: str, *, first_call: int = 0) -> Message:
 
 
 def count_calls(messages: Sequence[Message]) -> int:
-    """Return the number of tool calls in a conversation, which is the number of the next one."""
+    """Return the number of tool calls in a conversation, which is also the number of its next call (from 0)."""
     return sum(len(message.get("tool_calls") or []) for message in messages)
 
 
@@ -100,7 +100,7 @@ def _with_dict_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(content: str | list[object] | None) -> str:
-    """The text of a message's content; of a list of parts only the text parts."""
+    """Return the text of a message's content; of a list of parts, only the text parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
     return content or ""
@@ -111,10 +111,11 @@ class Sampling:
     """Sampling parameters.
 
     Args:
-        temperature: 0 is greedy.
-        seed: None draws a fresh one.
+        temperature: 0 means greedy sampling.
+        max_tokens: Maximum number of tokens to sample.
+        seed: None means a fresh seed.
         top_logprobs: The number of likeliest tokens to report per step.
-        stop: Texts that end the answer; the tokens of the text are still part of it.
+        stop: Texts that end the completion; their tokens are still part of it.
     """
 
     temperature: float = 1.0
@@ -126,7 +127,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """A completion request; ``adapter`` None is the base model (in the trainer: the live model as it is).
+    """A completion request; without an adapter the base model serves it (in the trainer: the live model).
 
     The same request gives the same ``Generation`` whatever else is in the batch, up to float rounding.
     """
@@ -138,10 +139,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """Sampled tokens, with the end-of-turn token.
+    """The result of a request.
 
     Args:
-        logprobs: In nats, of ``ids`` under softmax(logits / T), or the plain softmax for T = 0.
+        ids: The sampled tokens, with the end-of-turn token if it was sampled.
+        logprobs: The log-probs of ``ids`` in nats, under softmax(logits / T), or the plain softmax for T = 0.
         finish_reason: "stop" or "length".
         top: Per token, the likeliest token ids with their log-probs under the same distribution.
     """

@@ -1,7 +1,7 @@
-"""Requests and responses of the HTTP API: OpenAI's fields, plus vLLM's ``return_token_ids``.
+"""Requests and responses of the embedded engine's HTTP API: OpenAI's fields, and vLLM's ``return_token_ids``.
 
-A field that would change the answer and is not implemented is refused unless it has its default; fields without
-influence (``user``, ``metadata``) are ignored.
+A field that is not implemented and would change the answer is refused unless it has its neutral value. Fields that do
+not affect the answer (``user``, ``metadata``) are ignored.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sandbox.contract import Message, Tool
 from traced.inference.embedded.generation import Generation, Sampling, Tokenizer
 from traced.inference.errors import RequestError
 
-# Fields that are not implemented, with the values that change nothing.
+# Fields that are not implemented, with the values that are accepted because they do not change the answer.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "top_p": (1,),
@@ -50,13 +50,17 @@ class GenerationRequest(BaseModel):
     return_token_ids: bool | None = False
 
     def refuse_unsupported(self) -> None:
-        """Raise ``RequestError`` if a field asks for something that is not implemented."""
+        """Raise ``RequestError`` if a field that is not implemented has a value that would change the answer."""
         for name, value in (self.model_extra or {}).items():
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
                 raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
 
     def sampling(self, max_tokens: int, top_logprobs: int) -> list[Sampling]:
-        """Return the sampling parameters of each of the ``n`` answers; their seeds count up from ``seed``."""
+        """Return the sampling parameters of each of the ``n`` answers, with seeds that count up from ``seed``.
+
+        Raises:
+            RequestError: ``n`` is greater than 1 and the temperature 0.
+        """
         temperature = 1.0 if self.temperature is None else self.temperature
         count = self.n or 1
         if count > 1 and not temperature:
@@ -70,7 +74,7 @@ class GenerationRequest(BaseModel):
         return tuple(text for text in texts if text)
 
     def text(self, tokenizer: Tokenizer, generation: Generation) -> str:
-        """Return the text of an answer, up to the text that ended it."""
+        """Return the text of an answer, up to the first stop text."""
         text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
         return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
 
@@ -100,7 +104,11 @@ class ChatRequest(GenerationRequest):
     stream_options: StreamOptions | None = None
 
     def offered_tools(self) -> list[Tool]:
-        """Return the tools for the model; none if ``tool_choice`` is "none"."""
+        """Return the tools for the model, none if ``tool_choice`` is "none".
+
+        Raises:
+            RequestError: ``tool_choice`` is neither "auto" nor "none".
+        """
         if self.tool_choice not in (None, "auto", "none"):
             raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
         return [] if self.tool_choice == "none" else self.tools or []
@@ -182,7 +190,7 @@ def text_logprobs(tokenizer: Tokenizer, generation: Generation) -> dict[str, obj
     tops: list[dict[str, float]] = []
     for top in generation.top:
         by_text: dict[str, float] = {}
-        # Likeliest first: of tokens with the same text the likeliest is kept.
+        # The tokens come likeliest first, so of tokens with the same text the likeliest is kept.
         for token_id, logprob in top.items():
             by_text.setdefault(tokenizer.decode([token_id]), logprob)
         tops.append(by_text)

@@ -1,10 +1,12 @@
-"""The OpenAI-compatible HTTP API over the batching engine.
+"""The embedded engine's OpenAI-compatible HTTP API.
 
 GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
 /tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
-request (``context_length_exceeded`` for a context that is too long), 500 engine failure. A client that hangs up cancels
-its request. A stream carries the whole message in one delta. Not covered: authentication (the server listens on the
-loopback by default), forced tool choice, structured outputs, /v1/responses.
+request (``context_length_exceeded`` for a context that is too long), 500 engine failure. If a client disconnects, its
+request is cancelled. A stream carries the whole message in one delta.
+
+Not covered: authentication (the server listens on the loopback by default), forced tool choice, structured outputs,
+/v1/responses.
 """
 
 import asyncio
@@ -47,7 +49,7 @@ CLIENT_CLOSED = 499
 
 
 def build_app(engine: Engine, *, base_name: str = "base") -> FastAPI:
-    """Build the application, which starts the engine's thread at its start and stops it at its end."""
+    """Build the web application; it starts the engine's thread on startup and stops it on shutdown."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -159,7 +161,7 @@ def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
 
 
 async def _results_unless_closed(http: Request, jobs: Sequence[Future[T]]) -> list[T] | None:
-    """Return the jobs' results, or cancel the jobs and return None if the client hangs up first."""
+    """Return the jobs' results, or cancel the jobs and return None if the client disconnects first."""
     results = asyncio.ensure_future(_results(jobs))
     disconnect = asyncio.ensure_future(_disconnected(http))
     futures: set[asyncio.Future[Any]] = {results, disconnect}
@@ -219,7 +221,7 @@ def _chat_choice(tokenizer: Tokenizer, body: ChatRequest, generation: Generation
     choice = _choice(body, generation)
     text = body.text(tokenizer, generation)
     choice["message"] = {"role": "assistant", "content": text}
-    # Without tools, text in the form of a call is just text.
+    # If the request offers no tools, text in the form of a tool call is plain content.
     if body.offered_tools():
         choice["message"] = parse(text, first_call=count_calls(body.messages))
     if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
@@ -238,7 +240,10 @@ def _text_choice(tokenizer: Tokenizer, body: TextRequest, generation: Generation
 
 
 def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingResponse:
-    """Stream a finished answer: every choice in one chunk, its finish reason, the usage if requested, ``[DONE]``."""
+    """Return a finished answer as a stream: each choice in one chunk, the finish reasons, usage, and ``[DONE]``.
+
+    The usage is sent only if ``options`` request it.
+    """
     chat = answer["object"] == "chat.completion"
     head = {key: answer[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk" if chat else "text_completion"

@@ -1,13 +1,13 @@
 """Errors of reading trajectory files.
 
 ImportFailed          (exit code 1)
-├── UnreadableFile    the file cannot be opened, or is not a file of its format at all
+├── UnreadableFile    the file cannot be opened, or its structure is not that of its format
 │   └── UnknownFormat the first bytes match no format, or not the requested one
 ├── NoTrajectories    the file was read to its end and holds no trajectory
 ├── AlreadyRunning    another process imports the same file
 └── BadRecord         one record is invalid; names file, record, line and column
 
-RecordFormatError says why a JSON value is not a record of its format; readers turn it into a BadRecord.
+RecordFormatError says why a JSON value is not a record of its format; readers convert it to a BadRecord.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ class ImportFailed(TracedError):
 
 
 class UnreadableFile(ImportFailed):
-    """The file cannot be opened, or is not a file of its format at all."""
+    """The file cannot be opened, or its structure is not that of its format."""
 
 
 class UnknownFormat(UnreadableFile):
@@ -42,8 +42,8 @@ class RecordFormatError(ValueError):
 class BadRecord(ImportFailed):
     """One record is invalid.
 
-    ``record``, ``line`` and ``column`` count from 1, columns in characters. ``raw`` is the text of the record as far
-    as it may be stored, "" where only its position may be reported.
+    ``record``, ``line`` and ``column`` count from 1, columns in characters. ``raw`` is the redacted text of the record,
+    "" if only its position may be reported.
     """
 
     def __init__(self, path: Path, record: int, line: int, column: int, cause: str, *, raw: str = "") -> None:

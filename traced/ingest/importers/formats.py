@@ -1,4 +1,4 @@
-"""The trajectory file formats by name, and format detection from the first bytes of a file."""
+"""The readers of trajectory file formats by name, and format detection from the first bytes of a file."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ FORMATS: dict[str, Reader] = {
 
 
 def format_of(path: Path) -> str:
-    """The format of a file; raises UnknownFormat and UnreadableFile."""
+    """Return the name of a file's format; raises UnknownFormat and UnreadableFile."""
     head = read_head(path)
     name = detect_format(head)
     if name is None:
@@ -33,17 +33,17 @@ def format_of(path: Path) -> str:
 
 
 def detect_format(head: bytes) -> str | None:
-    """The format of a file with these first bytes, from the keys of its first record; None if none matches."""
+    """Return the format of a file with these first bytes, by the keys of its first record; None if none matches."""
     keys = set(first_keys(head))
     if is_array(head) and {"task_id", "reward"} <= keys:
         return "tau-bench"
-    # The head may end within "info", which precedes the simulations: the members before it have to suffice.
+    # The head may end within "info", which precedes the simulations, so the members before it have to be sufficient.
     if not is_array(head) and ("simulations" in keys or {"info", "tasks"} <= keys or {"timestamp", "info"} <= keys):
         return "tau2-bench"
     # A page of an API wraps its records in "data".
     if "data" in keys and not keys & {"messages", "traceId", "trace_id"}:
         keys = set(first_keys(head, "data"))
-    # Exports of tracers before plain chat: their records may hold "messages" as well.
+    # Exports of tracing tools are checked before plain chat, because their records may hold "messages" as well.
     if "run_type" in keys:
         return "langsmith"
     trace_keys = keys & {"traceId", "trace_id", "observations", "observationId"}

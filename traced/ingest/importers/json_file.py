@@ -1,13 +1,13 @@
 """Read the records of a JSON array or of JSON Lines one at a time, plain or gzip, each with its position.
 
-Memory holds one record and one block of the file. An invalid record is a ``BadRecord`` in the stream, and reading
+Memory holds one record and one block of the file. For an invalid record a ``BadRecord`` is yielded, and reading
 continues with the next record. Lines and columns count from 1, columns in characters; offsets count bytes of the
-decompressed text. Fails with ``UnreadableFile`` where the file cannot be opened or does not hold the expected array.
+decompressed text. Errors: ``UnreadableFile`` if the file cannot be opened or does not hold the expected array.
 
 Not covered: other compressions, pipes (a file is read more than once), and arrays whose records begin with different
-keys: after an invalid record the search for the next one relies on the common first key.
+keys: after an invalid record the search for the next record relies on the common first key.
 
-ijson (3.6) is not used: it ends at the first invalid record, and its errors have no line or column.
+ijson (3.6) is not used, because it ends at the first invalid record, and its errors have no line or column.
 """
 
 import gzip
@@ -26,21 +26,21 @@ from traced.ingest.importers.errors import BadRecord, UnreadableFile
 GZIP = b"\x1f\x8b"
 BOM = "\ufeff"
 BOM_BYTES = b"\xef\xbb\xbf"
-# Enough to detect the format, and to notice that a file has changed between two runs of an import.
+# The number of bytes that suffices to detect the format, and whether a file has changed between two runs of an import.
 HEAD_BYTES = 1 << 16
-# Twice the largest request that the gateway accepts, so every recorded exchange fits.
+# Twice the largest request that the gateway accepts, so that every recorded exchange can be imported.
 MAX_RECORD_SIZE = 32 << 20
-# gzip raises each of them for data that is truncated or corrupt, depending on where.
+# The errors that gzip raises for truncated or corrupt data, depending on the place of the damage.
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
-# The following count characters of decoded text.
+# The following sizes count characters of decoded text.
 BLOCK = 1 << 18
-# A literal or an escape sequence that the end of the window may cut in two.
+# The maximum length of a literal or an escape sequence, which the end of the window may split.
 MAX_TOKEN_LENGTH = 12
-# Kept while searching for the next record; longer than the beginning of a record, which a block boundary may cut.
+# Text kept while searching for the next record; longer than a record's first key, which a block boundary may split.
 SEARCH_MARGIN = 256
 SPACE = re.compile(r"[ \t\r\n]*")
-# What errors="surrogateescape" makes of a byte that is not UTF-8.
+# The characters to which errors="surrogateescape" decodes bytes that are not UTF-8.
 NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]:,]', re.DOTALL)
 LIST_ERROR = "expected an object, found a list"
@@ -48,7 +48,7 @@ LIST_ERROR = "expected an object, found a list"
 
 @dataclass(frozen=True)
 class FilePosition:
-    """How far a file has been read: bytes, complete records, and the line and column of the next character."""
+    """How far a file has been read: decompressed bytes, complete records, line and column of the next character."""
 
     offset: int = 0
     records: int = 0
@@ -61,7 +61,10 @@ FILE_START = FilePosition()
 
 @dataclass(frozen=True)
 class Record:
-    """One JSON value of the file, where it begins, and the position after it; ``number`` counts from 1."""
+    """One JSON value of the file, the line and column where it begins, and the position after it.
+
+    ``number`` counts the records of the file from 1.
+    """
 
     number: int
     line: int
@@ -72,7 +75,7 @@ class Record:
 
 @contextmanager
 def open_decompressed(path: Path, offset: int = 0) -> Iterator[BinaryIO]:
-    """Open the decompressed bytes of a file at ``offset``; raises UnreadableFile."""
+    """Open a file for reading its decompressed bytes from ``offset`` on; raises UnreadableFile."""
     try:
         with path.open("rb") as raw_file:
             compressed = raw_file.read(len(GZIP)) == GZIP
@@ -87,7 +90,11 @@ def open_decompressed(path: Path, offset: int = 0) -> Iterator[BinaryIO]:
 
 
 def read_head(path: Path) -> bytes:
-    """The first ``HEAD_BYTES`` bytes of a file; raises UnreadableFile for anything but a regular, non-empty file."""
+    """Return the first ``HEAD_BYTES`` decompressed bytes of a file.
+
+    Raises:
+        UnreadableFile: The file is not a regular file, is empty, or cannot be read.
+    """
     if path.is_dir():
         raise UnreadableFile(f"{path} is a folder", hint="name one of its files; an import reads one file at a time")
     if path.exists() and not path.is_file():
@@ -105,13 +112,13 @@ def read_head(path: Path) -> bytes:
 def read_array(
     path: Path, start: re.Pattern[str], position: FilePosition = FILE_START, key: str | None = None
 ) -> Iterator[Record | BadRecord]:
-    """The elements of a JSON array after ``position``.
+    """Yield the elements of a JSON array after ``position``; raises UnreadableFile.
 
     Args:
         path: The file.
-        start: Matches the beginning of a record; reading resumes there after an invalid one.
-        position: Where an earlier read stopped.
-        key: The member of the top-level object that holds the array; None where the array is the whole file.
+        start: Matches the beginning of a record; after an invalid record, reading continues at the next match.
+        position: The position where an earlier read stopped.
+        key: The member of the top-level object that holds the array; None if the array is the whole file.
     """
     with open_decompressed(path, position.offset) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
@@ -122,7 +129,10 @@ def read_array(
 def read_lines(
     path: Path, position: FilePosition = FILE_START, max_bytes: int = MAX_RECORD_SIZE
 ) -> Iterator[Record | BadRecord]:
-    """The records of a JSON Lines file after ``position``; blank lines are not records."""
+    """Yield the records of a JSON Lines file after ``position``; blank lines are skipped.
+
+    A line of more than ``max_bytes`` is a bad record. Raises UnreadableFile.
+    """
     with open_decompressed(path, position.offset) as file:
         number, line, offset = position.records, position.line, position.offset
         try:
@@ -143,21 +153,21 @@ def read_lines(
 
 
 def is_array(head: bytes) -> bool:
-    """Whether a file with these first bytes is a JSON array."""
+    """Return whether a file with these first bytes is a JSON array."""
     return head.removeprefix(BOM_BYTES).lstrip()[:1] == b"["
 
 
 def first_keys(head: bytes, member: str | None = None) -> list[str]:
-    """The keys of the first object in the first bytes of a file, or of the first object inside ``member`` of it."""
+    """Return the keys of the first object in the first bytes of a file, or of the first object in its ``member``."""
     keys: list[str] = []
     key_depth = 1 if member is None else 2
     depth = 0
     inside = member is None
     previous = ""
-    # Tokens instead of a parser: the head is cut anywhere, so it is rarely valid JSON.
+    # Tokens are matched instead of parsing JSON, because the head may end anywhere and is rarely valid JSON.
     for match in TOKEN.finditer(head.decode("utf-8", "replace").removeprefix(BOM)):
         token = match[0]
-        # A lone quote begins a string that the end of the head cuts: nothing after it can be trusted.
+        # An unpaired quote begins a string that the end of the head cuts; no token after it is reliable.
         if token == '"':
             return keys
         if token == "{":
@@ -175,7 +185,7 @@ def first_keys(head: bytes, member: str | None = None) -> list[str]:
 
 
 def first_key(head: bytes, member: str | None = None) -> str | None:
-    """The first of ``first_keys``: all records of one writer begin with it."""
+    """Return the first of ``first_keys``, or None; all records of one writer begin with this key."""
     return next(iter(first_keys(head, member)), None)
 
 
@@ -188,32 +198,32 @@ class _Window:
         self.offset, self.line, self.column = position.offset, position.line, position.column
 
     def grow(self) -> bool:
-        """Read more text; False at the end of the file."""
+        """Read more text into the window; return False at the end of the file."""
         try:
-            # Doubling the window bounds how often a long record is parsed from its beginning again.
+            # Doubling the window limits how often a long record is parsed again from its beginning.
             block = self.file.read(max(BLOCK, len(self.text)))
         except DECOMPRESSION_ERRORS:
-            # The text ends here; the parser then reports what is missing, with its position.
+            # The text ends here; the parser then reports the missing part with its position.
             block = ""
         self.text += block
         self.at_end = not block
         return bool(block)
 
     def line_and_column(self, offset: int) -> tuple[int, int]:
-        """Line and column of ``text[offset]``."""
+        """Return the line and column of ``text[offset]``."""
         newlines = self.text.count("\n", 0, offset)
         if not newlines:
             return self.line, self.column + offset
         return self.line + newlines, offset - self.text.rindex("\n", 0, offset)
 
     def drop(self, count: int) -> None:
-        """Remove the first ``count`` characters."""
+        """Remove the first ``count`` characters from the window and advance its position."""
         self.line, self.column = self.line_and_column(count)
         self.offset += len(self.text[:count].encode("utf-8", "surrogateescape"))
         self.text = self.text[count:]
 
     def next_char(self) -> str:
-        """Skip white space; returns the next character without removing it, "" at the end."""
+        """Skip white space and return the next character without removing it; "" at the end of the file."""
         while True:
             self.drop(_skip_space(self.text))
             if self.text or not self.grow():
@@ -224,7 +234,7 @@ class _Window:
 
 
 def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | None) -> Iterator[Record | BadRecord]:
-    """The elements after record ``number``; 0 is the beginning of the file."""
+    """Yield the elements of the array after record ``number``; 0 means from the beginning of the file."""
     after_record = number > 0
     if not after_record:
         _enter_array(window, key)
@@ -233,7 +243,8 @@ def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | N
         while after_record or char != "]":
             if not after_record:
                 number += 1
-                # Inside a member a list would be skipped up to its own "]", which then passes for the end of the array.
+                # A list is skipped only in a top-level array: inside a member, reading would resume within the list,
+                # and its "]" would be taken for the end of the array.
                 is_list = window.next_char() == "[" and key is None
                 element = window.bad(number, 0, LIST_ERROR) if is_list else _element(window, number)
                 yield element
@@ -251,14 +262,14 @@ def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | N
         window.drop(len("]") if window.text else 0)
         if key is not None or not (char := window.next_char()):
             return
-        # A bracket too many ends the array early: the records after it are still read.
+        # A surplus bracket may have ended the array early, so the records after it are still read.
         number += 1
         yield window.bad(number, 0, f"expected nothing after the array, found {_describe_char(char)}")
         char = _skip_to_next_record(window, start, skipped=0)
 
 
 def _enter_array(window: _Window, key: str | None) -> None:
-    """Skip to the first element of the array."""
+    """Skip to the first element of the array; raises UnreadableFile."""
     if window.next_char() == BOM:
         window.drop(1)
     if key is not None:
@@ -269,7 +280,7 @@ def _enter_array(window: _Window, key: str | None) -> None:
 
 
 def _enter_member(window: _Window, key: str) -> None:
-    """Skip to the value of a member of the top-level object, one member at a time."""
+    """Skip to the value of a member of the top-level object, one member at a time; raises UnreadableFile."""
     char = window.next_char()
     while char in ("{", ","):
         window.drop(1)
@@ -295,7 +306,7 @@ def _name_or_value(window: _Window) -> Any:
 
 
 def _element(window: _Window, number: int) -> Record | BadRecord:
-    """The JSON value at the beginning of the window; an invalid one stays in the window."""
+    """Return the JSON value at the beginning of the window and remove it; an invalid value stays in the window."""
     while True:
         try:
             value, end = json.JSONDecoder().raw_decode(window.text)
@@ -316,7 +327,7 @@ def _element(window: _Window, number: int) -> Record | BadRecord:
 
 
 def _may_be_cut(window: _Window, error_offset: int, cause: str) -> bool:
-    """Whether the parser may have failed only because the record continues after the window."""
+    """Return whether the parser may have failed only because the record continues after the window."""
     # An unterminated string is reported at its beginning, which may be far from the end of the window.
     return not window.at_end and (
         cause.startswith("Unterminated string") or error_offset >= len(window.text) - MAX_TOKEN_LENGTH
@@ -324,7 +335,10 @@ def _may_be_cut(window: _Window, error_offset: int, cause: str) -> bool:
 
 
 def _skip_to_next_record(window: _Window, start: re.Pattern[str], *, skipped: int) -> str:
-    """Drop ``skipped`` characters, then everything before the next record; returns its first character or "]"."""
+    """Drop ``skipped`` characters and everything before the next record, and return the record's first character.
+
+    Returns "]" if there is no further record.
+    """
     window.drop(skipped)
     while not (match := start.search(window.text)):
         window.drop(max(0, len(window.text) - SEARCH_MARGIN))
@@ -345,7 +359,7 @@ def _describe_char(char: str) -> str:
 
 
 def _skip_line(file: BinaryIO, block: int) -> int:
-    """Read to the end of a line that is too long; returns the number of bytes read."""
+    """Read to the end of a line that is too long, and return the number of bytes read."""
     skipped_bytes = 0
     while text := file.readline(block):
         skipped_bytes += len(text)
@@ -355,7 +369,7 @@ def _skip_line(file: BinaryIO, block: int) -> int:
 
 
 def _record(path: Path, line: bytes, end: FilePosition) -> Record | BadRecord:
-    """The record of a line; ``end`` is the position after it."""
+    """Return the record in a line; ``end`` is the position after the line."""
 
     def bad(column: int, cause: str) -> BadRecord:
         note = "" if line.endswith(b"\n") else " (the last line of the file has no line end: it may be truncated)"
@@ -372,7 +386,7 @@ def _record(path: Path, line: bytes, end: FilePosition) -> Record | BadRecord:
     except json.JSONDecodeError as error:
         return bad(error.pos + 1, error.msg)
     except (ValueError, RecursionError) as error:
-        # Nested too deeply, or a number with too many digits: Python reports no position.
+        # The value is nested too deeply or has a number with too many digits; Python then reports no position.
         return bad(1, str(error))
     return Record(end.records, end.line - 1, 1, value, end)
 

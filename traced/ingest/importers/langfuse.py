@@ -3,9 +3,9 @@
     for observation in Langfuse().api.observations.get_many(...).data:
         file.write(observation.json() + "\\n")
 
-A file holds one record a line, a JSON array, or a page ``{"data": [...]}`` of the API. Observations of type
-``GENERATION`` are the model calls; scores stand in the file, in a trace or in an observation. Keys may be in camel or
-snake case. Not covered: CSV, media, scores of sessions.
+A file holds one record per line, a JSON array, or a page ``{"data": [...]}`` of the API. Observations of type
+``GENERATION`` are the model calls. Scores are records of the file, or part of a trace or an observation. Keys may be in
+camel case or snake case. Not covered: CSV, media, scores of sessions.
 """
 
 import re
@@ -24,7 +24,7 @@ PAGE_KEY = "data"
 
 
 def read_langfuse(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
-    """The trajectories of an export."""
+    """Yield the trajectories of a Langfuse export, from a resume point on if there is one."""
     head = read_head(job.path)
     paged = not is_array(head) and PAGE_KEY in first_keys(head)
     yield from read_traces(SOURCE, _parse_record, job, resume, PAGE_KEY if paged else None)
@@ -87,7 +87,7 @@ def _parse_call(job: ImportJob, observation: Fields, trace_id: str, call_id: str
 
 
 def _parse_scores(job: ImportJob, record: Fields, trace_id: str, call_id: str) -> Iterator[Score]:
-    """The scores inside a trace or an observation: a list of scores, or values by name."""
+    """Yield the scores inside a trace or an observation, which holds a list of scores or values by name."""
     scores = record.get("scores")
     if isinstance(scores, list):
         for score in scores:
@@ -121,5 +121,5 @@ def _parse_score(job: ImportJob, record: object, trace_id: str, call_id: str) ->
 
 
 def _get(value: Fields, name: str) -> Any:
-    """The value of a key that is written in camel case or in snake case."""
+    """Return the value of a key that is written in camel case or in snake case, or None."""
     return value.get(name, value.get(re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}", name)))

@@ -1,10 +1,11 @@
-"""Reader of LangSmith exports: runs as the ``langsmith`` package serializes them, one a line or as a JSON array.
+"""Reader of LangSmith exports: runs as the ``langsmith`` package serializes them, one per line or in a JSON array.
 
     for run in Client().list_runs(project_name=...):
         file.write(run.model_dump_json() + "\\n")
 
-Runs of type ``llm`` are the model calls. ``feedback_stats`` decide the outcome: those of a call for its branch, those
-of a root run for the whole trace. Not covered: bulk exports as Parquet, attachments, referenced examples.
+Runs of type ``llm`` or ``chat_model`` are the model calls. ``feedback_stats`` decide the outcome: those of a call for
+its branch, those of a root run for the whole trace. Not covered: bulk exports as Parquet, attachments, referenced
+examples.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ CALL_TYPES = ("llm", "chat_model")
 
 
 def read_langsmith(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
-    """The trajectories of an export."""
+    """Yield the trajectories of a LangSmith export, from a resume point on if there is one."""
     yield from read_traces(SOURCE, _parse_record, job, resume)
 
 
@@ -46,7 +47,7 @@ def _parse_run(job: ImportJob, run: object, trace_id: str) -> Iterator[Call | Sc
             yield redacted_score(job, Score(trace_id, run_id, name, run_id, score))
         if root:
             yield redacted_score(job, Score(trace_id, "", name, run_id, score))
-    # Chains and tools are not calls, but the runs inside them may be.
+    # Runs of chains and tools are not model calls, but the runs inside them may be.
     for child in run.get("child_runs") or []:
         yield from _parse_run(job, child, trace_id)
 
@@ -58,7 +59,7 @@ def _parse_call(job: ImportJob, run: Fields, trace_id: str, run_id: str) -> Call
     if not tools and isinstance(params, Mapping):
         tools = tools_of(params.get("tools")) or tools_of(params.get("functions"))
     reply = read_output(run.get("outputs"))
-    # LangChain records an empty message beside the error of a failed call.
+    # LangChain records an empty message together with the error of a failed call.
     if run.get("error") and reply is not None and not (reply["content"] or reply.get("tool_calls")):
         reply = None
     if reply is None and not run.get("error"):
@@ -76,11 +77,11 @@ def _parse_call(job: ImportJob, run: Fields, trace_id: str, run_id: str) -> Call
 
 
 def _feedback_scores(stats: object) -> Iterator[tuple[str, Any]]:
-    """The mean score of every feedback key, or its label."""
+    """Yield the name and the mean score, or else the only label, of every feedback key."""
     for name, figures in stats.items() if isinstance(stats, Mapping) else ():
         labels = figures.get("values") if isinstance(figures, Mapping) else None
         if isinstance(figures, Mapping) and figures.get("avg") is not None:
             yield str(name), figures["avg"]
-        # Several labels disagree, and the counts do not say which of them is right.
+        # Several labels contradict each other, and the counts do not say which of them is right.
         elif isinstance(labels, Mapping) and len(labels) == 1:
             yield str(name), next(iter(labels))

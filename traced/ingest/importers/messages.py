@@ -1,10 +1,10 @@
 """Convert the messages of every supported format to OpenAI chat messages, and tools to OpenAI function tools.
 
-Read are OpenAI's chat messages and response items, Anthropic's content blocks, LangChain's serialized messages, and the
-inputs and outputs that the LangSmith and Langfuse integrations record. Converted messages have the roles system, user,
-assistant and tool, content that is text or None, and arguments that are JSON text; converting them again changes
-nothing. Content that is not text becomes ``[image_url]`` and the like. Raises RecordFormatError with the index of the
-message. Not covered: images, sound and files; tools that a provider runs itself.
+The supported inputs are OpenAI's chat messages and response items, Anthropic's content blocks, LangChain's serialized
+messages, and the inputs and outputs that the LangSmith and Langfuse integrations record. Converted messages have the
+roles system, user, assistant and tool, content that is text or None, and arguments that are JSON text; converting them
+again changes nothing. Content that is not text is replaced by its type in brackets, such as ``[image_url]``. Errors:
+RecordFormatError with the index of the message. Not covered: images, sound and files; tools that a provider runs.
 """
 
 import json
@@ -35,7 +35,7 @@ def chat_messages(messages: object) -> list[Message]:
     for index, message in enumerate(messages):
         for part in read_message(message, index):
             previous = converted[-1] if converted else {}
-            # The responses form has an item for every call, the chat form one message with all of them.
+            # The responses form has an item for every tool call, the chat form one message with all of them.
             if _is_item(message) and part["role"] == "assistant" == previous.get("role") and "tool_calls" in part:
                 previous["tool_calls"] = [*previous.get("tool_calls", []), *part["tool_calls"]]
             else:
@@ -44,7 +44,14 @@ def chat_messages(messages: object) -> list[Message]:
 
 
 def read_message(message: object, index: int) -> list[Message]:
-    """Convert one message: to several where it holds tool results, to none where it is only reasoning."""
+    """Convert one message: to several if it holds tool results, to none if it is only reasoning.
+
+    Args:
+        index: The message's index in the conversation, for error messages.
+
+    Raises:
+        RecordFormatError: The message is invalid.
+    """
     fields, role = _unwrap(message, index)
     if fields.get("type") == "function_call":
         return [{"role": "assistant", "content": None, "tool_calls": _calls(fields, index)}]
@@ -65,7 +72,7 @@ def read_message(message: object, index: int) -> list[Message]:
     if role == "assistant" and (calls := _calls(fields, index)):
         converted["tool_calls"] = calls
     call_id = fields.get("tool_call_id")
-    # Before tools there were functions: a result names its function instead of its call.
+    # In OpenAI's older function API, a result names its function instead of its call.
     if role == "tool" and call_id is None and isinstance(fields.get("name"), str):
         call_id = _function_id(fields["name"])
     ids = {"tool_call_id": call_id, "name": fields.get("name")}
@@ -79,7 +86,7 @@ def tools_of(tools: object) -> list[Tool]:
         if not isinstance(tool, Mapping):
             continue
         function = tool.get("function", tool)
-        # Tools without a name are run by the provider itself.
+        # Tools without a name are run by the provider and have no definition.
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             continue
         if "function" in tool:
@@ -93,7 +100,7 @@ def tools_of(tools: object) -> list[Tool]:
 
 
 def read_input(payload: object) -> tuple[list[Message], list[Tool]]:
-    """The messages in the recorded input of a model call, and the tools in it; raises RecordFormatError."""
+    """Return the messages and the tools in the recorded input of a model call; raises RecordFormatError."""
     payload = _parsed_json(payload)
     if isinstance(payload, str):
         return [{"role": "user", "content": payload}], []
@@ -103,7 +110,7 @@ def read_input(payload: object) -> tuple[list[Message], list[Tool]]:
         raise RecordFormatError(f"the input of the call is not a conversation but {type_name(payload)}")
     tools = tools_of(payload.get("tools")) or tools_of(payload.get("functions"))
     messages = _input_messages(payload)
-    # LangChain records a batch of one: a list of conversations.
+    # LangChain records a list of conversations, a batch with one element.
     if messages and isinstance(messages[0], list):
         messages = messages[0]
     definitions = [tool for message in messages for tool in _tool_definition(message)]
@@ -117,7 +124,11 @@ def read_input(payload: object) -> tuple[list[Message], list[Tool]]:
 
 
 def read_output(payload: object) -> Message | None:
-    """The assistant's message in the recorded output of a model call, its parts joined; None where there is none."""
+    """Return the assistant's message in the recorded output of a model call, its parts joined, or None.
+
+    Raises:
+        RecordFormatError: The output is not a message.
+    """
     replies = [
         message for message in chat_messages(_output_messages(_parsed_json(payload))) if message["role"] == "assistant"
     ]
@@ -130,12 +141,12 @@ def read_output(payload: object) -> Message | None:
 
 
 def type_name(value: object) -> str:
-    """The type of a JSON value, for error messages."""
+    """Return the name of a JSON value's type, for error messages."""
     return "null" if value is None else type(value).__name__
 
 
 def _unwrap(message: object, index: int) -> tuple[Fields, str]:
-    """The fields of a message without LangChain's wrappers, and its role."""
+    """Return the fields of a message without LangChain's wrappers, and its role."""
     if not isinstance(message, Mapping):
         raise RecordFormatError(f"message {index} has to be an object, found {type_name(message)}")
     fields, role_name = message, message.get("role")
@@ -162,7 +173,7 @@ def _unwrap(message: object, index: int) -> tuple[Fields, str]:
 
 
 def _is_item(message: object) -> bool:
-    """Whether a message is a function call of the responses form, which has one item per call."""
+    """Return whether a message is a function call of the responses form, which has one item per call."""
     return isinstance(message, Mapping) and message.get("type") == "function_call"
 
 
@@ -175,7 +186,7 @@ def _result(call_id: object, output: object, index: int) -> Message:
 
 
 def _content(content: object, role: str, index: int) -> str | None:
-    """Content as text; None where it holds no text."""
+    """Return content as text, or None if it holds no text."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list) and all(_is_part(part) for part in content):
@@ -201,18 +212,18 @@ def _part(part: Any) -> str | None:
 
 
 def _calls(fields: Fields, index: int) -> list[dict[str, Any]]:
-    """The tool calls of a message, wherever its format keeps them."""
+    """Return the tool calls of a message from any of the places where the formats keep them."""
     extra = fields.get("additional_kwargs")
     content = fields.get("content")
     blocks = _of_type(content, "tool_use") if isinstance(content, list) else []
     if fields.get("type") == "function_call":
         return [_call({**fields, "id": fields.get("call_id")}, index)]
     for source in (fields, extra if isinstance(extra, Mapping) else {}):
-        # LangChain sets calls aside whose arguments are not valid JSON; the model made them all the same.
+        # LangChain keeps calls with invalid JSON arguments in a separate field; they are calls of the model as well.
         invalid = source.get("invalid_tool_calls") or []
         calls = source.get("tool_calls") or []
         if calls or invalid:
-            # A single call without a list is not valid anywhere; _call says what is wrong with it.
+            # A single call that is not in a list is invalid in every format; _call raises the error.
             return [_call(call, index) for call in ([*calls, *invalid] if isinstance(calls, list) else [calls])]
         if isinstance(legacy_call := source.get("function_call"), Mapping):
             return [_call({"id": _function_id(str(legacy_call.get("name"))), "function": legacy_call}, index)]
@@ -270,7 +281,7 @@ def _output_messages(payload: object) -> list[Any]:
         return [message for piece in payload for message in _output_messages(piece)]
     if not isinstance(payload, Mapping):
         raise RecordFormatError(f"the output of the call is not a message but {type_name(payload)}")
-    # LangChain has a list for each prompt; of several choices the first counts.
+    # LangChain has a list of generations for each prompt; of several choices the first is used.
     for name in ("generations", "choices"):
         if isinstance(payload.get(name), list):
             first = payload[name][0] if payload[name] else None
@@ -279,7 +290,7 @@ def _output_messages(payload: object) -> list[Any]:
         return [payload]
     if isinstance(payload.get("message"), Mapping):
         return _output_messages(payload["message"])
-    # An agent's state: the last message is the answer.
+    # The payload is an agent's state, whose last message is the answer.
     if isinstance(payload.get("messages"), list):
         return _output_messages(payload["messages"][-1:])
     if "output" in payload:
@@ -290,7 +301,7 @@ def _output_messages(payload: object) -> list[Any]:
 
 
 def _parsed_json(value: object) -> Any:
-    """The value of text that is a JSON object or list; anything else as it is."""
+    """Parse text that is a JSON object or list; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)

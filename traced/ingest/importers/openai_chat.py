@@ -1,8 +1,9 @@
 """Reader of OpenAI chat conversations, JSON Lines or a JSON array: ``{"messages", "tools"?, "id"?, "reward"?, ...}``.
 
-A record is a whole conversation or a request with its answer, ``{"request", "response"}`` as batches pair them, in the
-chat or the responses form. The outcome is the first of ``OUTCOME_KEYS`` in the record or its ``metadata``; a value that
-is no outcome means unknown, never failure. Not covered: preference pairs, and which model answered.
+A record is a whole conversation, or a request with its answer as in batch files, ``{"request", "response"}``, in the
+chat or the responses form. The outcome is the first of ``OUTCOME_KEYS`` with a valid value in the record or its
+``metadata``. Without a valid value the outcome is unknown, never failure. Not covered: preference pairs, and the name
+of the model that answered.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,7 @@ TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
 
 
 def read_openai(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
-    """The trajectories of a file, in its order."""
+    """Yield the trajectories of a file in its order, from a resume point on if there is one."""
     # A strict import stores nothing if any record is bad, so all records are checked first.
     if job.strict and resume is None:
         yield from (Step(bad=step.bad) for step in _steps(job, None) if step.bad)
@@ -63,7 +64,7 @@ def _trajectory(job: ImportJob, record: Record) -> Trajectory:
     if not isinstance(value, Mapping):
         raise RecordFormatError(f"expected an object, found {type_name(value)}")
     request = _body(value.get("request", value.get("body", value)))
-    # A pair without a response is a request that was never answered, not a whole conversation.
+    # A pair without a response is an unanswered request, not a whole conversation.
     paired = "request" in value or "body" in value
     response = value if "choices" in value else value.get("response")
     messages, answer, failure = _request_and_answer(request, {} if paired and response is None else response)
@@ -87,7 +88,7 @@ def _trajectory(job: ImportJob, record: Record) -> Trajectory:
 
 
 def _request_and_answer(request: Fields, response: Any) -> tuple[list[Any], Any, str]:
-    """The messages of a request, its answer or None, and the infrastructure failure or ""."""
+    """Return the messages of a request, its answer or None, and the infrastructure failure in words or ""."""
     try:
         messages = messages_of(request)
         answer = read_answer(_body(response)).message if response is not None else None
@@ -98,7 +99,7 @@ def _request_and_answer(request: Fields, response: Any) -> tuple[list[Any], Any,
     if response is None or answer is not None:
         return messages, answer, ""
     status = response.get("status_code")
-    # Other 4xx statuses refuse the request itself: the record is bad, the infrastructure worked.
+    # Other 4xx statuses mean that the request was invalid: the record is bad, and the infrastructure did not fail.
     if isinstance(status, int) and (status == TOO_MANY_REQUESTS or status >= SERVER_ERROR):
         return messages, None, f"the recorded request failed with status {status}"
     raise RecordFormatError(f"the request has no answer (status {status})")
@@ -112,7 +113,7 @@ def _body(value: object) -> Fields:
 
 
 def _task_name(value: Fields) -> str:
-    """The task id in the record or its metadata; "" where there is none."""
+    """Return the task id in the record or its metadata, or ""."""
     return next(
         (str(name) for name in _field_values(value, TASK_KEYS) if isinstance(name, str | int) and name != ""), ""
     )

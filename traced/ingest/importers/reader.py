@@ -1,7 +1,7 @@
-"""What the reader of every format gets and yields, and how records become outcomes and trajectories.
+"""The input and output types of all format readers, and the conversion of records to outcomes and trajectories.
 
-A reader yields ``Step``s in the order of the file and resumes from the resume point of any of them. A strict reader
-yields every bad record before the first trajectory. Readers redact: what they yield may be stored as it is.
+A reader yields ``Step``s in the order of the file and can resume from the resume point of any step. In a strict import
+a reader yields every bad record before the first trajectory. Readers redact, so their output may be stored unchanged.
 """
 
 import json
@@ -31,7 +31,7 @@ from traced.ingest.redaction import Redactor
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import SUCCESS_THRESHOLD
 
-# JSON that a reader resumes from: the position in the file, and what the format needs besides.
+# JSON from which a reader resumes: the position in the file, and further data that the format needs.
 ResumePoint = dict[str, Any]
 OutcomeReward = tuple[Outcome, float]
 
@@ -41,15 +41,15 @@ UNKNOWN_OUTCOME: OutcomeReward = (Outcome.UNKNOWN, 0.0)
 
 @dataclass(frozen=True)
 class ImportJob:
-    """One import: the file, the agent that was recorded, and the options.
+    """One import: the file, the recorded agent, and the options.
 
     Args:
         path: The file to import.
-        agent: The name under which the trajectories are stored as their model.
+        agent: The name that is stored as the trajectories' model.
         scratch: A file that the reader may create; it is kept while the import is unfinished.
-        redactor: Removes what must not be stored.
-        labels: Which labels mean success and which failure.
-        score: The only score that decides the outcome; None for all scores together.
+        redactor: Redacts messages, tools and other values.
+        labels: The labels that mean success or failure.
+        score: The name of the only score that decides the outcome; None for all scores together.
         strict: Whether every bad record is reported before the first trajectory.
         redacts_fields: Whether fields are redacted by name, which works in valid JSON only.
     """
@@ -64,15 +64,15 @@ class ImportJob:
     redacts_fields: bool = False
 
     def clean(self, value: object) -> Any:
-        """A JSON value with everything redacted that must not be stored."""
+        """Return a redacted copy of a JSON value."""
         return self.redactor.value(value) if self.redactor else value
 
     def clean_messages(self, value: object) -> Any:
-        """Redact one message or several, or None, without changing the keys of the protocol."""
+        """Return redacted copies of one message, several, or None, without changes to the protocol's fields."""
         return self.redactor.messages(value) if self.redactor else value
 
     def clean_tools(self, tools: list[Tool]) -> list[Tool]:
-        """Redact tool definitions; the names of fields stay, because definitions hold no values."""
+        """Return redacted tool definitions; fields are kept, because definitions hold names of fields but no values."""
         cleaned: list[Tool] = self.redactor.definitions(tools) if self.redactor else tools
         return cleaned
 
@@ -81,8 +81,8 @@ class ImportJob:
 class Step:
     """The result of reading some records.
 
-    ``passed`` counts valid records without a model call, ``size`` the approximate bytes. Reading resumes at
-    ``resume_point`` once everything up to this step is stored; None where it cannot.
+    ``good`` counts valid records with a model call, ``passed`` those without, and ``size`` the approximate bytes.
+    Reading can resume at ``resume_point`` once everything up to this step is stored; None if it cannot resume here.
     """
 
     trajectories: Sequence[Trajectory] = ()
@@ -99,17 +99,17 @@ Reader = Callable[[ImportJob, ResumePoint | None], Iterator[Step]]
 def records(
     job: ImportJob, position: FilePosition = FILE_START, key: str | None = None, *, keep_text: bool = True
 ) -> Iterator[Record | BadRecord]:
-    """The records of a JSON Lines file or of a JSON array.
+    """Yield the records of a JSON Lines file or of a JSON array; raises UnreadableFile.
 
     Args:
         job: The import.
-        position: Where an earlier read stopped.
-        key: The member of the top-level object that holds the array; None where the array is the whole file.
-        keep_text: Whether bad records keep their text, redacted.
+        position: The position where an earlier read stopped.
+        key: The member of the top-level object that holds the array; None if the array is the whole file.
+        keep_text: Whether bad records keep their redacted text.
     """
     for element in _elements(job.path, position, key):
         if isinstance(element, BadRecord):
-            # Fields cannot be found in text that is not valid JSON, so such text is dropped as a whole.
+            # Fields cannot be found in text that is not valid JSON, so the whole text is dropped.
             element.raw = job.redactor.text(element.raw) if keep_text and not job.redacts_fields else ""
         yield element
 
@@ -126,23 +126,23 @@ def _elements(path: Path, position: FilePosition, key: str | None) -> Iterator[R
 
 
 def file_position(resume: ResumePoint | None) -> FilePosition:
-    """The position in the file of a resume point; the beginning for None."""
+    """Return the position in the file of a resume point; the beginning of the file for None."""
     return FilePosition(**resume["file"]) if resume else FILE_START
 
 
 def make_resume_point(position: FilePosition, **extra: object) -> ResumePoint:
-    """The resume point at a position; ``extra`` is what the format needs besides."""
+    """Return the resume point at a position; ``extra`` is further data that the format needs to resume."""
     return {"file": asdict(position), **extra}
 
 
 def bad_record(job: ImportJob, record: Record, cause: str, *, keep_text: bool = True) -> BadRecord:
-    """The error for a JSON value that is not a record of its format, with or without the redacted value."""
+    """Return the error for a JSON value that is not a record of its format, with or without the redacted value."""
     raw = json.dumps(job.clean(record.value), ensure_ascii=False) if keep_text else ""
     return BadRecord(job.path, record.number, record.line, record.column, job.redactor.text(cause), raw=raw)
 
 
 def outcome_of_value(value: object, labels: Labels) -> OutcomeReward | None:
-    """The outcome that a boolean, a number from 0 to 1 or a label means; None for anything else."""
+    """Return the outcome and reward that a boolean, a number from 0 to 1 or a label means; None for other values."""
     if isinstance(value, bool):
         value = float(value)
     if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1:
@@ -159,15 +159,15 @@ def outcome_of_value(value: object, labels: Labels) -> OutcomeReward | None:
 
 
 def outcome_of_scores(scores: Mapping[str, Sequence[Any]], job: ImportJob) -> OutcomeReward:
-    """The outcome that several scores mean together, unknown where they disagree.
+    """Return the outcome and reward that several scores mean together; unknown if the scores disagree.
 
-    Only ``job.score`` counts if it is set. The values of one score count by their mean.
+    If ``job.score`` is set, only this score is used. Several values of one score are replaced by their mean.
     """
     outcomes: list[OutcomeReward] = []
     for name, values in scores.items():
         if job.score is None or name == job.score:
             parsed = [outcome for value in values if (outcome := outcome_of_value(value, job.labels)) is not None]
-            # One report of an infrastructure failure is enough: the other scores rate a run that did not happen.
+            # One report of an infrastructure failure is sufficient: other scores then rate a run that did not happen.
             if (Outcome.INFRASTRUCTURE, 0.0) in parsed:
                 return Outcome.INFRASTRUCTURE, 0.0
             if parsed:
@@ -189,9 +189,9 @@ def trajectory(
     trial: int = 0,
     detail: str = "",
 ) -> Trajectory:
-    """An imported trajectory with an id made of its content."""
+    """Return an imported trajectory, whose id is derived from its content."""
     task = storable(task_id)
-    # The outcome is not part of the id: a later file may bring it for the same trajectory.
+    # The outcome is not part of the id, because a later file may state it for the same trajectory.
     return Trajectory(
         id=f"{source}-{digest([source, job.agent, task, trial, messages])[:32]}",
         source=source,
@@ -211,11 +211,11 @@ def trajectory(
 
 
 def storable(text: str) -> str:
-    """Text that every database accepts as a key: bounded, without NUL and lone surrogates."""
+    """Return the text in a form that every database accepts as a key: bounded, without NUL and lone surrogates."""
     cleaned = replace_surrogates(text.replace("\0", "\ufffd"))
     return cleaned if len(cleaned) <= MAX_KEY_LENGTH else f"{cleaned[:160]}-{digest(text)[:32]}"
 
 
 def text_size(messages: Sequence[Message]) -> int:
-    """The number of characters in the contents of messages."""
+    """Return the number of characters in the contents of messages."""
     return sum(len(message["content"] or "") for message in messages)

@@ -1,12 +1,12 @@
-"""Readers of τ-bench and τ²-bench result files, without their privileged parts.
+"""Readers of τ-bench and τ²-bench result files, which leave out the files' privileged parts.
 
     τ-bench    [{task_id, reward, info, traj, trial}, ...]
     τ²-bench   {timestamp, info, tasks, simulations: [{task_id, trial, messages, reward_info, termination_reason}]}
 
-Only what an agent in production could see is stored: messages, task id, trial and final reward. Hidden user
+Only data that an agent in production could see is stored: messages, task id, trial and final reward. Hidden user
 instructions, ground-truth actions, grading criteria and the text of invalid records never leave this module. The files
-keep the calls but not the tools, so tool schemas are inferred from the calls: a file is read twice, and bad records
-are reported by the first pass. Not covered: enumerations, string formats, arguments that no call used.
+hold the tool calls but not the tools, so tool schemas are inferred from the calls. For this a file is read twice; the
+first pass reports bad records. Not covered: enumerations, string formats, arguments that no call used.
 """
 
 import functools
@@ -38,30 +38,30 @@ TAU2_BENCH = "tau2-bench"
 SIMULATIONS_KEY = "simulations"
 # As in tau2.metrics.
 SUCCESS_REWARD = 1 - 1e-6
-# Endings that say nothing about the agent.
+# Reasons of termination that say nothing about the agent.
 SIMULATOR_ERRORS = ("user_error", "unexpected_error", "infrastructure_error")
 JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 Schema = dict[str, Any]
-# The messages from which tools are inferred, and a function from the tools to the trajectory.
+# The messages from which tools are inferred, and a function that builds the trajectory from the tools.
 ParsedRun = tuple[list[Message], Callable[[list[Tool]], Trajectory]]
 RunParser = Callable[[ImportJob, object], ParsedRun]
 
 
 def read_tau_bench(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
-    """The trajectories of a τ-bench result file, in its order."""
+    """Yield the trajectories of a τ-bench result file in its order, from a resume point on if there is one."""
     yield from _read_twice(job, resume, _parse_run)
 
 
 def read_tau2_bench(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
-    """The trajectories of a τ²-bench result file, in its order."""
+    """Yield the trajectories of a τ²-bench result file in its order, from a resume point on if there is one."""
     yield from _read_twice(job, resume, _parse_simulation, SIMULATIONS_KEY)
 
 
 class ToolInference:
-    """Infers tool schemas from the calls of a file.
+    """Infers tool schemas from the tool calls of a file.
 
-    A schema names every argument seen and its JSON types; an argument is required if every call had it.
+    A schema has every observed argument with its JSON types; an argument is required if every call had it.
     """
 
     def __init__(self) -> None:
@@ -69,18 +69,18 @@ class ToolInference:
         self._parameters: dict[str, Schema] = {}
 
     def observe(self, messages: Iterable[Message]) -> None:
-        """Add the calls of a trajectory."""
+        """Add the tool calls of a trajectory."""
         for call in (call for message in messages for call in message.get("tool_calls") or []):
             name = call["function"]["name"]
             self._calls[name] = self._calls.get(name, 0) + 1
             arguments = _parse_json(call["function"]["arguments"])
-            # Arguments that are not a JSON object count for the name of the tool only.
+            # From a call whose arguments are not a JSON object, only the name of the tool is used.
             if isinstance(arguments, dict):
                 previous, observed = self._parameters.get(name), infer_schema(arguments)
                 self._parameters[name] = observed if previous is None else merge_schemas(previous, observed)
 
     def tools(self) -> list[Tool]:
-        """The tools that were called, by name, as OpenAI function tools."""
+        """Return the tools that were called, sorted by name, as OpenAI function tools."""
         return [self._tool(name) for name in sorted(self._calls)]
 
     def _tool(self, name: str) -> Tool:
@@ -91,7 +91,7 @@ class ToolInference:
 
 
 def infer_schema(value: object) -> Schema:
-    """The JSON schema of one value."""
+    """Return the JSON schema of one value."""
     if isinstance(value, dict):
         properties = {key: infer_schema(item) for key, item in sorted(value.items())}
         return {"type": "object", "properties": properties, "required": sorted(value)}
@@ -104,7 +104,7 @@ def infer_schema(value: object) -> Schema:
 
 
 def merge_schemas(left: Schema, right: Schema) -> Schema:
-    """The schema of values that match either schema; commutative, associative and idempotent."""
+    """Return a schema for values of either schema; the merge is commutative, associative and idempotent."""
     merged: Schema = {"type": _merge_types(left["type"], right["type"])}
     objects = [schema for schema in (left, right) if "properties" in schema]
     if objects:
@@ -152,7 +152,7 @@ def _read_twice(job: ImportJob, resume: ResumePoint | None, parse: RunParser, ke
         result = _parsed(job, element, parse)
         if isinstance(element, Record) and not isinstance(result, BadRecord):
             messages, build = result
-            # The tools travel in the resume point: a resumed import skips the first pass.
+            # The resume point holds the tools, so that a resumed import skips the first pass.
             point = make_resume_point(element.end, tools=tools)
             yield Step([build(tools)], size=text_size(messages), resume_point=point)
 
@@ -167,7 +167,7 @@ def _parsed(job: ImportJob, element: Record | BadRecord, parse: RunParser) -> Pa
 
 
 def _parse_run(job: ImportJob, value: object) -> ParsedRun:
-    """Check a record of τ-bench and take its public fields."""
+    """Check a record of τ-bench and return its messages and the function that builds its trajectory."""
     if not isinstance(value, dict):
         raise RecordFormatError(f"expected an object, found {type_name(value)}")
     for key in ("task_id", "reward", "traj"):
@@ -185,7 +185,7 @@ def _parse_run(job: ImportJob, value: object) -> ParsedRun:
     messages = chat_messages(value["traj"])
     if messages and messages[0]["role"] != "system":
         raise RecordFormatError(f"the first message has to be the system's, found the role {messages[0]['role']!r}")
-    # Redaction comes after the inference: a redacted argument would change the type in its schema.
+    # Messages are redacted after the inference, because a redacted argument would change the type in its schema.
     task_id = storable(str(task_id))
     build = functools.partial(
         _trajectory_of_run, job=job, task_id=task_id, trial=trial, reward=float(reward), messages=messages
@@ -200,7 +200,8 @@ def _trajectory_of_run(
     outcome = Outcome.SUCCESS if reward >= SUCCESS_REWARD else Outcome.FAILURE
     if not cleaned:
         outcome = Outcome.INFRASTRUCTURE
-    # Unlike trajectory() of the other formats the id covers the reward; stored ids depend on it.
+    # Unlike the ids of ``traced.ingest.importers.reader.trajectory``, this id depends on the reward. The rule must not
+    # change, because trajectories are stored under such ids.
     identity = json.dumps([TAU_BENCH, job.agent, task_id, trial, reward, cleaned])
     return Trajectory(
         id=hashlib.sha256(identity.encode()).hexdigest(),
@@ -221,7 +222,7 @@ def _trajectory_of_run(
 
 
 def _parse_simulation(job: ImportJob, value: object) -> ParsedRun:
-    """Check a simulation of τ²-bench and take its public fields."""
+    """Check a simulation of τ²-bench and return its messages and the function that builds its trajectory."""
     if not isinstance(value, dict):
         raise RecordFormatError(f"expected an object, found {type_name(value)}")
     for key in ("task_id", "messages"):
@@ -255,7 +256,7 @@ def _parse_simulation(job: ImportJob, value: object) -> ParsedRun:
 
 
 def _reward_outcome(reward_info: object) -> tuple[Outcome, float]:
-    # Only the total is read: the parts say what the grader looked for.
+    # Only the total reward is read, because its parts reveal the grading criteria.
     if reward_info is None:
         return UNKNOWN_OUTCOME
     reward = reward_info.get("reward") if isinstance(reward_info, dict) else None
@@ -265,7 +266,7 @@ def _reward_outcome(reward_info: object) -> tuple[Outcome, float]:
 
 
 def _agent_messages(messages: object) -> list[Any]:
-    """The messages that the agent saw or wrote."""
+    """Return the messages that the agent received or wrote."""
     if not isinstance(messages, list):
         raise RecordFormatError(f"'messages' has to be a list, found {type_name(messages)}")
     visible: list[Any] = []
@@ -273,10 +274,10 @@ def _agent_messages(messages: object) -> list[Any]:
         parts = message.get("tool_messages") if isinstance(message, dict) else None
         for part in parts if isinstance(parts, list) else [message]:
             if not isinstance(part, dict):
-                # Invalid; chat_messages reports it.
+                # The message is invalid; chat_messages reports it.
                 visible.append(part)
             elif part.get("role") == "tool":
-                # The user simulator has tools of its own, which the agent never sees.
+                # The user simulator has its own tools, whose results the agent never sees.
                 visible += [{**part, "tool_call_id": part.get("id")}] if part.get("requestor") != "user" else []
             elif part.get("role") != "user":
                 visible.append({**part, "tool_calls": _agent_calls(part.get("tool_calls"))})

@@ -1,11 +1,11 @@
-"""Assemble trajectories from traced model calls, which may stand anywhere in an export.
+"""Assemble trajectories from traced model calls, which may be in any order in an export.
 
-Calls wait in a scratch database on disk, so memory holds one trace; then each trace is split into branches, and every
-branch becomes a trajectory. Its outcome comes from the scores of its calls, else from the scores of the trace. Bad
-records are reported before the first trajectory, and both halves resume after a kill. The scratch database takes about
-as much disk as the export and holds redacted content only.
+First, calls are collected in a scratch database on disk, so that memory holds only one trace. Then each trace is split
+into branches, and every branch becomes a trajectory. Its outcome comes from the scores of its calls, else from the
+scores of the trace. Bad records are reported before the first trajectory, and an import that is killed in either phase
+can be resumed. The scratch database takes about as much disk space as the export and holds only redacted content.
 
-Not covered: distinguishing an agent's branch from those of its helpers; conversations over several traces.
+Not covered: distinguishing an agent's branch from those of its sub-agents; conversations over several traces.
 """
 
 import json
@@ -37,17 +37,17 @@ from traced.ingest.importers.reader import (
     trajectory,
 )
 
-# Characters; the rest of a long error is a traceback.
+# Maximum number of characters of an error; the rest of a long error is a traceback.
 MAX_ERROR_LENGTH = 2000
 # Bytes of the export between two commits of the scratch database.
 COMMIT_BYTES = 4 << 20
-# Errors that clients raise for 429, 5xx, lost connections and timeouts, by name or status.
+# Matches the errors that clients raise for 429, 5xx, lost connections and timeouts, by name or status.
 INFRASTRUCTURE_ERROR = re.compile(
     r"RateLimit|APIConnection|APITimeout|InternalServer|ServiceUnavailable|Overloaded|BadGateway|GatewayTimeout"
     r"|Time(d )?out|Connect(ion)?Error|ConnectionReset|RemoteProtocolError|(error|status)( code)?\W{0,3}(429|5\d\d)\b",
     re.IGNORECASE,
 )
-# The primary keys make adding a record twice harmless, which a resumed import does.
+# Because of the primary keys, a resumed import may add a record a second time without effect.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (trace TEXT, id TEXT, at TEXT, body TEXT, PRIMARY KEY (trace, id));
 CREATE TABLE IF NOT EXISTS scores
@@ -59,7 +59,8 @@ CREATE TABLE IF NOT EXISTS scores
 class Call:
     """One model call.
 
-    ``task`` is the redacted id of its trace, ``at`` a time stamp that sorts calls, ``answer`` None for a failed call.
+    ``task`` is the redacted id of the call's trace, ``at`` a time stamp by which calls are sorted, and ``answer`` is
+    None for a failed call.
     """
 
     trace: str
@@ -74,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a model call, or of its whole trace where ``call`` is ""."""
+    """A score of a model call, or of the whole trace if ``call`` is ""."""
 
     trace: str
     call: str
@@ -87,9 +88,10 @@ RecordParser = Callable[[ImportJob, object], list[Call | Score]]
 
 
 class ScratchDatabase:
-    """The calls and scores of an export on disk, grouped by trace.
+    """Keeps the calls and scores of an export on disk, grouped by trace.
 
-    How it fails: ``ImportFailed`` where the disk is full or the file is not a database.
+    Raises:
+        ImportFailed: The disk is full, or the file is not a database.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +117,7 @@ class ScratchDatabase:
             ) from error
 
     def add(self, parts: Sequence[Call | Score]) -> None:
-        """Store calls and scores; the same one again replaces the former."""
+        """Store calls and scores; one with the same ids replaces an earlier one."""
         for part in parts:
             trace = digest(part.trace)[:32]
             if isinstance(part, Call):
@@ -126,11 +128,11 @@ class ScratchDatabase:
                 self._put("scores", trace, call, storable(part.name), digest(part.id)[:32], json.dumps(part.value))
 
     def commit(self) -> None:
-        """Make everything added so far survive a kill."""
+        """Commit what was added so far, so that it is kept if the import is killed."""
         self._database.commit()
 
     def traces(self, after_key: str) -> Iterator[tuple[str, list[Call], list[Score]]]:
-        """Every trace after ``after_key`` that has calls: its key, its calls by time, its scores."""
+        """Yield every trace with calls after ``after_key``: its key, its calls sorted by time, and its scores."""
         trace_key = self._next_trace(after_key)
         while trace_key is not None:
             rows = self._database.execute(
@@ -158,14 +160,14 @@ class ScratchDatabase:
 def read_traces(
     source: str, parse: RecordParser, job: ImportJob, resume: ResumePoint | None, key: str | None = None
 ) -> Iterator[Step]:
-    """The trajectories of an export.
+    """Yield the bad records and then the trajectories of an export; raises ImportFailed.
 
     Args:
-        source: The name under which they are stored.
-        parse: Gives the calls and scores of one record, redacted; raises RecordFormatError.
+        source: The source that is stored with the trajectories.
+        parse: Returns the redacted calls and scores of one record; raises RecordFormatError.
         job: The import.
-        resume: Where an earlier import stopped.
-        key: The member of the top-level object that holds the records.
+        resume: The resume point where an earlier import stopped.
+        key: The member of the top-level object that holds the records; None if the file holds only records.
     """
     with ScratchDatabase(job.scratch) as database:
         last_trace = resume.get("trace") if resume else None
@@ -181,7 +183,7 @@ def _collect(
     database: ScratchDatabase, parse: RecordParser, job: ImportJob, resume: ResumePoint | None, key: str | None
 ) -> Iterator[Step]:
     start = file_position(resume)
-    # The scratch database holds everything before this offset, so only there may a killed import resume.
+    # The scratch database durably holds everything before this offset, so a killed import can resume only there.
     committed_offset = start.offset
     for element in records(job, start, key):
         if isinstance(element, BadRecord):
@@ -209,7 +211,7 @@ def _collect(
 
 
 def redacted_score(job: ImportJob, score: Score) -> Score:
-    """A score as it may be stored: with a redacted name, and without a value that is no outcome."""
+    """Return a score with a redacted name, and with None instead of a value that is no outcome."""
     name = score.name if score.name == job.score else job.redactor.name(score.name)
     return replace(
         score, name=name, value=score.value if outcome_of_value(score.value, job.labels) is not None else None
@@ -219,11 +221,15 @@ def redacted_score(job: ImportJob, score: Score) -> Score:
 def assemble_trajectories(
     source: str, job: ImportJob, calls: Sequence[Call], scores: Sequence[Score]
 ) -> list[Trajectory]:
-    """The trajectories of one trace, from its calls by time: one per branch, one per stray failed call."""
+    """Return the trajectories of one trace, given its calls sorted by time.
+
+    There is one trajectory per branch, and one per failed call that neither was repeated with success nor continues a
+    branch.
+    """
     answered_calls = [(call, call.answer) for call in calls if call.answer is not None]
     exchanges = [(call.messages, answer) for call, answer in answered_calls]
     chains = [[answered_calls[index][0] for index in branch] for branch in branches(exchanges)]
-    # A failed call that was repeated with success says nothing about the conversation.
+    # A failed call that was repeated with success is ignored.
     answered_positions = {position(call.messages) for call, _ in answered_calls}
     failed = {
         key: call
@@ -232,7 +238,7 @@ def assemble_trajectories(
     }
     assembled = []
     for chain in chains:
-        # The failed call that continues this chain ends it.
+        # A failed call that continues this chain is its last call.
         end = position(_conversation(chain[-1]))
         failed_position = next((key for key, call in failed.items() if start_position(call.messages) == end), None)
         ending = [failed.pop(failed_position)] if failed_position else []

@@ -1,1 +1,1 @@
-"""The receiver of spans: LLM calls that OpenTelemetry's senders have seen, recorded like the router's own traffic."""
+"""Read LLM calls and feedback from OpenTelemetry requests; ``traced.gateway.otlp_receiver`` records them."""

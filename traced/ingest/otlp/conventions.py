@@ -1,14 +1,14 @@
-"""Read LLM calls and feedback from OpenTelemetry spans and log records, one function for each convention of senders.
+"""Read LLM calls and feedback from OpenTelemetry spans and log records, with one function per tracing convention.
 
-    now            gen_ai.input.messages, gen_ai.output.messages, gen_ai.system_instructions, gen_ai.tool.definitions,
+    current        gen_ai.input.messages, gen_ai.output.messages, gen_ai.system_instructions, gen_ai.tool.definitions,
                    on the span or on its event gen_ai.client.inference.operation.details
-    before         events gen_ai.system.message ... gen_ai.choice, on the span or as log records
-    still before   gen_ai.prompt and gen_ai.completion, on the span or on its events
+    older          events gen_ai.system.message ... gen_ai.choice, on the span or as log records
+    oldest         gen_ai.prompt and gen_ai.completion, on the span or on its events
     OpenLLMetry    gen_ai.prompt.0.role ... gen_ai.completion.0.content, llm.request.functions.0.name
     OpenInference  llm.input_messages.0.message.role ..., llm.tools, input.value and output.value
 
-A conversation of which the sender dropped a part is refused with ``UnusableSpan``, never shortened. Feedback comes as
-``gen_ai.evaluation.result`` events (opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-events).
+If the sender dropped a part of a conversation, the span is refused with ``UnusableSpan``, never shortened. Feedback
+comes as ``gen_ai.evaluation.result`` events (opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-events).
 Not covered: spans of agents, tools and embeddings.
 """
 
@@ -24,7 +24,7 @@ from traced.ingest.responses import messages_of, read_answer
 
 EVALUATION = "gen_ai.evaluation.result"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The year 2242; later time stamps are garbage.
+# A time in the year 2242; later time stamps are invalid.
 MAX_TIMESTAMP_S = 2**33
 CALL_OPERATIONS = ("chat", "text_completion", "generate_content", "completion")
 DETAILS = "gen_ai.client.inference.operation.details"
@@ -35,9 +35,9 @@ CONVERSATION_KEYS = ("gen_ai.conversation.id", "session.id", "traceloop.associat
 MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name")
 PROMPT_TOKEN_KEYS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 COMPLETION_TOKEN_KEYS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
-# Levels of dotted names that are unfolded.
+# Maximum number of levels of dotted names that are converted to nested values.
 MAX_DEPTH = 12
-# The largest integer of the store.
+# The largest integer that the store accepts.
 MAX_INTEGER = 2**31 - 1
 NO_MESSAGES = (
     "the span has no messages: its sender does not capture content; set "
@@ -54,7 +54,7 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Feedback from an event, in the form of the feedback endpoint."""
+    """Feedback from an event; ``feedback`` has the form of the feedback endpoint's request body."""
 
     feedback: dict[str, Any]
     at: datetime | None
@@ -64,7 +64,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Call:
-    """One LLM call; ``answer`` is None where it failed, texts are "" and counts 0 where the sender left them out."""
+    """One LLM call; ``answer`` is None if the call failed. Text and counts that the sender left out are "" and 0."""
 
     messages: list[Message]
     answer: Message | None
@@ -82,12 +82,17 @@ class _Content:
     answers: list[Message] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
     response_id: str = ""
-    # Whether the messages are complete, whatever else the sender dropped.
+    # Whether the messages are complete even if the sender dropped other attributes.
     is_complete: bool = False
 
 
 def evaluation_of(event: Event, key_id: str, references: Mapping[str, str] | None = None) -> Evaluation:
-    """The feedback of an event; ``references`` names the answer it is about, where its span does."""
+    """Return the feedback in an event.
+
+    Args:
+        key_id: The id of the sender's API key.
+        references: The conversation and response that the feedback is about, if the event belongs to a call's span.
+    """
     attributes = event.attributes
     score = attributes.get("gen_ai.evaluation.score.value")
     feedback = {
@@ -105,7 +110,7 @@ def evaluation_of(event: Event, key_id: str, references: Mapping[str, str] | Non
 
 
 def is_call(span: Span) -> bool:
-    """Whether a span is one LLM call."""
+    """Return whether a span is an LLM call."""
     kind = span.attributes.get("openinference.span.kind")
     operation = span.attributes.get("gen_ai.operation.name") or span.attributes.get("llm.request.type")
     if kind is not None or operation is not None:
@@ -114,7 +119,11 @@ def is_call(span: Span) -> bool:
 
 
 def read_call(span: Span, events: Sequence[Event]) -> Call | None:
-    """The call of a span with its events; None while its messages have not arrived."""
+    """Return the call of a span with its events, or None if its messages have not arrived yet.
+
+    Raises:
+        UnusableSpan: The span cannot become an exchange.
+    """
     try:
         return _read(span, events)
     except RecursionError as error:
@@ -174,14 +183,14 @@ def _current(attributes: Attributes, events: Sequence[Event]) -> _Content | None
 
 
 def _events(attributes: Attributes, events: Sequence[Event]) -> _Content | None:
-    # The choice is sent last: without it messages are still missing.
+    # The choice is sent last, so without a choice other messages may be missing as well.
     choices = [_body(event) for event in events if event.name == CHOICE]
     if not choices:
         return None
     message_lists = [
         chat_messages(_body(event), MESSAGE_EVENTS[event.name]) for event in events if event.name in MESSAGE_EVENTS
     ]
-    # Of several choices the first counts, and they may arrive in any order.
+    # Of several choices the one with index 0 is used; they may arrive in any order.
     choices.sort(key=lambda choice: choice.get("index") != 0)
     answers = [parse_json(choice.get("message"), CHOICE) or choice for choice in choices]
     tools = chat_tools(attributes.get("gen_ai.tool.definitions"))
@@ -225,7 +234,7 @@ def _openinference(attributes: Attributes, events: Sequence[Event]) -> _Content 
         answers = nested_list(attributes, "llm.output_messages") or nested_list(attributes, "llm.choices")
         tools = chat_tools(nested_list(attributes, "llm.tools"))
     except UnusableSpan:
-        # Attributes beyond the sender's limit are missing; the raw values hold everything.
+        # Attributes beyond the sender's limit are missing, but the raw values are complete.
         if raw is None:
             raise
         return raw
@@ -238,7 +247,7 @@ def _openinference(attributes: Attributes, events: Sequence[Event]) -> _Content 
 
 
 def _raw_content(attributes: Attributes) -> _Content | None:
-    """The raw request and answer in ``input.value`` and ``output.value``."""
+    """Return the content of the raw request and answer in ``input.value`` and ``output.value``, or None."""
     input_value, output_value = attributes.get("input.value"), attributes.get("output.value")
     if not input_value or "openinference.span.kind" not in attributes:
         return None
@@ -251,7 +260,7 @@ def _raw_content(attributes: Attributes) -> _Content | None:
         try:
             answer = read_answer(parse_json(output_value, "output.value"))
         except (LookupError, TypeError, AttributeError, ValueError):
-            # Not in OpenAI's form: the answer stays the text that it is.
+            # The answer is not in OpenAI's form, so it is used as text.
             pass
         else:
             answers, response_id = [answer.message] if answer.message else answers, answer.id
@@ -281,11 +290,15 @@ CONVENTIONS: tuple[Callable[[Attributes, Sequence[Event]], _Content | None], ...
 
 
 class _Node(dict[str, Any]):
-    """An inner node of the tree of names; a plain dict is a value."""
+    """An inner node of the tree of attribute names; a plain dict in the tree is an attribute's value."""
 
 
 def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
-    """The list in the attributes PREFIX.0.NAME, PREFIX.1.NAME ...; raises ``UnusableSpan`` if an index is missing."""
+    """Return the list that the attributes PREFIX.0.NAME, PREFIX.1.NAME ... describe; [] if there are none.
+
+    Raises:
+        UnusableSpan: An index is missing, because the sender dropped attributes.
+    """
     tree = _Node()
     for name, value in attributes.items():
         if not name.startswith(f"{prefix}."):
@@ -315,12 +328,12 @@ def _to_list(node: object) -> Any:
 
 
 def _is_number(key: str) -> bool:
-    # The limit keeps hostile indices from becoming huge integers.
+    # The limit prevents malicious indices from becoming huge integers.
     return key.isascii() and key.isdigit() and len(key) < 7
 
 
 def _chat_message_list(value: object, role: str) -> list[Message]:
-    """The chat messages of one message, a text, or a list of them."""
+    """Convert a message, a text, or a list of them to chat messages."""
     if value is None or value == "":
         return []
     return [
@@ -335,14 +348,14 @@ def _body(event: Event) -> Attributes:
 
 
 def _text(attributes: Attributes, names: Sequence[str]) -> str:
-    """The first of these attributes that is set, as text that every database accepts."""
+    """Return the first of these attributes that is set, as text that every database accepts; "" if none is set."""
     value = next((attributes[name] for name in names if attributes.get(name)), "")
     text = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
     return storable(text)
 
 
 def storable(text: str) -> str:
-    """Text that every database accepts as a key: bounded, without NUL and lone surrogates."""
+    """Return the text in a form that every database accepts as a key: bounded, without NUL and lone surrogates."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")[:500]
 
 

@@ -1,12 +1,13 @@
 """Convert a message of any tracing convention to OpenAI chat messages.
 
-    {"role", "parts": [{"type": "text" | "tool_call" | "tool_call_response" | "reasoning" ...}]}   OpenTelemetry, now
-    {"role", "content", "tool_calls": [{"id", "type", "function": {"name", "arguments"}}]}         OpenAI, and before
+    {"role", "parts": [{"type": "text" | "tool_call" | "tool_call_response" | "reasoning" ...}]}   OpenTelemetry
+    {"role", "content", "tool_calls": [{"id", "type", "function": {"name", "arguments"}}]}         OpenAI, older senders
     {"role", "content", "tool_calls": [{"id", "name", "arguments"}]}                               OpenLLMetry
     {"message": {"role", "content" | "contents", "tool_calls": [{"tool_call": {...}}]}}            OpenInference
 
-An answer and its repetition in the input of a later call become the same message, so that exchanges chain. Text parts
-are joined by line breaks; a part that is not text leaves its type in brackets. Raises ``UnusableSpan``.
+An answer and its repetition in the input of a later call are converted to the same message, so that exchanges can be
+chained to a conversation. Text parts are joined by line breaks; a part that is not text is replaced by its type in
+brackets. Errors: ``UnusableSpan``.
 """
 
 import json
@@ -24,7 +25,7 @@ WRAPPERS = ("message", "tool_call", "message_content", "tool", "prompt", "comple
 
 
 class UnusableSpan(Exception):
-    """A span that cannot become an exchange; the text says why, and what to change at the sender."""
+    """The span cannot become an exchange; the message says why, and where possible what to change at the sender."""
 
 
 @dataclass
@@ -36,9 +37,9 @@ class _MessageParts:
 
 
 def chat_messages(message: object, role: str) -> list[Message]:
-    """Convert a message to chat messages, several where it holds the results of several tool calls.
+    """Convert a message to chat messages; a message with the results of several tool calls gives several.
 
-    ``role`` is its role where it names none.
+    ``role`` is the role of a message that names none. Raises ``UnusableSpan``.
     """
     if isinstance(message, str):
         return [{"role": role, "content": message}]
@@ -76,7 +77,11 @@ def chat_tools(definitions: object) -> list[Tool]:
 
 
 def parse_json(value: object, description: str) -> Any:
-    """The value of text that is a JSON object or list; anything else as it is."""
+    """Parse text that is a JSON object or list; return any other value unchanged.
+
+    Raises:
+        UnusableSpan: The JSON is invalid; the message begins with ``description``.
+    """
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -88,7 +93,7 @@ def parse_json(value: object, description: str) -> Any:
 
 
 def text_of(value: object) -> str:
-    """A value as text: a text as it is, anything else as JSON."""
+    """Return a value as text: text unchanged, None as "", anything else as JSON; raises ``UnusableSpan``."""
     if isinstance(value, str):
         return value
     try:
@@ -100,7 +105,7 @@ def text_of(value: object) -> str:
 def _unwrap(value: object) -> Fields:
     if not isinstance(value, Mapping):
         raise UnusableSpan(f"expected an object, found {type(value).__name__}")
-    # OpenInference wraps objects in one that has their type as its only key.
+    # OpenInference wraps each object in an outer object whose only key is the object's type.
     for name in WRAPPERS:
         if isinstance(inner := value.get(name), Mapping) and "role" not in value and "type" not in value:
             return inner

@@ -1,8 +1,8 @@
 """OTLP over HTTP: decode requests, encode responses, and join spans with the log records that belong to them.
 
-JSON and protobuf give the same spans; ids are lower-case hex; values are JSON (bytes as base64, numbers that JSON lacks
-as text). Raises ``ValueError`` for an invalid request. Not covered: decompression (aiohttp does it), gRPC, metrics
-beyond an empty response. Source: opentelemetry.io/docs/specs/otlp, "OTLP/HTTP".
+JSON and protobuf requests are decoded to the same spans. Ids are lower-case hex; values are JSON, with bytes as base64
+and numbers that JSON lacks as text. Errors: ``ValueError`` for an invalid request. Not covered: decompression (aiohttp
+does it), gRPC, metrics beyond an empty response. Source: opentelemetry.io/docs/specs/otlp, "OTLP/HTTP".
 """
 
 import base64
@@ -19,15 +19,16 @@ PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
 ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 NANO = 1e-9
-# Of a span's status.
+# The code of a span's status that means an error.
 STATUS_ERROR = 2
 # google.rpc.Code for the HTTP statuses of the receiver.
 GRPC_CODES = {400: 3, 401: 16, 413: 3, 415: 3, 429: 8, 500: 13, 503: 14}
-# What may wait for its counterpart, and the complete spans that are remembered because senders repeat requests.
+# Limits of the spans and records that wait for their counterpart, and of the complete spans whose keys are kept because
+# senders repeat requests.
 MAX_PENDING_BYTES = 32 * 2**20
 MAX_COMPLETE_SPANS = 20_000
 
-# The API key, the trace and the span.
+# The ids of the API key, the trace and the span.
 SpanKey = tuple[str, str, str]
 
 
@@ -43,7 +44,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Span:
-    """One span; ``dropped`` counts the attributes and events that its sender left out, ``size`` is in bytes."""
+    """One span; ``dropped`` counts the attributes and events that the sender dropped, and ``size`` is in bytes."""
 
     trace_id: str
     span_id: str
@@ -60,7 +61,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Record:
-    """A log record and the span in which it was written."""
+    """A log record, with the ids of the trace and span in which it was written; ``size`` is in bytes."""
 
     trace_id: str
     span_id: str
@@ -70,7 +71,7 @@ class Record:
 
 @dataclass
 class PendingCall:
-    """The parts of a call that have arrived."""
+    """The parts of a call that have arrived: its span, if any, and the events from log records."""
 
     first_seen: float
     span: Span | None = None
@@ -83,11 +84,12 @@ class SpanJoiner:
     """Joins spans with their log records, which arrive in any order and in different requests.
 
     Older senders report the messages of a call as log records (``gen_ai.user.message`` ... ``gen_ai.choice``), newer
-    ones in one record. Parts that wait longer than ``wait_s``, or for which there is no room, expire.
+    ones in one record. Parts expire if they wait longer than ``wait_s`` seconds, or if all parts together exceed
+    ``max_bytes``.
 
-    Invariants: a repeated record counts once, parts of a complete span are ignored. Used by one thread at a time.
-    Not covered: a killed gateway loses what waits, although its senders got a success response; parts that are sent to
-    different gateways never meet.
+    Invariants: a repeated record counts once; one thread at a time uses the object. Callers ignore the parts of a span
+    for which ``is_complete`` returns True. Not covered: if a gateway is killed, the waiting parts are lost, although
+    their senders got a success response; parts of a call that are sent to different gateways are not joined.
     """
 
     wait_s: float
@@ -101,23 +103,23 @@ class SpanJoiner:
         return len(self._waiting)
 
     def events(self, key: SpanKey) -> list[Event]:
-        """The events that have arrived for a span."""
+        """Return the events that have arrived for a span as log records."""
         pending = self._waiting.get(key)
         return pending.events if pending else []
 
     def is_complete(self, key: SpanKey) -> bool:
-        """Whether this span was completed before."""
+        """Return whether this span was marked as complete before."""
         return key in self._complete
 
     def add_span(self, key: SpanKey, span: Span) -> None:
-        """Keep a span until its messages arrive."""
+        """Keep a span until its log records arrive or it expires."""
         pending = self._pending_call(key)
         if pending.span is None:
             pending.span = span
             self._grow(pending, span.size)
 
     def add_record(self, key: SpanKey, record: Record) -> Span | None:
-        """Keep a log record with the others of its span; returns the span if it has arrived."""
+        """Keep a log record with the others of its span, and return the span if it has arrived."""
         pending = self._pending_call(key)
         if record.event not in pending.events:
             pending.events.append(record.event)
@@ -125,14 +127,14 @@ class SpanJoiner:
         return pending.span
 
     def mark_complete(self, key: SpanKey) -> None:
-        """Record that a span is complete and stored."""
+        """Remove the parts of a span that is complete and stored, and remember the span as complete."""
         self._drop(key)
         self._complete[key] = None
         if len(self._complete) > MAX_COMPLETE_SPANS:
             self._complete.popitem(last=False)
 
     def expired(self, *, expire_all: bool = False) -> Iterator[tuple[SpanKey, PendingCall]]:
-        """Remove and yield what has waited too long or exceeds the memory limit, the oldest first."""
+        """Remove and yield calls that have waited too long or exceed the memory limit, or all, the oldest first."""
         while self._waiting:
             key, pending = next(iter(self._waiting.items()))
             is_expired = self.clock() - pending.first_seen >= self.wait_s
@@ -155,7 +157,7 @@ class SpanJoiner:
 
 
 def spans(body: bytes, encoding: Encoding) -> Iterator[Span]:
-    """The spans of a request to ``/v1/traces``, with the attributes of their resource."""
+    """Yield the spans of a request to ``/v1/traces``, with the attributes of their resource; raises ``ValueError``."""
     for resource in _decode("traces", body, encoding).resource_spans:
         shared = _attributes(resource.resource.attributes)
         for scope in resource.scope_spans:
@@ -164,7 +166,11 @@ def spans(body: bytes, encoding: Encoding) -> Iterator[Span]:
 
 
 def records(body: bytes, encoding: Encoding) -> Iterator[Record]:
-    """The log records of a request to ``/v1/logs``."""
+    """Yield the log records of a request to ``/v1/logs``, with the attributes of their resource.
+
+    Raises:
+        ValueError: The request is invalid.
+    """
     for resource in _decode("logs", body, encoding).resource_logs:
         shared = _attributes(resource.resource.attributes)
         for scope in resource.scope_logs:
@@ -177,10 +183,10 @@ def records(body: bytes, encoding: Encoding) -> Iterator[Record]:
 
 
 def response_body(signal: Signal, encoding: Encoding, *, rejected: int = 0, message: str = "") -> bytes:
-    """The response to an accepted request; ``message`` without rejections is a warning."""
+    """Return the body of the response to an accepted request; a ``message`` without rejections is a warning."""
     if signal == "metrics" or not (rejected or message):
         return b"{}" if encoding == JSON else b""
-    # Here and below: protobuf and the OTLP schema are loaded at the first request, not at start-up.
+    # Imported here and below, so that protobuf and the OTLP schema are loaded at the first request, not at start-up.
     from google.protobuf.json_format import MessageToJson
 
     response = _schema(signal)[1]()
@@ -191,11 +197,11 @@ def response_body(signal: Signal, encoding: Encoding, *, rejected: int = 0, mess
 
 
 def error_body(status: int, message: str, encoding: Encoding) -> bytes:
-    """The response to a refused request: a ``google.rpc.Status`` with code and message."""
+    """Return the body of the response to a refused request, a ``google.rpc.Status`` with code and message."""
     code = GRPC_CODES.get(status, 2)
     if encoding == JSON:
         return json.dumps({"code": code, "message": message}).encode()
-    # Encoded by hand: google.rpc.Status is not part of opentelemetry-proto.
+    # The message is encoded by hand, because google.rpc.Status is not part of opentelemetry-proto.
     text = message.encode("utf-8", "replace")
     return bytes([0x08, code, 0x12]) + _varint(len(text)) + text
 
@@ -225,7 +231,7 @@ def _decode(signal: Signal, body: bytes, encoding: Encoding) -> Any:
 
 
 def _schema(signal: Signal) -> tuple[Any, Any]:
-    """The request and the response type of traces or logs."""
+    """Return the protobuf types of the request and the response for traces or logs."""
     if signal == "traces":
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 
@@ -236,7 +242,7 @@ def _schema(signal: Signal) -> tuple[Any, Any]:
 
 
 def _ids_to_base64(fields: dict[str, Any]) -> dict[str, Any]:
-    # OTLP writes ids in hex, where JSON of protobuf has base64.
+    # OTLP's JSON encodes ids in hex, but protobuf's JSON mapping expects base64.
     for name in ID_FIELDS:
         if isinstance(text := fields.get(name), str):
             fields[name] = base64.b64encode(bytes.fromhex(text)).decode()

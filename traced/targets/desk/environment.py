@@ -1,4 +1,4 @@
-"""The desk as an environment: policy prompt, tools and user around a scenario, and a scripted demonstrator.
+"""The service desk as an environment: policy prompt, tools and user around a scenario, and a scripted demonstrator.
 
 Success needs both: the final database equals the ground truth (the expected writes applied to a fresh database), and
 the agent's texts contain every fact that the user must hear. Reward is 1 for success, else 0, as in τ-bench. Invalid
@@ -47,7 +47,7 @@ def system_prompt(world: Scenario) -> str:
 
 
 class Desk:
-    """``sandbox.contract.Environment`` over one scenario at a time."""
+    """A ``sandbox.contract.Environment`` that holds one scenario at a time."""
 
     def reset(self, seed: int) -> Task:
         """Begin the scenario of ``seed``; any integer is a valid seed."""
