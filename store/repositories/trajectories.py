@@ -1,9 +1,9 @@
 """Trajectories of cycles and of production, with their tool schemas and packed token ids.
 
 Invariants: the first recording under an id is kept, except that a trajectory without an outcome of the agent
-(``infrastructure``, ``unknown``) is replaced by a later one unless a label or routing choice refers to it. Listings
-are ordered by source, split, task id, trial, model and id. A "reported" trajectory is one that no cycle recorded:
-production or an import.
+(``infrastructure``, ``unknown``) is replaced by a later one unless a label, fault attribution, citation or routing
+choice refers to it. Listings are ordered by source, split, task id, trial, model and id. A "reported" trajectory is one
+that no cycle recorded: production or an import.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 from store.content import BATCH, batches, digest, insert_new, pack, unpack
 from store.errors import NotFound
 from store.service_tables import ExchangeRow, FeedbackRow
-from store.tables import LabelRow, RoutingRow, ToolsetRow, TrajectoryRow, TurnsRow
+from store.tables import CitationRow, FaultRow, LabelRow, RoutingRow, ToolsetRow, TrajectoryRow, TurnsRow
 from store.types import EndCause, Outcome, Tool, Trajectory
 
 ORDER = tuple(col(getattr(TrajectoryRow, name)) for name in ("source", "split", "task_id", "trial", "model", "id"))
@@ -82,7 +82,8 @@ def update_outcome(session: Session, trajectory: Trajectory) -> bool:
     """Update outcome and reward of a reported trajectory.
 
     Returns:
-        False if the trajectory is not stored, a cycle recorded it, or a label or routing choice refers to it.
+        False if the trajectory is not stored, a cycle recorded it, or a label, fault attribution, citation or routing
+            choice refers to it.
     """
     # Locked, because an analysis may be about to store labels of this trajectory.
     row = session.get(TrajectoryRow, trajectory.id, with_for_update=True)
@@ -98,7 +99,8 @@ def delete_reported(session: Session, trajectory_id: str) -> bool:
     """Delete a reported trajectory and the feedback under its id.
 
     Returns:
-        False if the trajectory is not stored, a cycle recorded it, or a label or routing choice refers to it.
+        False if the trajectory is not stored, a cycle recorded it, or a label, fault attribution, citation or routing
+            choice refers to it.
     """
     # Locked, because an analysis may be about to store labels of this trajectory.
     row = session.get(TrajectoryRow, trajectory_id, with_for_update=True)
@@ -329,8 +331,12 @@ def _digest(trajectory: Trajectory) -> str:
 
 
 def _is_cited(session: Session, trajectory_id: str) -> bool:
-    label = session.exec(select(LabelRow).where(LabelRow.trajectory_id == trajectory_id).limit(1)).first()
-    return label is not None or session.get(RoutingRow, trajectory_id) is not None
+    if session.get(RoutingRow, trajectory_id) is not None:
+        return True
+    return any(
+        session.exec(select(column).where(column == trajectory_id).limit(1)).first() is not None
+        for column in (col(table.trajectory_id) for table in (LabelRow, FaultRow, CitationRow))
+    )
 
 
 def _delete(session: Session, ids: Sequence[str]) -> None:

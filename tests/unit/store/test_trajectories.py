@@ -4,11 +4,14 @@ import pytest
 from sqlmodel import Session
 
 from store.errors import BrokenReference, NotFound
+from store.records import Citation, FaultRecord
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
+from store.repositories.llm_replies import save_citations, save_faults
 from store.repositories.trajectories import (
     SaveResult,
     TrajectoryFilter,
+    delete_reported,
     get_trajectory,
     is_stored,
     iterate_ids,
@@ -16,6 +19,7 @@ from store.repositories.trajectories import (
     judged_ids,
     list_trajectories,
     save_trajectories,
+    update_outcome,
 )
 from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
@@ -61,6 +65,26 @@ def test_a_cited_infrastructure_outcome_stays(db: Session) -> None:
     save_capabilities(db, "c1", [CAPABILITY])
     save_labels(db, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.NA)])
     assert save_trajectories(db, [trajectory()]).rejected == ["t1"]
+
+
+@pytest.mark.parametrize("evidence", ["fault", "citation"])
+def test_a_reported_trajectory_that_is_evidence_stays_as_it_is(db: Session, evidence: str) -> None:
+    reported = replace(trajectory(outcome=Outcome.FAILURE), cycle_id=None)
+    save_trajectories(db, [reported])
+    if evidence == "fault":
+        save_faults(db, [FaultRecord("c1", "t1", "infrastructure", None, "the tool was down")])
+    else:
+        save_capabilities(db, "c1", [CAPABILITY])
+        save_citations(db, [Citation("c1", CAPABILITY.name, 0, "t1", 2)])
+    assert not update_outcome(db, replace(reported, outcome=Outcome.SUCCESS))
+    assert not delete_reported(db, "t1")
+    assert get_trajectory(db, "t1") == reported
+
+
+def test_a_reported_trajectory_that_is_no_evidence_is_deleted(db: Session) -> None:
+    save_trajectories(db, [replace(trajectory(), cycle_id=None)])
+    assert delete_reported(db, "t1")
+    assert not delete_reported(db, "t1")
 
 
 def test_listing_without_token_ids(db: Session) -> None:
