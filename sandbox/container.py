@@ -28,7 +28,7 @@ from sandbox.docker_engine import (
     remove,
     wait_for_exit,
 )
-from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
+from sandbox.errors import EngineDown, ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash, image_tag
 from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from sandbox.wire import Answer
@@ -145,7 +145,10 @@ class Sandbox:
         return self._removal
 
     async def _post_mortem(self, stderr: str) -> SandboxError:
-        exit_code, oom = await asyncio.to_thread(wait_for_exit, self._attached.container, EXIT_WAIT_SECONDS)
+        try:
+            exit_code, oom = await asyncio.to_thread(wait_for_exit, self._attached.container, EXIT_WAIT_SECONDS)
+        except EngineDown as error:
+            return error
         if exit_code is None:
             return ProtocolFault("the container closed its output while it still ran")
         return WorkerDied(exit_code, oom, stderr)

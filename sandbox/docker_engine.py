@@ -169,14 +169,16 @@ def detach(wrapper: Any) -> None:
 def wait_for_exit(container: Container, wait_seconds: float) -> tuple[int | None, bool]:
     """Wait for the container's exit and return (exit code, out of memory).
 
-    Returns (None, False) if the container still runs after ``wait_seconds`` or the engine fails.
+    Returns (None, False) if the container still runs after ``wait_seconds``. Raises EngineDown.
     """
-    try:
-        container.wait(timeout=wait_seconds)
+    with engine_errors():
+        # The time-out has several exceptions, which a lost connection raises too: the container's state decides.
+        with suppress(RequestException):
+            container.wait(timeout=wait_seconds)
         container.reload()
-    except (RequestException, DockerException):
-        return None, False
     state = container.attrs["State"]
+    if state["Running"]:
+        return None, False
     return int(state["ExitCode"]), bool(state["OOMKilled"])
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from docker.errors import APIError, NotFound
 from requests import Response
+from requests.exceptions import ConnectionError, ReadTimeout
 
-from sandbox.docker_engine import create, remove, weaknesses
+from sandbox.docker_engine import create, remove, wait_for_exit, weaknesses
 from sandbox.errors import EngineDown
 from sandbox.policy import SandboxLimits, container_options
 
@@ -53,6 +54,38 @@ def test_only_a_failed_removal_is_raised(status: int, is_raised: bool) -> None:
             remove(container)
     else:
         remove(container)
+
+
+def ended_container(
+    state: dict[str, object], *, wait_error: Exception | None = None, engine_is_down: bool = False
+) -> Any:
+    """A container in this state, whose wait or whose engine fails."""
+
+    def wait(*, timeout: float) -> None:
+        if wait_error is not None:
+            raise wait_error
+
+    def reload() -> None:
+        if engine_is_down:
+            raise ConnectionError("[Errno 2] No such file or directory")
+
+    return SimpleNamespace(wait=wait, reload=reload, attrs={"State": state})
+
+
+RUNNING: dict[str, object] = {"Running": True, "ExitCode": 0, "OOMKilled": False}
+KILLED: dict[str, object] = {"Running": False, "ExitCode": 137, "OOMKilled": True}
+
+
+def test_the_state_decides_whether_a_container_has_ended() -> None:
+    assert wait_for_exit(ended_container(KILLED), 1.0) == (137, True)
+    assert wait_for_exit(ended_container(KILLED, wait_error=ReadTimeout()), 1.0) == (137, True)
+    assert wait_for_exit(ended_container(RUNNING, wait_error=ReadTimeout()), 1.0) == (None, False)
+    assert wait_for_exit(ended_container(RUNNING, wait_error=ConnectionError("Read timed out.")), 1.0) == (None, False)
+
+
+def test_an_engine_that_is_gone_is_not_the_containers_fault() -> None:
+    with pytest.raises(EngineDown, match="No such file"):
+        wait_for_exit(ended_container(RUNNING, wait_error=ConnectionError("refused"), engine_is_down=True), 1.0)
 
 
 FILTERED = {"SecurityOptions": ["name=seccomp,profile=default"]}
