@@ -114,11 +114,12 @@ class Engine:
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load a PEFT LoRA directory between two steps.
 
-        Loading the same content again under a loaded name does nothing. Raises the errors of ``AdapterSet.load``.
+        Loading the same content again under a loaded name only ends its unloading, if that still waits for running
+        requests. Raises the errors of ``AdapterSet.load``.
         """
         with self._step_lock:
-            self._retire_adapter(name)
             self._adapters.load(name, Path(path))
+            self._retiring.discard(name)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse new requests for the adapter at once, and unload it when its last running request has ended.
@@ -303,11 +304,8 @@ class Engine:
 
     def _retire_adapters(self) -> None:
         for name in list(self._retiring):
-            if not any(r.request.adapter == name for r in (*self._running, *self._waiting)):
-                self._retire_adapter(name)
-
-    def _retire_adapter(self, name: str) -> None:
-        if name in self._retiring:
+            if any(r.request.adapter == name for r in (*self._running, *self._waiting)):
+                continue
             self._adapters.unload(name)
             self._retiring.discard(name)
             for slot in self._slots.slots:

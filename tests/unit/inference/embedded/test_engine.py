@@ -343,6 +343,26 @@ def test_unloading_waits_for_the_last_request(adapters: dict[str, Path]) -> None
     assert engine.generate([greedy(prompt, 6, "dates@v1")])[0].ids == reference(adapted, prompt, 6)
 
 
+def test_an_adapter_that_is_loaded_again_before_its_last_request_ends_stays(adapters: dict[str, Path]) -> None:
+    engine = Engine(tiny.qwen3(SIZE), WORDS)
+    engine.load_adapter("dates@v1", adapters["dates@v1"])
+    (prompt,) = prompts(1, seed=16)
+    running = engine._accept(greedy(prompt, 6, "dates@v1"))
+    engine._waiting.append(running)
+    engine._step()
+    engine.unload_adapter("dates@v1")
+    with pytest.raises(RequestError, match="other weights"):
+        engine.load_adapter("dates@v1", adapters["tools@v1"])
+    assert engine.adapters() == []
+    engine.load_adapter("dates@v1", adapters["dates@v1"])
+    assert engine.adapters() == ["dates@v1"]
+    while engine._running:
+        engine._step()
+    adapted = PeftModel.from_pretrained(tiny.qwen3(SIZE), str(adapters["dates@v1"])).eval()
+    assert running.future.result(0).ids == reference(adapted, prompt, 6)
+    assert engine.generate([greedy(prompt, 6, "dates@v1")])[0].ids == reference(adapted, prompt, 6)
+
+
 def test_an_adapter_name_is_immutable(adapters: dict[str, Path]) -> None:
     engine = Engine(tiny.qwen3(SIZE), WORDS)
     engine.load_adapter("dates@v1", adapters["dates@v1"])
