@@ -161,14 +161,19 @@ class EngineClient:
         if isinstance(prompt, str):
             body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
             answer = await self._post("/v1/completions", body)
-            top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
         else:
             body = {"model": model, "messages": list(prompt), "max_tokens": 1, "temperature": 0.0}
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
             answer = await self._post("/v1/chat/completions", body)
-            content = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            top = {entry["token"]: entry["logprob"] for entry in content}
-        return _label_logprobs(top, labels)
+        try:
+            logprobs = answer["choices"][0]["logprobs"]
+            if isinstance(prompt, str):
+                top = logprobs["top_logprobs"][0]
+            else:
+                top = {entry["token"]: entry["logprob"] for entry in logprobs["content"][0]["top_logprobs"]}
+            return _label_logprobs(top, labels)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EngineError(f"{self.url} answered without the log-probs of its first token: {error!r}") from error
 
     async def check_labels(self, labels: Sequence[str]) -> None:
         """Check that each label is a single token after ``Answer:``, once per set of labels.

@@ -191,11 +191,10 @@ def wait_ready(engine: EngineProcess, timeout_s: float, on_poll: Callable[[], No
                 f"{_last_lines(engine)}",
                 hint=f"less {engine.log}",
             )
-        try:
+        with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{engine.url}/health", timeout=1.0, trust_env=False).status_code == httpx.codes.OK:
                 return
-        except httpx.TransportError:
-            time.sleep(POLL_S)
+        time.sleep(POLL_S)
     raise EngineStartError(
         f"the engine did not answer within {timeout_s:.0f} s; its log says:\n{_last_lines(engine)}",
         hint=f"less {engine.log}",
