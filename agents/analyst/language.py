@@ -126,13 +126,17 @@ def clauses(text: str) -> list[str]:
 
 
 def identifiers(text: str) -> set[str]:
-    """Return the codes that name a record: letters with digits, long numbers, words in capitals; no dates or ordinals.
+    """Return the codes that name a record: letters with digits, long numbers, words in capitals.
+
+    Dates and ordinals are not among them.
     """
     return {code for code in IDENTIFIER.findall(text) if not _ORDINAL.fullmatch(code)}
 
 
 def last_mention(text: str, phrase: str) -> int | None:
-    """Return the last position of ``phrase`` as whole words, except after "instead of" and the like; None without one.
+    """Return the last position of ``phrase`` as whole words, None if there is none.
+
+    A mention after "instead of", "not", "other than" or the like does not count.
     """
     parts = words(phrase)
     if not parts:

@@ -223,8 +223,7 @@ class View:
     picks: list[list[Pick]]
 
     def grounded(self, value: object, index: int) -> bool:
-        """Return whether ``value`` appeared in the prompt, a user message or an observation before message ``index``.
-        """
+        """Return whether ``value`` appeared in the prompt, a user message or an observation before ``index``."""
         return grounded(value, index, self.first_seen)
 
 

@@ -1,10 +1,10 @@
 """The builtin synthesizer: writes an environment for a capability from the target's recorded conversations.
 
-Templates come from successes in which the capability was exercised (by majority over the labelling runs); failures that
-lacked it decide which kinds of request come up most. Only messages, tools, outcomes and labels are read, and the same
-input and seed give the same bytes. The recorded solution of every template reached reward 1 on several seeds before it
-was written. Fails with ``SynthesisError`` if too few conversations give a template. Targets whose users need free
-simulation and tools that compute are not covered.
+Templates come from successes in which the capability was exercised (by majority over the labelling runs). Failures that
+lacked it decide which kinds of request occur most. Only messages, tools, outcomes and labels are read, and the same
+input and seed give the same bytes. A template is written only if its recorded solution reaches reward 1 on several
+seeds. Raises ``SynthesisError`` if too few conversations give a template. Targets whose users need free simulation, and
+tools that compute, are not covered.
 """
 
 import inspect
@@ -31,22 +31,22 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
 MINIMUM_TEMPLATES = 8
-# JSON of all templates; admission takes files up to 256 KiB.
+# Limit for the JSON of all templates; admission accepts files up to 256 KiB.
 MAX_TEMPLATE_BYTES = 190_000
-# Above this share the capability is about several requests at once.
+# From this share of compound openings on, the capability is about several requests at once.
 _COMPOUND_SHARE = 0.6
 # Seeds on which every template's recorded solution is replayed.
 _PROBE_SEEDS = 6
 _MAX_COMPOUNDS = 150
 _MAX_CONTROLS = 30
-# Share of the sources that write with a tool.
+# A write tool is usual if at least this share of the templates call it.
 _USUAL_SHARE = 0.15
 
 
 def environment_source(data: dict[str, Any]) -> str:
-    """The text of an environment file: ``data`` as JSON, then the source of the runtime.
+    """Return the text of an environment file: ``data`` as JSON, then the source of the renaming and the runtime.
 
-    The file imports the standard library and ``sandbox.contract`` only.
+    The file imports only the standard library and ``sandbox.contract``.
     """
     summary = (
         f"Synthetic environment for the capability {data['capability']}: {len(data['templates'])} scenario templates."
@@ -64,7 +64,7 @@ def environment_source(data: dict[str, Any]) -> str:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON with one line per field and per entry of a list field, so that templates can be read and compared."""
+    """Return JSON with one line per field and per entry of a list field, so that templates can be read and compared."""
     rows = []
     for key, value in data.items():
         if isinstance(value, list) and value:
@@ -72,16 +72,16 @@ def _json(data: dict[str, Any]) -> str:
             rows.append(f"{json.dumps(key)}: [\n{lines}\n]")
         else:
             rows.append(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}")
-    # A quote would end the string literal that holds the JSON.
+    # Three single quotes would end the string literal that holds the JSON.
     return ("{\n" + ",\n".join(rows) + "\n}").replace("'", "\\u0027")
 
 
 @dataclass(frozen=True)
 class _Sources:
     exemplary: list[Transcript]
-    # Exercised as well, but another capability was lacking.
+    # Successes that exercised the capability but lacked another one.
     lucky: list[Transcript]
-    # Succeeded without the capability.
+    # Successes that lacked the capability.
     unread: list[Transcript]
     controls: list[Transcript]
     lacking_failures: list[Transcript]
@@ -95,11 +95,11 @@ def synthesize(
     seed: int,
     extra_openings: Sequence[str] = (),
 ) -> str:
-    """The source of a single-file environment for ``capability``.
+    """Return the source of a single-file environment for ``capability``.
 
     Args:
-        extra_openings: openings of failures that lacked the capability and are not among ``trajectories``; they only
-            weigh the strata, no word of them is written.
+        extra_openings: openings of failures that lacked the capability and are not among ``trajectories``; they affect
+            only the weights of the strata, and no word of them is written into the file.
 
     Raises:
         SynthesisError: fewer than ``MINIMUM_TEMPLATES`` conversations give a solvable template.
@@ -140,7 +140,7 @@ def synthesize(
 
 
 def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
-    """The verdict that most labelling runs gave each trajectory; NA without a majority."""
+    """Return for each trajectory the verdict of more than half of the labelling runs, NA if no verdict has that."""
     votes: dict[str, Counter[Verdict]] = defaultdict(Counter)
     for label in labels:
         if label.capability == capability:
@@ -153,7 +153,7 @@ def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
 
 
 def is_solvable(template: Template, common: Mapping[str, object]) -> bool:
-    """Whether the recorded solution reaches reward 1 on every probe seed, and doing nothing does not."""
+    """Return whether, on every probe seed, the recorded solution reaches reward 1 and doing nothing at most 0.2."""
     single = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
     environment = TemplateEnvironment(_numbered(single))
     for seed in range(_PROBE_SEEDS):
@@ -170,9 +170,7 @@ def is_solvable(template: Template, common: Mapping[str, object]) -> bool:
 
 
 def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> _Sources:
-    """The judged trajectories by outcome and verdict; successes that lacked another capability are lucky, not
-    exemplary.
-    """
+    """Return the judged trajectories by outcome and verdict; a success that lacked another capability is ``lucky``."""
     verdicts = majority(labels, capability)
     other_capabilities = sorted({label.capability for label in labels} - {capability})
     lucky = {i for name in other_capabilities for i, v in majority(labels, name).items() if v is Verdict.LACKING}
@@ -197,9 +195,12 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
 def _fill(
     drafts: list[Template], corpus: Corpus, common: Mapping[str, object], rejections: Counter[str], rng: random.Random
 ) -> list[Template]:
-    """Generalised, solvable templates of every kind in turn, until ``MAX_TEMPLATE_BYTES`` is used up."""
+    """Return generalised, solvable templates of every kind in turn, until ``MAX_TEMPLATE_BYTES`` is used up.
+
+    Templates that are not solvable are counted in ``rejections``.
+    """
     selection: list[Template] = []
-    # Each system prompt is written once, so it counts once.
+    # System prompts counted so far: each is written once, so it counts once.
     prompts: set[str] = set()
     used = 0
     for draft in in_turn(drafts, rng):
@@ -228,7 +229,7 @@ def _extract_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Te
 
 
 def _compose(templates: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
-    """Compounds of single-request successes, if the capability's own conversations are mostly compound."""
+    """Return compounds of single-request successes, if most of the capability's templates are compound; else none."""
     openings = [transcript.user[0].text for transcript in corpus.transcripts if transcript.user]
     style = speech_style(openings, response_templates.farewells(corpus.transcripts))
     compound = [is_compound(template["opening"][0], style.phrases) for template in templates]
@@ -248,7 +249,7 @@ def _compose(templates: list[Template], sources: _Sources, corpus: Corpus, rng: 
 
 
 def _controls(sources: _Sources, templates: list[Template], corpus: Corpus) -> list[Template]:
-    """Successes that did not need the capability but wrote with tools that are usual where it is needed."""
+    """Return templates of successes that did not need the capability but wrote with tools usual where it is needed."""
     used = Counter(tool for template in templates for tool in _write_tools(template))
     usual = {tool for tool, count in used.items() if count >= _USUAL_SHARE * len(templates)}
     candidates = _extract_all(sources.controls, corpus)[0]
@@ -262,12 +263,12 @@ def _write_tools(template: Template) -> set[str]:
 
 
 def _needs_reads(capability: Capability) -> bool:
-    """Whether the capability is to read before acting, so that a write without a read does not count."""
+    """Return whether the capability is to read before acting, so that a write without a read does not count."""
     return any(word in capability.name for word in ("verif", "precondition"))
 
 
 def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
-    """The data of an environment except its templates."""
+    """Return the data of an environment except its templates and strata."""
     return {
         "capability": capability.name,
         "tools": corpus.tools,
@@ -284,7 +285,7 @@ def _common(capability: Capability, corpus: Corpus) -> dict[str, object]:
 
 
 def _numbered(data: dict[str, Any]) -> dict[str, Any]:
-    """The data with each distinct system prompt stored once."""
+    """Return the data with each distinct system prompt stored once in ``systems``; templates hold its position."""
     systems = list(dict.fromkeys(template["system"] for template in data["templates"]))
     templates = [{**t, "system": systems.index(t["system"])} for t in data["templates"]]
     return {**data, "systems": systems, "templates": templates}

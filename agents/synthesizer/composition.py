@@ -1,8 +1,9 @@
-"""Composes templates of two single requests, joined as the target's users join them.
+"""Composes two templates of single requests into one, joined with a phrase of the target's users.
 
-Both requests come from successful conversations under the same policy text. Identifiers in the greeting are unified,
-other identifiers of the second are renamed away from the first, and its dates move to the first's day. Templates that
-contain contradicting records do not fit together. Requests whose facts the user withholds are not composed.
+Both requests come from successful conversations under the same policy text. Identifiers in the second greeting become
+those of the first. Other identifiers of the second template are renamed if the first contains them, and its dates are
+shifted to the day of the first. Templates with contradicting records are not composed, nor are requests for which the
+user gives facts only when asked.
 """
 
 import json
@@ -21,7 +22,7 @@ from agents.synthesizer.scenario_extraction import Step, Template, calls_of
 
 
 def joiners(openings: Sequence[str], greetings: set[str]) -> list[str]:
-    """Phrases before a second request ("Also, "), found where a sentence continues as single requests begin."""
+    """Return the phrases ("Also, ") that come before a second request, before words with which many requests begin."""
     parts = [[s for s in sentences(text) if masked(s) not in greetings] for text in openings]
     starters = Counter(" ".join(part_list[0].lower().split()[:2]) for part_list in parts if part_list)
     common = [start for start, count in starters.items() if count >= max(2, 0.01 * len(openings))]
@@ -35,13 +36,13 @@ def joiners(openings: Sequence[str], greetings: set[str]) -> list[str]:
 
 
 def greetings_of(openings: Sequence[str]) -> set[str]:
-    """Masked first sentences that recur whatever is requested after them."""
+    """Return the masked first sentences that recur in at least three openings, whatever the request after them."""
     firsts = Counter(masked(parts[0]) for text in openings if len(parts := sentences(text)) > 1)
     return {text for text, count in firsts.items() if count >= 3}
 
 
 def is_compound(opening_text: str, phrases: Sequence[str]) -> bool:
-    """Whether the opening contains a joining phrase."""
+    """Return whether a sentence of the opening begins with a joining phrase."""
     return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening_text) for phrase in phrases)
 
 
@@ -55,13 +56,13 @@ class SpeechStyle:
 
 
 def speech_style(openings: Sequence[str], farewells: list[list[str]]) -> SpeechStyle:
-    """The greetings and joining phrases of opening messages."""
+    """Return the greetings and joining phrases of opening messages, with the given farewells."""
     greetings = greetings_of(openings)
     return SpeechStyle(greetings, joiners(openings, greetings), farewells)
 
 
 def compose(first: Template, second: Template, style: SpeechStyle, rng: random.Random) -> Template | None:
-    """The compound of two single-request templates, None if they do not fit together."""
+    """Return the compound of two single-request templates, None if they cannot be composed (see the module)."""
     second = _same_day(first, second)
     first_greeting, _ = _split(first, style.greetings)
     second_greeting, request = _split(second, style.greetings)
@@ -94,7 +95,7 @@ def compose(first: Template, second: Template, style: SpeechStyle, rng: random.R
 
 
 def _same_day(first: Template, second: Template) -> Template:
-    """``second`` with its dates moved so that its prompt's first date is that of ``first``."""
+    """Return ``second`` with its dates shifted so that the first date in its system prompt is that of ``first``."""
     days = [date.fromisoformat(match.group()) for t in (first, second) if (match := DATE.search(t["system"]))]
     if len(days) < 2 or days[0] == days[1]:
         return second
@@ -112,7 +113,7 @@ def _shift_dates(value: Any, delta: timedelta) -> Any:
 
 
 def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
-    """Greeting and request of a one-message opening; both empty if they cannot be separated."""
+    """Return greeting and request of a one-message opening; both empty if they cannot be separated."""
     parts = sentences(template["opening"][0])
     if len(template["opening"]) != 1 or len(parts) < 2 or masked(parts[0]) not in greetings:
         return "", ""
@@ -120,13 +121,13 @@ def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
 
 
 def _withholds_nothing(template: Template) -> bool:
-    """Whether the agent begins with a call and has the last word, so the user gave all facts in the opening."""
+    """Return whether the agent begins with a call and has the last word, so the user gave all facts in the opening."""
     last = template["steps"][-1]
     return bool(template["steps"][0]["calls"]) and "say" in last and "reply" not in last
 
 
 def _conflict(first: Template, second: Template) -> bool:
-    """Whether the same call has two answers."""
+    """Return whether both templates have the same call, and it has different answers or is not a read."""
     answers = {
         json.dumps([call["tool"], call["args"]], sort_keys=True): call["result"] for call in calls_of(first["steps"])
     }
@@ -138,10 +139,10 @@ def _conflict(first: Template, second: Template) -> bool:
 
 
 def _join_steps(first: list[Step], second: list[Step], farewells: list[list[str]]) -> list[Step]:
-    """The steps of both, with one final text that sums up both."""
+    """Return the steps of both, with one final text that joins both final texts."""
     parts = sentences(first[-1]["say"])
     if parts and parts[-1].endswith("?") and sorted(question_words(parts[-1])) in farewells:
-        # The second part already answers the closing question ("Anything else?") of the first.
+        # The second request already answers the closing question ("Anything else?") of the first.
         parts = parts[:-1]
     last: Step = {**second[-1], "say": " ".join([*parts, second[-1]["say"]])}
     return [*first[:-1], *second[:-1], last]

@@ -1,9 +1,10 @@
-"""Statistics over all recorded conversations of a target: value pools, records, tools, and helpers to read values.
+"""Mines statistics over all recorded conversations of a target: value pools, records, tools; and reads values.
 
-Mined from messages and tool schemas only, in an order that depends on content. A name may be replaced if users refer to
-things by it and neither policy nor schema contains it; a number if its field varies. A path is the tool's name and the
-keys down to a leaf, without list positions and identifier keys, so a field has one path in all records. Numbers are
-named by their JSON text ("35", "158.5"). Fields named by numbers and inflected languages are not covered.
+Only messages and tool schemas are read; the order of results depends on content. A name may be replaced if users refer
+to things by it and neither policy nor schema contains it; a number may be replaced if its field varies. A path is the
+tool's name and the keys down to a leaf, without list positions and identifier keys, so a field has one path in all
+records. Pools hold numbers as their JSON text ("35", "158.5"). Fields whose names are numbers, and inflected languages,
+are not covered.
 """
 
 import json
@@ -32,7 +33,7 @@ _DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membe
 
 
 def leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
-    """Every scalar of nested data with its path; identifier keys of an object are leaves at ``(*path, "*")``."""
+    """Yield every scalar of nested data with its path; identifier keys of an object are leaves at ``(*path, "*")``."""
     if isinstance(value, dict):
         for key, part in value.items():
             is_key_identifier = is_identifier(key)
@@ -47,29 +48,29 @@ def leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
 
 
 def is_identifier(value: object) -> TypeGuard[str]:
-    """Whether this is a code of letters and digits that starts with a letter, such as W1234 or credit_card_17."""
+    """Return whether this is a code of letters and digits that starts with a letter, as W1234 or credit_card_17."""
     return isinstance(value, str) and IDENTIFIER.fullmatch(value) is not None
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether a word or short phrase could name a thing; codes in capitals (airports) are not names."""
+    """Return whether this is a word or short phrase that could name a thing; codes in capitals (airports) are not."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None and not value.isupper()
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether this is a number; booleans are not."""
+    """Return whether this is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def has_word(text: str, word: str) -> bool:
-    """Whether ``word`` occurs in ``text`` as a whole word, ignoring case."""
+    """Return whether ``word`` occurs in ``text`` as a whole word, ignoring case."""
     if word.lower() not in text.lower():
         return False
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def days_of(text: str) -> list[date]:
-    """The valid ISO dates of a text, in order."""
+    """Return the valid ISO dates of a text, in order."""
     days = []
     for part in DATE.findall(text):
         with suppress(ValueError):
@@ -78,12 +79,12 @@ def days_of(text: str) -> list[date]:
 
 
 def shape(identifier: str) -> str:
-    """An identifier with its digits masked: W1234 is W####."""
+    """Return an identifier with its digits masked: W1234 gives W####."""
     return re.sub(r"\d", "#", identifier)
 
 
 def style_of(text: str, value: object) -> str:
-    """How a tool writes its JSON: "compact", "spaced", or "text" if it cannot be reproduced byte for byte."""
+    """Return how a tool writes its JSON: "compact", "spaced", or "text" if it cannot be reproduced byte for byte."""
     if not isinstance(value, dict | list):
         return "text"
     if json.dumps(value, separators=(",", ":"), ensure_ascii=False) == text:
@@ -92,17 +93,17 @@ def style_of(text: str, value: object) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences, split after a full stop, question mark or exclamation mark."""
+    """Return the sentences of a text, split after a full stop, question mark or exclamation mark."""
     return [part for part in re.split(r"(?<=[.?!])\s+", text.strip()) if part]
 
 
 def masked_words(text: str) -> set[str]:
-    """The words of a masked text, without commas and full stops."""
+    """Return the words of a text after masking, without commas and full stops."""
     return set(masked(text).replace(".", " ").replace(",", " ").split())
 
 
 def masked(text: str) -> str:
-    """A lower-case text with identifiers, dates and numbers masked, to find what recurs between conversations."""
+    """Return a lower-case text with identifiers, dates and numbers masked, to find what recurs in conversations."""
     return re.sub(r"\b\w*\d[\w-]*", "#", text).lower()
 
 
@@ -120,18 +121,18 @@ class Record:
 
 @dataclass
 class Corpus:
-    """The mined statistics."""
+    """The statistics mined from the conversations of one target."""
 
     transcripts: list[Transcript]
     tools: list[Tool]
     writes: set[str]
     pools: list[list[str]]
     pool_of: dict[Path, int]
-    # By tool.
+    # Read calls by tool.
     records: dict[str, list[Record]] = field(default_factory=dict)
     prefixes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     free_text: dict[str, list[str]] = field(default_factory=dict)
-    # Of every identifier in records and arguments.
+    # The shape of every identifier in records and arguments.
     shapes: set[str] = field(default_factory=set)
     # The first and the last date in any system prompt.
     days: list[date] = field(default_factory=list)
@@ -142,7 +143,7 @@ class Corpus:
 
 
 def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -> Corpus:
-    """Mine the conversations; records come from those whose trajectory ids are ``exemplary``."""
+    """Return the statistics of the conversations; records come from those whose trajectory ids are ``exemplary``."""
     tools = merged_tools(transcripts)
     writes = {name for tool in tools if not is_read(name := str(tool_function(tool).get("name", "")))}
     systems = sorted({t.system for t in transcripts})
@@ -168,12 +169,15 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
 
 
 def is_read(tool: str) -> bool:
-    """Whether a tool only reads, by the verb in its name."""
+    """Return whether a tool only reads, by the verb in its name."""
     return _READ_VERB.fullmatch(tool.lower().split("_")[0]) is not None
 
 
 def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
-    """Every tool's most frequent schema, in order of appearance; tools without one get a schema of their calls."""
+    """Return every tool's most frequent schema, in order of appearance.
+
+    Tools without a schema get one that is derived from their calls.
+    """
     schema_counts: dict[str, Counter[str]] = {}
     calls: dict[str, list[dict[str, object]]] = defaultdict(list)
     for transcript in transcripts:
@@ -191,7 +195,7 @@ def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
 
 
 def _schema_of_calls(name: str, calls: list[dict[str, object]]) -> Tool:
-    """A schema that the recorded arguments fit; arguments that every call gives are required."""
+    """Return a schema derived from recorded arguments; those that every call gives are required."""
     properties: dict[str, object] = {}
     for arguments in calls:
         for argument, value in arguments.items():
@@ -207,7 +211,7 @@ def _json_type(value: object) -> str:
 
 
 def deciding(path: Path) -> bool:
-    """Whether a field's name says that its value decides behaviour, such as a status."""
+    """Return whether a field's name says that its value decides behaviour, such as a status."""
     return _DECIDING.search(path[-1].lower()) is not None
 
 
@@ -269,7 +273,10 @@ def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[st
 
 
 def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, int]]:
-    """Pools of fields that share values: the same thing's name in two records is one pool."""
+    """Return the pools of values, and each path's pool; fields that share values share a pool.
+
+    Pools of fewer than three values are left out.
+    """
     groups: list[tuple[set[Path], set[str]]] = []
     for path, names in values.items():
         paths, union = {path}, set(names)
@@ -285,7 +292,7 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, i
 
 
 def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
-    """By tool and argument, the letters before the digits of its identifiers, if all values are identifiers."""
+    """Return by tool and argument the letters before the digits, if all values are identifiers with at most three."""
     prefixes_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():
@@ -298,7 +305,7 @@ def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
 
 
 def _free_text(calls: list[Call]) -> dict[str, list[str]]:
-    """Arguments in which the agent writes prose: the median value has four words or more."""
+    """Return by tool the arguments in which the agent writes prose: the median value has four words or more."""
     words: dict[tuple[str, str], list[int]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():

@@ -1,8 +1,9 @@
-"""Counterfactuals of refusals: the same request where the policy allows it.
+"""Builds counterfactuals of refusals: templates with the same request on a record in another state.
 
-An agent that reads only when it refuses leaves refusals as the only successes that show reading first; trained on these
-it would learn to refuse always. A counterfactual is a success without the read, with the refusal's read put before its
-write, on a record whose state the policy allows; or a refusal in another state that the policy leaves out.
+If an agent reads only when it refuses, refusals are the only successes that show reading first. An adapter trained on
+these would learn to refuse always. There are two kinds of counterfactual. The first is a success without the read, into
+which the refusal's read is inserted before the write, on a record whose state the policy allows. The second is the
+refusal with its record in another state that the policy does not allow.
 
 The rule must hold in every conversation: the policy's sentences about the write name each state in which it was made
 and none in which it was refused (at least five refusals). Otherwise there are no counterfactuals. Conditions on several
@@ -22,13 +23,13 @@ from agents.synthesizer.runtime import likeness
 from agents.synthesizer.scenario_extraction import RecordedCall, Template, calls_of
 
 _FEWEST_REFUSALS = 5
-# Of the masked words of two openings for the same request.
+# Similarity of the masked words of two openings for the same request.
 _MIN_SIMILARITY = 0.5
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A read with one argument on which a refusal rests, the deciding field, and the words of the request."""
+    """A read with one argument that led to a refusal, the deciding field, the template, and the request's words."""
 
     read_call: RecordedCall
     # Key of the deciding field.
@@ -40,7 +41,11 @@ class _Refusal:
 def counterfactual_templates(
     exemplary: Sequence[Template], unread: Sequence[Template], corpus: Corpus, rng: random.Random
 ) -> list[Template]:
-    """The counterfactuals of ``exemplary`` refusals, built on ``unread`` successes of the same request."""
+    """Return the counterfactuals of the refusals in ``exemplary``.
+
+    Args:
+        unread: templates of successes without the read; those with the same request are the base of the first kind.
+    """
     refusals = [refusal for template in exemplary if template["refusal"] for refusal in _refusals(template)]
     counterfactuals = []
     for tool, group in _by_write(unread).items():
@@ -66,7 +71,7 @@ def _refusals(template: Template) -> Iterator[_Refusal]:
 
 
 def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, RecordedCall]]]:
-    """Templates with exactly one write and no read, and the write, by its tool."""
+    """Return the templates with exactly one call, a write, and that call, by its tool."""
     by_tool: dict[str, list[tuple[Template, RecordedCall]]] = defaultdict(list)
     for template in templates:
         calls = list(calls_of(template["steps"]))
@@ -83,7 +88,10 @@ def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, RecordedCall]
 
 
 def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Sequence[Template], corpus: Corpus) -> bool:
-    """Whether the policy names the state in every conversation that wrote, and in none that refused."""
+    """Return whether the policy names the record's state wherever a write was made, and nowhere that one was refused.
+
+    False with fewer than ``_FEWEST_REFUSALS`` refusals.
+    """
     refused_states = [
         r.read_call["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals
     ]
@@ -100,20 +108,20 @@ def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Seque
 
 
 def allowed(policy: str, tool: str, state: str, corpus: Corpus) -> list[str]:
-    """The values of a deciding field named in the policy's sentences about a tool."""
+    """Return the values of the deciding field ``state`` that the policy's sentences about a tool name."""
     verb = tool.split("_")[0]
     policy_text = " ".join(sentence for sentence in sentences(policy) if has_word(sentence, verb))
     return [value for value in _values(state, corpus) if has_word(policy_text, value)]
 
 
 def _values(state: str, corpus: Corpus) -> list[str]:
-    """The values of a deciding field in the records, sorted."""
+    """Return the values of a deciding field in the records, sorted."""
     records = [record.value for records in corpus.records.values() for record in records]
     return sorted({value[state] for value in records if isinstance(value, dict) and isinstance(value.get(state), str)})
 
 
 def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template]:
-    """The refusal in every other state that its policy leaves out."""
+    """Yield the refusal with its record in every other state that its policy does not allow."""
     template, old = refusal.template, refusal.read_call["result"][refusal.state]
     allowed_states = allowed(template["system"], tool, refusal.state, corpus)
     for new in (value for value in _values(refusal.state, corpus) if value not in {old, *allowed_states}):
@@ -136,7 +144,10 @@ def _with_state(call: RecordedCall, refusal: _Refusal, new: str) -> RecordedCall
 def _counterfactual(
     template: Template, call: RecordedCall, refusal: _Refusal, corpus: Corpus, rng: random.Random
 ) -> Template | None:
-    """The template with the refusal's read before its write, on the template's own record."""
+    """Return the template with the refusal's read of the template's record before its write.
+
+    None if the policy allows no state.
+    """
     states = allowed(template["system"], call["tool"], refusal.state, corpus)
     if not states:
         return None

@@ -1,9 +1,12 @@
-"""Decides what may change in a template from seed to seed, and imputes records the recorded agent never read.
+"""Decides what may change in a template from seed to seed, and imputes records that the recorded agent never read.
 
-Identifiers always change. Names change one-to-one, if users refer by them and no plural or comparison depends on them;
-amounts if no policy, user or sum mentions them; dates by one shift within the recorded days (whole weeks if weekdays
-are mentioned). Imputed records come from other conversations under new identifiers, or the conversation's own of the
-same kind. A distractor is added only if it cannot match the user's words and no sum or flag depends on it.
+Identifiers always change. Names change one-to-one if users refer to things by them and no plural or comparison depends
+on them. Amounts change if neither policy nor user mentions them and they take part in no sum. All dates move by one
+shift within the recorded days (by whole weeks if weekdays are mentioned).
+
+Imputed records come from other conversations. Their identifiers become new ones, or identifiers of the conversation
+with the same prefix that no record contains. A distractor, a further record in a list, is added only if it cannot match
+the user's words and no sum or flag depends on it.
 """
 
 import json
@@ -41,7 +44,7 @@ _MONTH = re.compile(
 
 
 def content(template: Template) -> list[tuple[str, object]]:
-    """(tool, data) of everything recorded or added: results, arguments, distractors."""
+    """Return (tool, data) of everything recorded or added: results, arguments (as tool "arguments"), distractors."""
     items: list[tuple[str, object]] = []
     for call in [*calls_of(template["steps"]), *template["extra"]]:
         items += [(call["tool"], call["result"]), ("arguments", call["args"])]
@@ -49,13 +52,16 @@ def content(template: Template) -> list[tuple[str, object]]:
 
 
 def identifiers(template: Template) -> list[str]:
-    """Every identifier of a template's records and arguments, in order of first appearance."""
+    """Return every identifier of a template's records and arguments, in order of first appearance."""
     values = [value for tool, data in content(template) for _, value in leaves(data, (tool,)) if is_identifier(value)]
     return list(dict.fromkeys(values))
 
 
 def fresh_identifier(old: str, taken_identifiers: set[str], rng: random.Random) -> str:
-    """An identifier of the same shape that is not taken; it is added to ``taken_identifiers``."""
+    """Return an identifier of the same shape that is not taken, and add it to ``taken_identifiers``.
+
+    After 1000 attempts without a free one, the old identifier is returned.
+    """
     for _ in range(1000):
         new = re.sub(r"\d", lambda _: str(rng.randrange(10)), old)
         if new not in taken_identifiers:
@@ -65,7 +71,7 @@ def fresh_identifier(old: str, taken_identifiers: set[str], rng: random.Random) 
 
 
 def renamed(value: Any, mapping: dict[str, str]) -> Any:
-    """Nested data with whole identifiers replaced, in texts as well."""
+    """Return nested data with whole identifiers replaced, in texts as well."""
     if isinstance(value, str):
         return IDENTIFIER.sub(lambda match: mapping.get(match.group(), match.group()), value)
     if isinstance(value, dict):
@@ -74,7 +80,7 @@ def renamed(value: Any, mapping: dict[str, str]) -> Any:
 
 
 def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, object]]:
-    """At most one sibling per list of records that the agent reads, taken from another conversation."""
+    """Return at most one further record for each list of records that the agent reads, from another conversation."""
     taken_identifiers = set(identifiers(template))
     additions = []
     for call in {
@@ -91,7 +97,7 @@ def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[
 
 
 def _siblings(call: RecordedCall, name: str, siblings: object, template: Template, corpus: Corpus) -> list[object]:
-    """Records that could stand beside ``siblings`` without matching the user's words."""
+    """Return the recorded siblings that could be added to ``siblings`` without matching the user's words."""
     if not isinstance(siblings, list) or not siblings or not all(isinstance(s, dict) for s in siblings):
         return []
     keys = set(siblings[0])
@@ -99,10 +105,10 @@ def _siblings(call: RecordedCall, name: str, siblings: object, template: Templat
     if not any(is_identifier(v) for v in siblings[0].values()) or amounts:
         return []
     lists = corpus.siblings.get((call["tool"], name), [])
-    # The target never answered with a longer list.
+    # With one more record the list would be longer than any that the target answered.
     if len(siblings) >= max(map(len, lists), default=0):
         return []
-    # A flag or a status marks one record among its siblings; a second marked one would change the task.
+    # A flag or a status marks one record among its siblings; a second marked record would change the task.
     if any(isinstance(v, bool) for v in siblings[0].values()) or any(deciding((key,)) for key in keys):
         return []
     texts = "\n".join([*texts_of(template), json.dumps(call["result"])])
@@ -123,7 +129,10 @@ def _answers_to(record: dict[str, object], tool: str, name: str, texts: str, cor
 
 
 def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> list[RecordedCall]:
-    """Imputed records for identifiers that the conversation names but never reads, from similar conversations."""
+    """Return at most six imputed records for identifiers that the conversation mentions but never reads.
+
+    The donors are conversations that wrote with the same tools.
+    """
     calls = list(calls_of(template["steps"]))
     read_keys = {(call["tool"], value) for call in calls if call["kind"] == "read" for value in call["args"].values()}
     writes = tuple(sorted({call["tool"] for call in calls if call["kind"] == "write"}))
@@ -146,12 +155,12 @@ def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> li
 
 
 def imputed_read(donor: Record, key: tuple[str, str], template: Template, rng: random.Random) -> RecordedCall:
-    """The donor's record as a read of a template's own identifier; ``key`` is (argument, identifier)."""
+    """Return the donor's record as a read of an identifier of the template; ``key`` is (argument, identifier)."""
     return _imputed_record(donor, key, _mentioned_identifiers(template)[1], set(identifiers(template)), rng)
 
 
 def _mentioned_identifiers(template: Template) -> tuple[list[str], list[str]]:
-    """All identifiers of the conversation, and those that occur only in texts and arguments."""
+    """Return all identifiers of the conversation, and those that occur only in texts and arguments."""
     texts = " ".join([*texts_of(template), json.dumps([c["args"] for c in calls_of(template["steps"])])])
     mentioned = list(dict.fromkeys(IDENTIFIER.findall(texts)))
     in_records = [v for c in calls_of(template["steps"]) for _, v in leaves(c["result"], ()) if is_identifier(v)]
@@ -159,15 +168,16 @@ def _mentioned_identifiers(template: Template) -> tuple[list[str], list[str]]:
 
 
 def _policy_matches(donor: Record, policy: str) -> bool:
-    """Whether the donor's policy is the same; required for a record that decides behaviour."""
+    """Return whether the donor's policy is ``policy``, or its record has no field that decides behaviour."""
     return donor.policy == policy or not any(deciding(path) for path, _ in leaves(donor.value, (donor.tool,)))
 
 
 def _imputed_record(
     donor: Record, key: tuple[str, str], unplaced: list[str], taken_identifiers: set[str], rng: random.Random
 ) -> RecordedCall:
-    """A donor's record under a new key (argument, identifier) that refers to ``unplaced`` identifiers of the same
-    prefix.
+    """Return a donor's record under a new key (argument, identifier).
+
+    Its other identifiers become ``unplaced`` ones of the same prefix, or else new ones.
     """
     argument, identifier = key
     mapping = {str(donor.arguments[argument]): identifier}
@@ -188,7 +198,7 @@ def _letters(identifier: str) -> str:
 
 
 def generalise(template: Template, corpus: Corpus, rng: random.Random) -> Template:
-    """The template with ``ids``, ``names``, ``numbers``, ``shift``, ``reorder``, ``grow`` and ``extra``."""
+    """Return the template with ``ids``, ``names``, ``numbers``, ``shift``, ``reorder``, ``grow`` and ``extra``."""
     template = {**template, "extra": unread_records(template, corpus, rng)}
     template["grow"] = distractors(template, corpus, rng)
     user_words = user_text(template)
@@ -242,7 +252,7 @@ def _numbers(template: Template, corpus: Corpus) -> list[dict[str, object]]:
 
 
 def _is_sum(text: str, all_numbers: set[str]) -> bool:
-    """Whether the amount takes part in a sum of two others."""
+    """Return whether an amount is the sum of two others, or a part of such a sum."""
     values = sorted(float(v) for v in all_numbers)
     number = float(text)
     pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :] if a > 0]

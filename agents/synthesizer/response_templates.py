@@ -1,7 +1,8 @@
-"""How the target answers calls that no recording covers: errors, acknowledgements, usual records, small talk.
+"""Derives answers for calls and questions that no recording covers: errors, acknowledgements, records, small talk.
 
-A pattern is a recorded text whose argument values are replaced by ``{name}`` placeholders for the runtime. A tool
-without a recorded error uses the target's general form, or ``{"error": "..."}`` if no error was recorded at all.
+A pattern is a recorded text whose argument values are replaced by ``{name}`` placeholders, which the runtime fills. A
+tool without a recorded error uses the target's general error format, or ``{"error": "..."}`` if no error was recorded
+at all.
 """
 
 import json
@@ -18,7 +19,7 @@ _MALFORMED = re.compile(r"\b(needs|missing|required|argument|parameter|unexpecte
 
 
 def error_patterns(corpus: Corpus) -> dict[str, object]:
-    """Patterns for an unknown identifier (per tool, and a default), an unknown tool, bad JSON and bad arguments."""
+    """Return patterns for an unknown identifier (per tool, and a default), an unknown tool, bad JSON, bad arguments."""
     failed = [call for t in corpus.transcripts for call in t.calls if call.result is not None and call.result.error]
     by_tool: dict[str, Counter[str]] = defaultdict(Counter)
     defaults: Counter[str] = Counter()
@@ -42,7 +43,7 @@ def error_patterns(corpus: Corpus) -> dict[str, object]:
 
 
 def acknowledgements(corpus: Corpus) -> dict[str, str]:
-    """The most usual answer of every write tool, with placeholders."""
+    """Return the most frequent answer of every write tool, as a pattern."""
     patterns: dict[str, Counter[str]] = defaultdict(Counter)
     for transcript in corpus.transcripts:
         for call in transcript.calls:
@@ -52,7 +53,10 @@ def acknowledgements(corpus: Corpus) -> dict[str, str]:
 
 
 def usual_answers(corpus: Corpus) -> dict[str, str]:
-    """Answers for unrecorded arguments: of tools queried by date, and of tools whose answers are nearly all alike."""
+    """Return answers for unrecorded arguments, of tools queried by date and tools whose answers are nearly all alike.
+
+    Only read tools are covered. The answers are patterns.
+    """
     answers = {}
     for tool, calls in sorted(corpus.records.items()):
         patterns: Counter[str] = Counter()
@@ -66,7 +70,7 @@ def usual_answers(corpus: Corpus) -> dict[str, str]:
 
 
 def farewells(transcripts: list[Transcript]) -> list[list[str]]:
-    """The words of closing questions: the agent's last question, if it recurs."""
+    """Return the words of the agents' closing questions, of those that recur."""
     counts: Counter[tuple[str, ...]] = Counter()
     for transcript in transcripts:
         if transcript.agent and "?" in transcript.agent[-1].text:
@@ -76,7 +80,10 @@ def farewells(transcripts: list[Transcript]) -> list[list[str]]:
 
 
 def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
-    """Recurring questions and their usual reply; identifiers become their prefix, as in "It is order {W}."."""
+    """Return the words of recurring questions of the agent, each with the user's most frequent reply.
+
+    An identifier in a reply is replaced by its prefix, as in "It is order {W}.".
+    """
     replies: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for transcript in transcripts:
         for message in transcript.agent:
@@ -94,7 +101,7 @@ def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
 
 
 def _with_placeholders(text: str, arguments: Mapping[str, object], *, by_name: bool) -> tuple[str, int]:
-    """The text with argument values replaced by ``{argument}`` (or ``{value}``), and the number of replacements."""
+    """Return the text with argument values replaced by ``{argument}`` (or ``{value}``), and how many were replaced."""
     marks = 0
     # Longest first, so that a value that contains another one is replaced as a whole.
     for name, value in sorted(arguments.items(), key=lambda item: -len(str(item[1]))):
@@ -107,7 +114,7 @@ def _with_placeholders(text: str, arguments: Mapping[str, object], *, by_name: b
 
 
 def _error_format(failed: list[Call]) -> Callable[[str], str]:
-    """The target's error format: a JSON object with one key, or a text that begins with "Error"."""
+    """Return the target's error format: a JSON object with one key, or a text that begins with "Error"."""
     texts = [call.result.text for call in failed if call.result is not None]
     plain_count = sum(not text.lstrip().startswith("{") for text in texts)
     if plain_count > len(texts) / 2:

@@ -1,8 +1,8 @@
-"""Turns a recorded conversation into a template: opening, steps, reported facts, and what may be renamed.
+"""Turns a recorded conversation into a template: system prompt, opening, steps, and reported facts.
 
-``steps`` are the recorded agent messages with the target's answers, without dead ends (a repeated read, a failed call
-on an identifier nobody had mentioned). Only the conversation and the corpus are read. A message with text and tool
-calls keeps its calls only.
+``steps`` are the recorded agent messages with the target's answers, without dead ends: a repeated read, or a failed
+call on an identifier that was not mentioned before. Only the conversation and the corpus are read. Of a message with
+text and tool calls only the calls are kept.
 """
 
 import json
@@ -32,7 +32,7 @@ Template = dict[str, Any]
 
 
 class RecordedCall(TypedDict):
-    """A tool call with its answer; ``kind`` is "read", "write" or "error", ``style`` that of ``style_of``."""
+    """A tool call with its answer; ``kind`` is "read", "write" or "error", ``style`` is as from ``corpus.style_of``."""
 
     tool: str
     args: dict[str, Any]
@@ -42,7 +42,7 @@ class RecordedCall(TypedDict):
 
 
 class Step(TypedDict):
-    """Calls of the agent, or a text ``say`` with the user's ``reply``."""
+    """The calls of an agent message, or its text ``say`` with the user's ``reply``, if there was one."""
 
     calls: list[RecordedCall]
     say: NotRequired[str]
@@ -51,13 +51,13 @@ class Step(TypedDict):
 
 @dataclass(frozen=True)
 class NoTemplate:
-    """The reason why a conversation gives no template."""
+    """The reason why a conversation does not give a template."""
 
     reason: str
 
 
 def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTemplate:
-    """The template of a successful conversation, before ``agents.synthesizer.generalization``."""
+    """Return the template of a successful conversation, to be completed by ``generalization.generalise``."""
     first = min((message.index for message in transcript.agent), default=transcript.length)
     first = min([first, *(call.index for call in transcript.calls)])
     opening_texts = [message.text for message in transcript.user if message.index < first]
@@ -86,24 +86,24 @@ def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTem
 
 
 def _only_prose(call: RecordedCall, corpus: Corpus) -> bool:
-    """Whether the arguments of a write are the agent's own words, such as handing over with a summary."""
+    """Return whether all arguments of a write are the agent's own prose, such as the summary of a hand-over."""
     return set(call["args"]) <= set(corpus.free_text.get(call["tool"], []))
 
 
 def calls_of(steps: list[Step]) -> Iterator[RecordedCall]:
-    """Every call of a template's steps, in order."""
+    """Yield every call of a template's steps, in order."""
     for step in steps:
         yield from step["calls"]
 
 
 def texts_of(template: Template) -> list[str]:
-    """Every text of a template except the records: prompt, user, agent."""
+    """Return the texts of a template except the records: system prompt, opening, and texts of agent and user."""
     texts = [step[key] for step in template["steps"] for key in ("say", "reply") if key in step]
     return [template["system"], *template["opening"], *texts]
 
 
 def user_text(template: Template) -> str:
-    """Everything the user says in a template."""
+    """Return everything that the user says in a template."""
     return "\n".join([*template["opening"], *(step["reply"] for step in template["steps"] if "reply" in step)])
 
 
@@ -140,7 +140,10 @@ def _between(reply: int, index: int, *indexed: Mapping[int, object]) -> bool:
 
 
 def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, reads_made: set[str]) -> bool:
-    """A read repeated with nothing written since, or a failure on an identifier nobody had mentioned."""
+    """Return whether a call repeats a read with no write since, or failed on an identifier that nobody had mentioned.
+
+    ``reads_made`` is updated.
+    """
     if call.result is not None and call.result.error:
         earlier_text = " ".join(s.text for s in transcript.user_before(call.index)) + transcript.system
         earlier_text += " ".join(o.text for o in transcript.observations_before(call.index))
@@ -173,7 +176,10 @@ def _refuses(steps: list[Step]) -> bool:
 
 
 def _reported_facts(template: Template) -> list[str]:
-    """Values that the agent reported and the user had not: from the records, and policy amounts with their unit."""
+    """Return at most ``_MAX_FACTS`` facts that the agent reported, those in its last text alone if there are any.
+
+    Facts are values of the records that the user does not mention, and amounts of the policy with their unit.
+    """
     agent_text = "\n".join(step["say"] for step in template["steps"] if "say" in step)
     user_words = user_text(template)
     facts: list[str] = []
@@ -195,7 +201,7 @@ def _tellable(value: str) -> bool:
 
 
 def _policy_amounts(system: str) -> list[str]:
-    """Numbers of the policy with the word that follows ("5 days")."""
+    """Return the numbers of the policy with the word that follows ("5 days")."""
     amounts = []
     for sentence in sentences(DATE.sub("", system)):
         words = sentence.rstrip(".").split()

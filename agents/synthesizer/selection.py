@@ -1,9 +1,10 @@
-"""Chooses the templates of an environment and how often each kind comes up.
+"""Orders the templates of an environment by kind, and weights the kinds.
 
-Templates are grouped into strata by what the recorded agent did, and each stratum contributes in turn until the space
-is used up, so rare kinds survive. A stratum weighs as the square root of its size, and more where the capability was
-lacking. Where reading before acting is trained, acting and refusing each weigh at least a third, and equally for the
-same request; a small share of controls does not need the capability. So no one-sided shortcut pays.
+Templates are grouped into strata by what the recorded agent did. Each kind contributes in turn until the space in the
+file is used up, so rare kinds are kept. The weight of a stratum grows with the square root of its size, and with the
+share of failures lacking the capability that resemble it. If reading before acting is trained, acting and refusing each
+have at least a third of the weight, and equal weight for the same request. A small share of controls does not need the
+capability. A policy that always acts or always refuses therefore gets little reward.
 """
 
 import math
@@ -18,13 +19,13 @@ from agents.synthesizer.scenario_extraction import Template, calls_of
 
 CONTROL_SHARE = 0.12
 _MIN_CLASS_SHARE = 1 / 3
-# Of openings that ask for the same.
+# Similarity of the words of two openings that ask for the same.
 _MIN_SIMILARITY = 0.9
 
 
 @dataclass
 class Stratum:
-    """Templates of one kind (positions) and their relative weight."""
+    """A kind of templates, given by their positions, and its relative weight."""
 
     kind: str
     weight: float
@@ -32,14 +33,14 @@ class Stratum:
 
 
 def kind_of(template: Template) -> str:
-    """What the recorded agent did: its calls in order, errors marked; "answer" if it wrote nothing."""
+    """Return what the recorded agent did: "control", "act" or "answer" (no write), then its calls, errors with "!"."""
     calls = [("!" if call["kind"] == "error" else "") + str(call["tool"]) for call in calls_of(template["steps"])]
     writes = any(call["kind"] == "write" for call in calls_of(template["steps"]))
     return ("control:" if template["control"] else "act:" if writes else "answer:") + " ".join(calls)
 
 
 def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Template]:
-    """Every template once, one of each kind before a second of any, shuffled within its kind."""
+    """Yield every template once, one of each kind before a second of any, shuffled within each kind."""
     groups: dict[str, list[Template]] = defaultdict(list)
     for template in templates:
         groups[kind_of(template)].append(template)
@@ -50,7 +51,12 @@ def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Templ
 
 
 def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, balanced: bool) -> list[Stratum]:
-    """One stratum per kind; ``lacking_openings`` are openings of failures that lacked the capability."""
+    """Return one weighted stratum per kind.
+
+    Args:
+        lacking_openings: openings of failures that lacked the capability.
+        balanced: give acting and refusing the weights that the module describes.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for position, template in enumerate(templates):
         groups[kind_of(template)].append(position)
@@ -72,7 +78,10 @@ def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, ba
 
 
 def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_openings: Sequence[str]) -> list[float]:
-    """For each stratum, the share of lacking openings that resemble its own (ties are divided by size)."""
+    """Return for each stratum the share of lacking openings that its openings resemble (ties are divided by size).
+
+    Without lacking openings, shares follow the square root of the size.
+    """
     words = [[masked_words(templates[i]["opening"][0]) for i in row.templates] for row in rows]
     counts = [0.0] * len(rows)
     for opening_text in lacking_openings:
@@ -88,7 +97,7 @@ def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_
 
 
 def _raise_share(members: list[Stratum], rows: list[Stratum]) -> None:
-    """Raise the weights of ``members`` to a third of the total, if there are others."""
+    """Raise the weights of ``members`` to a third of the total, if there are other strata."""
     part_total, total = _total(members), _total(rows)
     if members and len(members) < len(rows) and part_total < _MIN_CLASS_SHARE * total:
         for row in members:
@@ -96,7 +105,7 @@ def _raise_share(members: list[Stratum], rows: list[Stratum]) -> None:
 
 
 def _balance(rows: list[Stratum], templates: Sequence[Template]) -> None:
-    """Give acting and refusing equal weight where the same is requested: the strata with openings like a refusal's."""
+    """Give refusing, and acting in strata whose openings resemble a refusal's, equal weight."""
     openings = {row.kind: [masked_words(templates[i]["opening"][0]) for i in row.templates] for row in rows}
     for refusing in (row for row in rows if row.kind.startswith("answer:")):
         refusing_openings = openings[refusing.kind]
@@ -112,7 +121,7 @@ def _balance(rows: list[Stratum], templates: Sequence[Template]) -> None:
 
 
 def _asks_alike(openings: list[set[str]], other_openings: list[set[str]]) -> bool:
-    """Whether most openings make the same request as the others, in nearly the same words."""
+    """Return whether most of ``openings`` ask for the same as one of ``other_openings``, in nearly the same words."""
     is_close = [max(likeness(words, other) for other in other_openings) >= _MIN_SIMILARITY for words in openings]
     return sum(is_close) > len(is_close) / 2
 

@@ -1,10 +1,12 @@
 """The llm analyst: a language model names candidate capabilities and labels trajectories.
 
-It attributes each failure first and mines only the agent's. Then it names candidates from a sample, merges duplicates,
-matches known capabilities, and labels every mined trajectory in each run. Only judged trajectories are read; the model
-sees messages and tools, and in discovery the outcome. Labels are complete over the mined trajectories except for at
-most a tenth that is left out whole, and every citation exists. Whether the model is right is measured by the agreement
-of the runs. Fails with ``ModelError`` and ``AgentsError``.
+The analyst first attributes each failure; it mines the successes and those failures that are the agent's. Then it names
+candidates from a sample, merges duplicates, matches known capabilities, and labels every mined trajectory in each run.
+Only judged trajectories are read; the model sees messages and tools, and in discovery the outcome.
+
+Every mined trajectory has a label for each capability and run, except for at most a tenth of the trajectories, which
+have no labels at all (``Analysis.left_out``). Every citation is of a message that the model was shown. The agreement
+of the runs measures whether the model is right. Raises ``ModelError`` and ``AgentsError``.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The analyst's result; ``figures`` go into the stage's event."""
+    """The result of an analysis; ``figures`` are counts for the event of the stage."""
 
     capabilities: list[Capability]
     labels: list[Label]
@@ -47,12 +49,12 @@ class Analysis:
 
     @property
     def other_faults(self) -> set[str]:
-        """The failures that are not the agent's."""
+        """The trajectory ids of the failures that are not the agent's."""
         return {fault.trajectory_id for fault in self.faults if fault.fault != "agent"}
 
     @property
     def excluded(self) -> set[str]:
-        """Trajectories without labels: failures that are not the agent's, and those left out."""
+        """The ids of the trajectories without labels: failures that are not the agent's, and those left out."""
         return self.other_faults | self.left_out.keys()
 
 
@@ -67,7 +69,14 @@ async def analyse(
     known_capabilities: Sequence[Capability],
     report_progress: ProgressCallback,
 ) -> Analysis:
-    """Analyse the judged trajectories; ``known_capabilities`` keep their names and texts, newest first."""
+    """Analyse the judged trajectories.
+
+    Without a success, or without a failure that is the agent's, the result has no capabilities and no labels.
+
+    Args:
+        context: tokens of question and answer together.
+        known_capabilities: those of earlier cycles, newest first; a candidate that matches one gets its name and texts.
+    """
     judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
     failures = [trajectory for trajectory in judged_trajectories if trajectory.outcome is Outcome.FAILURE]
     total_steps = len(failures) + runs * len(judged_trajectories)
@@ -117,7 +126,7 @@ async def label(
     seed: int,
     report_progress: ProgressCallback,
 ) -> list[Label]:
-    """One run's labels of the judged trajectories, without a contrast."""
+    """Return one run's labels of the judged trajectories; failures are not attributed."""
     prompter = make_prompter(model, purpose, context, report_progress)
     judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
     return (await label_all(prompter, capabilities, judged_trajectories, runs=1, seed=seed)).labels

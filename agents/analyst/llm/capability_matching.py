@@ -1,8 +1,9 @@
 """Merges duplicate candidates and matches candidates to known capabilities.
 
-Equal or nearly equal names mean the same capability; beyond that a model decides. A known capability, of an earlier
-cycle or the builtin catalogue, keeps its name and texts, and citations of merged candidates are united. Without a
-usable answer the names decide alone, which costs extra labels and nothing else.
+Equal or nearly equal names mean the same capability; for other names a model decides. A known capability is one of an
+earlier cycle or of the builtin catalogue; it keeps its name and texts. Merged candidates keep the citations of all.
+Without a usable answer of the model only the names decide; undetected duplicates then cost extra labels and nothing
+else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +43,10 @@ class Matches(Form):
 
 
 async def merge_duplicates(prompter: Prompter, candidates: Sequence[CitedCapability]) -> list[CitedCapability]:
-    """The candidates without duplicates, at most 10, the most informative first."""
+    """Return the candidates without duplicates, at most 10, in the model's order (the most telling first).
+
+    Without a usable answer, those with the most citations come first.
+    """
     distinct = _without_duplicates(candidates)
     if len(distinct) < 2:
         return distinct
@@ -56,7 +60,7 @@ async def merge_duplicates(prompter: Prompter, candidates: Sequence[CitedCapabil
             await merge_duplicates(prompter, distinct[:half]),
             await merge_duplicates(prompter, distinct[half:]),
         )
-        # Nothing was merged, so another round would not end.
+        # Nothing was merged, so another round would have the same result and recurse without end.
         if len(first) + len(second) == len(distinct):
             return distinct[:MAX_CANDIDATES]
         return await merge_duplicates(prompter, [*first, *second])
@@ -78,7 +82,7 @@ async def merge_duplicates(prompter: Prompter, candidates: Sequence[CitedCapabil
 async def match_known(
     prompter: Prompter, candidates: Sequence[CitedCapability], known_capabilities: Sequence[Capability]
 ) -> list[CitedCapability]:
-    """The candidates; those that match a known capability take over its name and texts."""
+    """Return the candidates; those that match a known capability take over its name and texts."""
     renamed = [
         _renamed(candidate, _known_match(candidate.capability.name, known_capabilities)) for candidate in candidates
     ]
@@ -110,7 +114,7 @@ async def match_known(
 
 
 def _without_duplicates(candidates: Iterable[CitedCapability]) -> list[CitedCapability]:
-    """The candidates, those with nearly the same name united under the first."""
+    """Return the candidates; those with nearly the same name are united under the first of them."""
     distinct: list[CitedCapability] = []
     for candidate in candidates:
         duplicate_of = next(
@@ -147,7 +151,7 @@ def _renamed(candidate: CitedCapability, match: Capability | None) -> CitedCapab
 
 
 def _name_objection(answered_names: Iterable[str], expected: Sequence[str]) -> str | None:
-    """What is wrong with names that should be exactly the expected ones, each once."""
+    """Return what is wrong with names that should be exactly the expected ones, each once; None if nothing is."""
     names = list(answered_names)
     objections = [f"{name[:40]!r} is not in the list" for name in names if name not in expected][:3]
     objections += [f"{name!r} stands there {names.count(name)} times" for name in expected if names.count(name) != 1][
@@ -159,7 +163,7 @@ def _name_objection(answered_names: Iterable[str], expected: Sequence[str]) -> s
 def _fitting_known(
     prompter: Prompter, known_capabilities: Sequence[Capability], new: Sequence[Capability]
 ) -> list[Capability]:
-    """As many of the known capabilities as fit beside the new ones, in order."""
+    """Return as many of the known capabilities as fit into a question beside the new ones, in order."""
     budget = prompter.token_budget(instructions("match")) - sum(
         token_estimate(_capability_line(capability)) for capability in new
     )

@@ -1,9 +1,11 @@
 """Names candidate capabilities from a sample of conversations, in parts if the sample does not fit the context.
 
-The sample pairs a failure and a success of the same task where possible, then failures and successes of other tasks; it
-depends on trajectories, order and seed only, and task ids are never shown. There are at most 10 candidates, each with
-all its texts, bounded and on one line, and a citation of a shown message. Invented citations go back to the model; what
-is still invented in its last answer is dropped. Parts without a usable answer are counted; if all fail, ``OutOfForm``.
+The sample pairs a failure and a success of the same task where possible, then failures and successes of different
+tasks. It depends only on the trajectories, their order and the seed. Task ids are never shown.
+
+A part gives at most 10 candidates. Each has all its texts, bounded and on one line, and cites a shown message. If an
+answer cites a message that was not shown, it goes back to the model; in the last answer such citations are dropped.
+Parts without a usable answer are counted; if all parts fail, ``OutOfForm`` or the server's ``ModelRefused`` is raised.
 """
 
 import random
@@ -29,14 +31,14 @@ from store.types import Capability, Outcome, Trajectory
 
 # A failure and a success, or one of them alone.
 Group = tuple[Trajectory, ...]
-# Conversations.
+# Conversations in the sample.
 SAMPLE_SIZE = 60
-# For one conversation.
+# Limit for one conversation.
 MAX_CONVERSATION_TOKENS = 4000
 MAX_CANDIDATES = 10
-# Characters.
+# Limits in characters.
 MAX_TITLE, MAX_DESCRIPTION, MAX_TEXT = 80, 240, 600
-# Objections sent back at once.
+# Objections that one request for a correction holds.
 MAX_OBJECTIONS = 8
 # Tokens of the heading and marks of a conversation.
 HEADING_TOKENS = 40
@@ -46,7 +48,7 @@ ConversationIndex = Mapping[str, tuple[str, RenderedConversation]]
 
 
 def sample_groups(trajectories: Sequence[Trajectory], size: int, seed: int) -> list[Group]:
-    """At most ``size`` trajectories in groups that belong together, the most informative first."""
+    """Return at most ``size`` trajectories in groups: pairs of the same task, other pairs, then single ones."""
     rng = random.Random(f"discovery:{seed}")
     shuffled = rng.sample(trajectories, len(trajectories))
     of_task: dict[tuple[str, str], dict[Outcome, Trajectory]] = defaultdict(dict)
@@ -78,7 +80,7 @@ def sample_groups(trajectories: Sequence[Trajectory], size: int, seed: int) -> l
 
 
 def same_task(group: Group) -> bool:
-    """Whether a group's conversations are about the same task."""
+    """Return whether a group has several conversations and all are about the same task."""
     return (
         len(group) > 1
         and len({(trajectory.source, trajectory.task_id) for trajectory in group}) == 1
@@ -87,7 +89,10 @@ def same_task(group: Group) -> bool:
 
 
 def batches(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Positions of items of these sizes, in order, packed into as few lists of ``capacity`` as a greedy pass gives."""
+    """Pack items of these sizes, in order and greedily, into lists of at most ``capacity``; return their positions.
+
+    An item larger than ``capacity`` gets a list without other items.
+    """
     groups: list[list[int]] = []
     remaining = 0
     for position, size in enumerate(sizes):
@@ -132,7 +137,7 @@ class CitedCapability:
     citations: tuple[Place, ...]
 
     def with_citations_of(self, other: "CitedCapability") -> "CitedCapability":
-        """This candidate with the citations of both."""
+        """Return this candidate with the citations of both."""
         return replace(self, citations=tuple(dict.fromkeys([*self.citations, *other.citations])))
 
 
@@ -140,8 +145,8 @@ class CitedCapability:
 class DiscoveryResult:
     """The candidates of all parts, and counts.
 
-    ``candidate_count`` includes the dropped ones; ``conversation_count`` is how many conversations were read,
-    ``part_count`` in how many parts, ``unusable_count`` how many parts had no usable answer.
+    ``candidate_count`` includes dropped candidates. ``conversation_count`` is the number of conversations read,
+    ``part_count`` the number of parts, ``unusable_count`` the number of parts without a usable answer.
     """
 
     candidates: list[CitedCapability]
@@ -152,7 +157,10 @@ class DiscoveryResult:
 
 
 async def discover(prompter: Prompter, trajectories: Sequence[Trajectory], evidence: str, seed: int) -> DiscoveryResult:
-    """Candidates from a sample; a capability may occur more than once."""
+    """Return candidates from a sample; a capability may occur more than once.
+
+    ``evidence`` is text on the statistics of the builtin analyst, empty for none.
+    """
     groups = sample_groups(trajectories, SAMPLE_SIZE, seed)
     fixed_texts = [instructions("discover"), delimited("statistics", evidence) if evidence else ""]
     context = render_policy_and_tools(list(chain(*groups)), prompter.token_budget(*fixed_texts) // 4)
@@ -181,7 +189,7 @@ async def discover(prompter: Prompter, trajectories: Sequence[Trajectory], evide
 async def _discover_part(
     prompter: Prompter, groups: Sequence[Group], rendered: Mapping[str, RenderedConversation], preamble: str
 ) -> "tuple[Candidates, ConversationIndex] | OutOfForm":
-    """A model's candidates for some groups, and the index of the short ids in them."""
+    """Return a model's candidates for some groups and the index of the short ids used there, or the error."""
     ids = {f"t{number}": trajectory for number, trajectory in enumerate(chain(*groups), 1)}
     names = {trajectory.id: name for name, trajectory in ids.items()}
     index = {name: (trajectory.id, rendered[trajectory.id]) for name, trajectory in ids.items()}
@@ -198,7 +206,7 @@ async def _discover_part(
     try:
         answer = await prompter.ask(prompter.question("discover", text), Candidates, find_objection)
     except OutOfForm as error:
-        # No usable answer at all: the error stands for the part.
+        # Without any answer that fits the schema, the error is the part's result.
         if not answers:
             return error
         answer = answers[-1]
@@ -240,7 +248,7 @@ def _objections(answer: Candidates, index: ConversationIndex) -> "list[str]":
 
 
 def _valid_candidates(answer: Candidates, index: ConversationIndex) -> list[CitedCapability]:
-    """The candidates that are usable despite objections."""
+    """Return the candidates that are usable despite objections, at most ``MAX_CANDIDATES``."""
     capabilities: dict[str, CitedCapability] = {}
     for candidate in answer.candidates:
         name = candidate.name if is_name(candidate.name) else as_name(candidate.name)

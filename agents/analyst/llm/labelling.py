@@ -1,13 +1,13 @@
-"""Labels every conversation in several independent runs, and attributes each failure to agent, simulator or task.
-
-One answer labels a whole row: all capabilities of one conversation, in an order of the run's own. The question contains
-neither the outcome nor the conversation's id. PRESENT and LACKING cite a shown message. A row that stays unusable is
-repeated with another variant at most twice; if that helps, the whole run is repeated, so that its rows share one
-sampling. Conversations without a usable row are left out of all runs, at most a tenth of them (``OutOfForm`` beyond
-that, or if none of the first ten could be labelled).
+"""Attributes each failure to agent, simulator, infrastructure or task, and labels conversations in independent runs.
 
 Only failures of the agent are mined. Without a usable attribution a failure counts as the agent's, so text in a
-conversation cannot remove it from the evidence by confusing the model.
+conversation cannot remove the conversation from the evidence by confusing the model.
+
+One answer labels a row: all capabilities of one conversation, in an order that differs between runs. The question
+contains neither the outcome nor the conversation's id. PRESENT and LACKING cite a shown message. A row without a usable
+answer is asked for again with another variant, at most twice; if that helps, the whole run is repeated with that
+variant, so that its rows share one sampling. Conversations without a usable row are left out of all runs. ``OutOfForm``
+(or the server's ``ModelRefused``) is raised if they are more than a tenth, or if none of the first ten can be labelled.
 """
 
 import asyncio
@@ -38,27 +38,27 @@ from agents.errors import ModelError, OutOfForm
 from agents.llm.question import delimited
 from store.types import Capability, Label, Trajectory, Verdict
 
-# For one conversation.
+# Limit for one conversation.
 MAX_CONVERSATION_TOKENS = 12_000
-# Characters.
+# Limit in characters.
 MAX_FAULT_REASON = 500
-# The marks and the few words beside them.
+# Tokens of the marks around a conversation and of the few words beside them.
 MARK_TOKENS = 100
 
 FaultName = Literal["agent", "simulator", "infrastructure", "task"]
 MAX_REPETITIONS = 2
-# Variants of a run's repetitions: run, run + 1000, run + 2000.
+# Variants of a run and its repetitions: run, run + 1000, run + 2000.
 VARIANT_STEP = 1000
-# The model's own sampling: at 0 all runs would be one run.
+# Sampling temperature; at 0 all runs would give the same answers.
 TEMPERATURE = 1.0
 MAX_OBJECTIONS = 8
 # One of this many conversations may be left out.
 LEFT_OUT_DIVISOR = 10
-# First conversations without a usable row that end the labelling.
+# Labelling ends if so many conversations have no usable row before any conversation has one.
 MAX_FIRST_FAILURES = 10
-# Characters.
+# Limit in characters.
 MAX_LABEL_REASON = 300
-# Characters that a capability's text keeps.
+# Characters below which no text of a capability is cut.
 MIN_TEXT = 40
 # A conversation with its policy and tools, and its citable messages.
 ConversationText = tuple[str, RenderedConversation]
@@ -83,7 +83,7 @@ class Fault:
 
 
 async def faults(prompter: Prompter, failures: Sequence[Trajectory]) -> list[Fault]:
-    """The attribution of each failure, in order."""
+    """Return the attribution of each failure, in order."""
     return await prompter.run_all("faults", [partial(_fault, prompter, failure) for failure in failures])
 
 
@@ -109,7 +109,10 @@ async def _fault(prompter: Prompter, failure: Trajectory) -> Fault:
 def render_question_context(
     prompter: Prompter, trajectory: Trajectory, kind: str, *other_texts: str
 ) -> tuple[str, RenderedConversation]:
-    """One conversation with its policy and tools, as large as a question of this kind allows beside the other texts."""
+    """Render one conversation with its policy and tools, as large as a question of this kind allows.
+
+    ``other_texts`` are the further texts of the question.
+    """
     budget = prompter.token_budget(instructions(kind), *other_texts)
     context = render_policy_and_tools(
         [trajectory], max(min(budget // 3, budget - MIN_CONVERSATION_TOKENS - MARK_TOKENS), 0)
@@ -138,7 +141,7 @@ class Row(Form):
 
 @dataclass
 class UnlabelledConversations:
-    """Failed questions per conversation over all runs, and the conversations left out because of them."""
+    """The failed questions of each conversation over all runs, and the conversations left out because of them."""
 
     conversations: int
     failed_questions: Counter[str] = field(default_factory=Counter)
@@ -148,7 +151,11 @@ class UnlabelledConversations:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def add(self, key: str, error: OutOfForm) -> None:
-        """Record a failed question; raises if it is one too many."""
+        """Record a failed question; after more than ``MAX_REPETITIONS`` without an answer, leave the conversation out.
+
+        Raises:
+            ModelError: the first conversations all failed, or too many are left out.
+        """
         self.failed_questions[key] += 1
         self.errors[key] = error
         if not self.answered_keys and len(self.failed_questions) >= min(MAX_FIRST_FAILURES, self.conversations):
@@ -157,7 +164,7 @@ class UnlabelledConversations:
             self.leave_out(key)
 
     def leave_out(self, key: str) -> None:
-        """Ask no more about a conversation; raises if more than a tenth are left out."""
+        """Ask no more about a conversation; raises ``ModelError`` if more than a tenth are then left out."""
         self.left_out[key] = one_line(self.errors[key].message, MAX_LABEL_REASON)
         if len(self.left_out) * LEFT_OUT_DIVISOR > self.conversations:
             proportion = f"{len(self.left_out)} of {self.conversations} conversations"
@@ -182,7 +189,11 @@ class LabellingResult:
 async def label_all(
     prompter: Prompter, capabilities: Sequence[Capability], trajectories: Sequence[Trajectory], *, runs: int, seed: int
 ) -> LabellingResult:
-    """The labels of all runs."""
+    """Label all trajectories in all runs.
+
+    Raises:
+        ModelError: see the module.
+    """
     if not capabilities or not trajectories:
         return LabellingResult([])
     capability_text = _capability_list(prompter, capabilities)
@@ -206,7 +217,7 @@ async def label_all(
 
 @dataclass(frozen=True)
 class _Labeller:
-    """State shared by all runs."""
+    """Labels conversations; the state is shared by all runs."""
 
     prompter: Prompter
     capabilities: Sequence[Capability]
@@ -215,7 +226,7 @@ class _Labeller:
     unlabelled: UnlabelledConversations
 
     async def run(self, run: int, report_progress: Callable[[int], None]) -> tuple[list[Label], int]:
-        """A run's labels, and how often it was repeated."""
+        """Return a run's labels and the number of its repetitions."""
         rows = await self._rows((run, 0), self.conversations, report_progress)
         repeated = 0
         for repetition in range(1, MAX_REPETITIONS + 1):
@@ -231,7 +242,7 @@ class _Labeller:
     async def _rows(
         self, attempt: tuple[int, int], selected_keys: Collection[str], report_progress: Callable[[int], None]
     ) -> dict[str, list[Label]]:
-        """The usable rows of a run's repetition."""
+        """Return the usable rows of an attempt (run, repetition), by conversation."""
         rng = random.Random(f"label:{self.seed}:{attempt[0]}:{attempt[1]}")
         order = rng.sample(self.capabilities, len(self.capabilities))
         keys = [key for key in rng.sample(list(self.conversations), len(self.conversations)) if key in selected_keys]
@@ -241,7 +252,7 @@ class _Labeller:
         return {key: row for key, row in zip(keys, rows, strict=True) if row}
 
     async def _row(self, order: Sequence[Capability], key: str, attempt: tuple[int, int]) -> list[Label]:
-        """One conversation's labels in a run's repetition; empty without a usable answer."""
+        """Return one conversation's labels in an attempt (run, repetition); empty without a usable answer."""
         (run, repetition), (conversation_text, rendering) = attempt, self.conversations[key]
         names = [capability.name for capability in order]
         if key in self.unlabelled.left_out:
@@ -287,7 +298,7 @@ def _cited_message(cell: Cell, rendering: RenderedConversation) -> int | None:
 
 
 def _capability_list(prompter: Prompter, capabilities: Sequence[Capability]) -> str:
-    """The capabilities in at most a third of the budget; every text is cut alike, whatever the order."""
+    """Return the capabilities as text in at most a third of the budget; all texts are cut alike, in any order."""
     budget, limit = prompter.token_budget(instructions("label")) // 3, MAX_TEXT
     while (
         token_estimate(text := "\n".join(_capability_line(capability, limit) for capability in capabilities)) > budget

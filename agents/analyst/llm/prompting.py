@@ -1,8 +1,8 @@
-"""Shared by all questions of the llm analyst: the prompter, its token budget, concurrency and progress.
+"""Asks the questions of the llm analyst: their token budget, concurrency, progress and instructions.
 
-Instructions are the package's own texts; untrusted text follows them between marks. A question without a usable answer
-fails alone (``OutOfForm``), any other failure of ``Model.ask`` stops all questions. A context too small for a question
-raises ``AgentsError``.
+Instructions come from this package; untrusted text follows them between marks. A question without a usable answer fails
+alone (``OutOfForm``); any other failure of ``agents.llm.model.Model.ask`` stops all questions. A context that is too
+small for a question raises ``AgentsError``.
 """
 
 import asyncio
@@ -19,13 +19,14 @@ from agents.errors import AgentsError, ModelDenied, ModelError, ModelRefused, Ou
 from agents.llm.model import Model
 from agents.llm.question import IS_DATA, ChatMessage, Purpose, Question
 
-# For one answer.
+# Limit for one answer.
 MAX_ANSWER_TOKENS = 3000
-# Two rejected answers with their objections, and one more.
+# Tokens of two rejected answers with their objections, and of one more answer.
 REPAIR_TOKENS = 3500
 # A shorter excerpt of a conversation is not worth a question.
 MIN_CONVERSATION_TOKENS = 1000
-# Questions under way or waiting for a slot. Later ones start with what earlier ones taught about the server.
+# Questions in flight or waiting, per concurrent request of the endpoint. Later questions start when earlier ones have
+# shown which requests the server supports.
 QUESTIONS_PER_SLOT = 2
 
 # Text ("labels: 3 of 600"), steps done, steps in all.
@@ -35,14 +36,17 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class Form(BaseModel):
-    """An answer's form: nothing but what it names."""
+    """Base class of the schemas of answers; fields that a schema does not name are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
 class Prompter:
-    """A model with purpose, context size (tokens of question and answer together) and progress callback."""
+    """A model with the purpose of its questions, a context size, a progress callback and slots for questions.
+
+    ``context`` counts the tokens of question and answer together.
+    """
 
     model: Model
     purpose: Purpose
@@ -56,7 +60,7 @@ class Prompter:
         return min(MAX_ANSWER_TOKENS, self.context // 8)
 
     def token_budget(self, *texts: str) -> int:
-        """Tokens left for conversations beside these texts, an answer, and repairs.
+        """Return the tokens left for conversations beside these texts, an answer, and repairs.
 
         Raises:
             AgentsError: the context is too small.
@@ -71,7 +75,7 @@ class Prompter:
         return remaining
 
     def question(self, kind: str, text: str, variant: int = 0, temperature: float = 0.0) -> Question:
-        """A question of a kind ("label") with its instructions."""
+        """Return a question of a kind (such as "label") with the instructions of that kind."""
         messages = (ChatMessage("system", instructions(kind)), ChatMessage("user", text))
         return Question(self.purpose, messages, variant, temperature, self.answer_tokens)
 
@@ -81,7 +85,7 @@ class Prompter:
         form: type[Answer],
         find_objection: Callable[[Answer], str | None] = lambda answer: None,
     ) -> Answer:
-        """As ``Model.ask``, but a question that the server refuses because of its text raises ``OutOfForm``."""
+        """Ask as ``agents.llm.model.Model.ask`` does, but raise ``OutOfForm`` if the server refuses this question."""
         try:
             return await self.model.ask(question, form, find_objection)
         except ModelDenied:
@@ -90,7 +94,7 @@ class Prompter:
             raise OutOfForm(error.message, hint=error.hint) from error
 
     async def run_all(self, task: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
-        """The results of the jobs, in order; the first failure cancels the others."""
+        """Run the jobs and return their results in order; the first failure cancels the others."""
         pending = list(jobs)
         done = 0
 
@@ -106,24 +110,27 @@ class Prompter:
 
 
 def root_cause(error: OutOfForm) -> ModelError:
-    """The server's refusal if there was one, otherwise the error itself."""
+    """Return the server's refusal that caused ``error``, or ``error`` itself if there was none."""
     return error.__cause__ if isinstance(error.__cause__, ModelRefused) else error
 
 
 def make_prompter(model: Model, purpose: Purpose, context: int, report_progress: ProgressCallback) -> Prompter:
-    """A prompter with enough concurrent questions to keep the model busy."""
+    """Return a prompter with enough concurrent questions to keep the model busy."""
     return Prompter(
         model, purpose, context, report_progress, asyncio.Semaphore(QUESTIONS_PER_SLOT * model.endpoint.concurrency)
     )
 
 
 def offset_progress(report_progress: ProgressCallback, done: int, total: int) -> ProgressCallback:
-    """A progress callback for a part that starts when ``done`` of ``total`` steps are done."""
+    """Return a progress callback for a part of the work that starts when ``done`` of ``total`` steps are done."""
     return lambda text, part, _: report_progress(text, min(done + part, total), total)
 
 
 async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all; if one fails, or the caller is cancelled, the others are cancelled and awaited."""
+    """Await all and return their results in order.
+
+    If one fails, or the caller is cancelled, the others are cancelled and awaited.
+    """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -135,5 +142,5 @@ async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
 
 @cache
 def instructions(kind: str) -> str:
-    """The instructions for a kind of question."""
+    """Return the instructions for a kind of question, the file ``prompts/KIND.md`` and ``IS_DATA``."""
     return f"{(files(__package__) / 'prompts' / f'{kind}.md').read_text('utf-8')}\n{IS_DATA}"

@@ -1,8 +1,9 @@
-"""Extracts the Python file from a model's answer: out of its fence, without the prose around it.
+"""Extracts the Python file from a model's answer: without its code fence and the prose around it.
 
-Never raises and executes nothing. Of several files that define ``Environment`` the last one wins that parses and has
-most of the contract; without one, the answer is returned unchanged, so that it is stored and refused as it is. A file
-split over several fences is not covered.
+This module raises no exceptions and executes none of the text. Of several files that define ``Environment``, one that
+parses is preferred, then one with more methods of the contract, then the last. Without such a file the whole answer
+(after the model's reasoning) is returned, so that it is stored and refused. A file split over several fences is not
+covered.
 """
 
 import ast
@@ -26,7 +27,7 @@ _BEGINNING = re.compile(r"^(?:\"\"\"|'''|#|import |from \w|class |def |@|[A-Z_]+
 
 
 def extract_file(answer: str) -> str:
-    """The file, or the whole answer if there is none."""
+    """Return the file in a model's answer, or the whole answer after the reasoning if there is none."""
     text = replace_surrogates(answer).replace("\r\n", "\n").replace("\0", "\ufffd").removeprefix("\ufeff")
     reply = text.rpartition("</think>")[2]
     reply = reply if reply.strip() else text
@@ -38,18 +39,18 @@ def extract_file(answer: str) -> str:
 
 
 def holds_environment(text: str) -> bool:
-    """Whether a top-level class ``Environment`` is defined, without parsing."""
+    """Return whether a text defines a top-level class ``Environment``; the text is not parsed."""
     return _CLASS.search(text) is not None
 
 
 def _preference(numbered: tuple[int, str]) -> tuple[bool, int, int]:
-    """Sort key of likely answers: it parses, it has the contract, it comes last."""
+    """Return the sort key of a candidate: whether it parses, its number of contract methods, its position."""
     number, text = numbered
     return _error_line(text) is None, len(set(_METHOD.findall(text))), number
 
 
 def _fenced(text: str) -> Iterator[str]:
-    """The fenced blocks, and the text from each of the first fences to the last, as the file may contain fences."""
+    """Yield the fenced blocks, and the text from each of the first fences to the last, as a file may contain fences."""
     lines = text.split("\n")
     position = fence_count = 0
     while position < len(lines):
@@ -78,7 +79,7 @@ def _dedented(lines: list[str], indent: str) -> str:
 
 
 def _without_prose(text: str) -> str:
-    """An unfenced file, from its first line of Python to where prose stops it from parsing."""
+    """Return an unfenced file, from its first line of Python to the line where prose no longer parses."""
     lines = text.split("\n")
     first = next(n for n, line in enumerate(lines) if line.startswith("class Environment"))
     start = next((n for n in range(first + 1) if _BEGINNING.match(lines[n])), first)
@@ -94,7 +95,7 @@ def _without_prose(text: str) -> str:
 
 
 def _error_line(text: str) -> int | None:
-    """The line that does not parse, 0 if unknown, None if the text parses."""
+    """Return the number of the line that does not parse, 0 if unknown, None if the text parses."""
     if len(text) > MAX_PARSED:
         return 0
     try:

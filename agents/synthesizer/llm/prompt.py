@@ -1,9 +1,10 @@
-"""The prompts that request an environment file, and a repaired one.
+"""Builds the prompts that request an environment file, or the repair of one.
 
-The same material gives the same bytes, because stored replies are found by them. Text of users, tools, analysts and
-environments stands between marks, and the text outside does not depend on it. Of a trajectory only messages and tools
-are used, and conversations are numbered ("t03") because their ids may reveal tasks. What a file is checked for comes
-from the caller (``Rules``). Each part is clipped except tools and the example; the total may exceed a model's context.
+Equal inputs give equal bytes, because stored replies are found by the prompt's hash. Text of users, tools, analysts and
+environments stands between marks, and the text outside the marks does not depend on it. Of a trajectory only messages
+and tools are used; conversations are numbered ("t03"), because their ids may reveal tasks. The caller gives the checks
+that a file must pass (``Rules``). Each part is clipped except tools and the example; the whole prompt may exceed a
+model's context.
 """
 
 import inspect
@@ -21,33 +22,33 @@ from sandbox import contract
 from store.text import replace_surrogates
 from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, Verdict
 
-# System messages; they may differ from task to task.
+# System messages shown; they may differ from task to task.
 MAX_POLICIES = 3
-# Characters, as all limits without another unit.
+# In characters, as all limits without another unit.
 MAX_POLICY = 4_000
-# Answers of a tool that differ in their fields.
+# Answers shown of one tool that differ in their fields.
 MAX_RESULTS = 2
 MAX_ERRORS = 3
 MAX_ANSWER = 700
-# Failures.
+# Failures shown.
 MAX_SPANS = 6
-# Around the message that decided a label.
+# Messages shown around the one that decided a label.
 MESSAGES_BEFORE, MESSAGES_AFTER = 4, 2
 MAX_MESSAGE = 700
 MAX_ARGUMENTS = 400
-# Nesting levels of an answer whose fields are named.
+# Nesting levels of an answer down to which fields are named.
 MAX_DEPTH = 6
-# Of one object: records keyed by id have as many fields as there are records.
+# Fields of one object; an object of records by id has as many fields as records.
 MAX_FIELDS = 40
-# Of a refused file that is sent back.
+# Limit for a refused file that is sent back.
 MAX_SOURCE = 60_000
 MAX_REPORT = 12_000
-# Of one text of a capability.
+# Limit for one text of a capability.
 MAX_TEXT = 1_000
 
 
 def frequent_policies(trajectories: Iterable[Trajectory]) -> list[str]:
-    """The most frequent system messages, each once."""
+    """Return the most frequent system messages, each once, at most ``MAX_POLICIES``."""
     counts = Counter(
         conversation.system for conversation in transcripts(list(trajectories)) if conversation.system.strip()
     )
@@ -55,7 +56,7 @@ def frequent_policies(trajectories: Iterable[Trajectory]) -> list[str]:
 
 
 def tool_text(trajectories: Iterable[Trajectory]) -> str:
-    """Every tool's schema, one per line, in order of first appearance."""
+    """Return every tool's schema, one per line, in order of first appearance."""
     tools: dict[str, Tool] = {}
     for trajectory in trajectories:
         for tool in trajectory.tools:
@@ -64,7 +65,7 @@ def tool_text(trajectories: Iterable[Trajectory]) -> str:
 
 
 def state_text(trajectories: Iterable[Trajectory]) -> str:
-    """For each tool the fields of its answers, then answers and errors verbatim, one per line."""
+    """Return for each tool the fields of its answers, then some answers and errors as recorded, one per line."""
     calls: dict[str, list[Call]] = defaultdict(list)
     for conversation in transcripts(list(trajectories)):
         for call in conversation.calls:
@@ -97,7 +98,7 @@ def _tool_lines(name: str, calls: list[Call]) -> Iterator[str]:
 
 
 def failure_texts(trajectories: Sequence[Trajectory], labels: Iterable[Label], capability: str) -> list[str]:
-    """The messages around the one that decided LACKING, for some failures that lacked the capability."""
+    """Return, for some failures that lacked the capability, the messages around the one that decided the label."""
     citations: dict[str, Counter[int]] = defaultdict(Counter)
     labels = list(labels)
     for label in labels:
@@ -117,12 +118,12 @@ def failure_texts(trajectories: Sequence[Trajectory], labels: Iterable[Label], c
 
 
 def _deciding_message(votes: Mapping[int, int]) -> int | None:
-    """The message that most runs cited, the earliest of several."""
+    """Return the message that most runs cited, the earliest of several, None without votes."""
     return min(votes, key=lambda index: (-votes[index], index), default=None)
 
 
 def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
-    """The opening and the messages around ``deciding``, or the last ones if no run cited any."""
+    """Return the first user message and the messages around ``deciding``, or the last ones if no run cited any."""
     last = len(trajectory.messages) - 1
     middle = last if deciding is None else min(deciding, last)
     opening_index = next((n for n, message in enumerate(trajectory.messages) if message.get("role") == "user"), 0)
@@ -138,7 +139,7 @@ def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
 
 
 def public(message: Message) -> dict[str, object]:
-    """The fields of a message that a chat shows."""
+    """Return the fields of a message that a chat shows: role, text and calls."""
     calls = message.get("tool_calls")
     fields = {
         "role": clipped(str(message.get("role")), 20),
@@ -157,7 +158,7 @@ def _call(call: Mapping[str, object]) -> str:
 
 
 def _fields(value: object, depth: int = MAX_DEPTH) -> object:
-    """The shape of an answer: its fields with the kinds of their values."""
+    """Return the shape of an answer: its fields with the kinds of their values."""
     if isinstance(value, dict):
         items = list(value.items())[:MAX_FIELDS]
         return {clipped(str(key), 80): _fields(item, depth - 1) for key, item in items} if depth else "object"
@@ -175,7 +176,7 @@ def _fields(value: object, depth: int = MAX_DEPTH) -> object:
 
 
 def _merged(first: object, other: object) -> object:
-    """Both shapes in one: all fields of both, "text or null" where a value has several kinds."""
+    """Return both shapes in one: all fields of both, and "text or null" for a value of several kinds."""
     if isinstance(first, dict) and isinstance(other, dict):
         common = {key: _merged(first[key], other[key]) for key in first if key in other}
         return dict(list({**first, **other, **common}.items())[:MAX_FIELDS])
@@ -187,7 +188,7 @@ def _merged(first: object, other: object) -> object:
 
 
 def clipped(text: str, limit: int) -> str:
-    """At most ``limit`` characters of a text, with the number left out."""
+    """Return at most ``limit`` characters of a text, followed by the number of those left out."""
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit} characters)"
 
 
@@ -197,16 +198,16 @@ def _json(value: object) -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a file is checked for: check -> its meaning in words. Permitted imports are part of the contract's text."""
+    """What a file is checked for: check -> its meaning in words. The contract's text names the permitted imports."""
 
     checks: Mapping[str, str]
-    # Bytes of a file.
+    # The most bytes that a file may have.
     largest: int
 
 
 @dataclass(frozen=True)
 class RefusedFile:
-    """A refused file and the report on it as text."""
+    """A refused file, and the text of the report on it."""
 
     source: str
     report: str
@@ -215,7 +216,7 @@ class RefusedFile:
 def request_messages(
     capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], rules: Rules
 ) -> tuple[ChatMessage, ...]:
-    """The dialogue that requests a first file."""
+    """Return the dialogue that requests a first file."""
     fields = {
         "name": capability.name,
         "title": capability.title,
@@ -255,11 +256,11 @@ def request_messages(
 def repair_messages(
     request: Sequence[ChatMessage], base: RefusedFile, follow_up: RefusedFile | None, earlier_failures: Sequence[str]
 ) -> tuple[ChatMessage, ...]:
-    """The dialogue continued with a refused file and the report on it.
+    """Return the dialogue ``request`` continued with the refused file ``base`` and the report on it.
 
     Args:
         follow_up: a later answer to ``base`` that contained no file.
-        earlier_failures: for each earlier attempt, the checks that refused it.
+        earlier_failures: for each earlier attempt, oldest first, the checks that refused it.
     """
     parts = [_prompt_text("mend"), _delimited("report", clipped(base.report, MAX_REPORT))]
     if follow_up is not None:
@@ -278,12 +279,12 @@ def repair_messages(
 
 
 def example() -> str:
-    """The worked example's source; read as text, never imported."""
+    """Return the source of the example environment, which is read as text and never imported."""
     return files("agents.synthesizer.llm").joinpath("example.py").read_text("utf-8")
 
 
 def _delimited(name: str, text: str) -> str:
-    """Untrusted text between marks, in valid Unicode."""
+    """Return untrusted text between marks, in valid Unicode."""
     return delimited(name, replace_surrogates(text))
 
 
