@@ -28,9 +28,9 @@ def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Trace
         ran = traced("llm", "check", *at(server, "llm.api_key_file=key"))
         assert ran.code == 0, ran.err
         for line in (
-            f"ok  server        {server.url} answers and lists 1 models",
+            f"ok  server        {server.url} answers and lists 1 model",
             "ok  key           accepted, from key",
-            "ok  context       32768 tokens, the server says",
+            "ok  context       32768 tokens, reported by the server",
             "ok  json_schema   works and is used",
             "ok  tool call     works",
             "scripted works with traced.",

@@ -123,7 +123,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
 
     @router.post("/cycles")
     def start(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Request a cycle; it starts once no other cycle is unfinished."""
+        """Request a cycle; it starts at once or, if a cycle is unfinished, when that one has ended."""
         return control.start(caller, body)
 
     @router.post("/cycles/{cycle_id}/cancel")

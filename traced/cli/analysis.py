@@ -228,7 +228,7 @@ def analyze(
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the capabilities that failed trajectories lack, in the newest collection or import."""
+    """Find the capabilities that the agent lacked in failed trajectories of the newest collection or import."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, analysis__analyst=analyst)
     if compare is not None:
         if analyst is not None:

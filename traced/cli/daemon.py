@@ -1,6 +1,6 @@
 """Commands for the running service: cycle start and cancel, pause, resume; service install, uninstall, show; and tui.
 
-The cycle commands, pause and resume call the control API; the service commands install the daemon under systemd. The
+The cycle commands, pause and resume call the control API; the service commands install the service under systemd. The
 terminal interface is a separate program (``python -m tui``) that replaces this process: nothing here imports it, and it
 imports only the client of the control API.
 """
@@ -29,7 +29,10 @@ cycle = typer.Typer(no_args_is_help=True, help="Request a cycle from the running
 
 @cycle.command("start")
 def start(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Request a cycle; it starts once no other cycle is unfinished."""
+    """Request a cycle; it starts at once or, if a cycle is unfinished, when that one has ended.
+
+    The request is refused while a cycle runs or the target is paused.
+    """
     _ask(data_dir, as_json, lambda client: client.start_cycle(reason))
 
 
@@ -73,23 +76,23 @@ def _ask(data_dir: Path | None, as_json: bool, request: "Callable[[Client], Awai
 
 
 System = Annotated[
-    bool, typer.Option("--system/--user", help="Install a system unit, or a unit of this user (default).")
+    bool, typer.Option("--system/--user", help="Use the system unit, or the unit of this user (default).")
 ]
 Name = Annotated[str, typer.Option("--name", help="Name of the unit; needed for several data directories.")]
 RunAs = Annotated[
     str, typer.Option("--run-as", metavar="USER", help="User of a system unit (default: a dynamic user of systemd).")
 ]
 MemoryMax = Annotated[
-    str, typer.Option("--memory-max", metavar="SIZE", help="Memory limit of the daemon and its children, e.g. 24G.")
+    str, typer.Option("--memory-max", metavar="SIZE", help="Memory limit of the service and its children, e.g. 24G.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the unit file; change nothing.")]
 
-service = typer.Typer(no_args_is_help=True, help="Run the daemon under systemd.")
+service = typer.Typer(no_args_is_help=True, help="Run the service under systemd.")
 
 
 @service.callback()
 def service_options() -> None:
-    """Run the daemon under systemd."""
+    """Run the service under systemd."""
 
 
 @service.command()
@@ -174,7 +177,7 @@ def _unit(
 
 SIZE = ("COLUMNS", "LINES")  # removed, because the terminal itself reports its size and changes of it
 
-Url = Annotated[str, typer.Option("--url", help="URL of a remote daemon, e.g. https://host:port; needs --token-file.")]
+Url = Annotated[str, typer.Option("--url", help="URL of a remote service, e.g. https://host:port; needs --token-file.")]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the token for --url.")]
 Web = Annotated[
     bool, typer.Option("--web", help="Serve the interface to a browser on this machine; read-only without --write.")

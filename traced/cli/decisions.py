@@ -144,7 +144,12 @@ def reject(
 
 
 def rollback(
-    adapter: Annotated[str | None, typer.Argument(help="Default: the last promotion.", show_default=False)] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ADAPTER]", help="Adapter version (default: that of the last promotion).", show_default=False
+        ),
+    ] = None,
     *,
     who: ActorName = "",
     reason: Reason = "",
@@ -164,7 +169,9 @@ def rollback(
 
 
 def release(
-    parked: Annotated[str, typer.Argument(help="Id of the quarantined input (traced status).", show_default=False)],
+    parked: Annotated[
+        str, typer.Argument(metavar="INPUT", help="Id of the quarantined input (traced status).", show_default=False)
+    ],
     *,
     who: ActorName = "",
     reason: Reason = "",

@@ -48,7 +48,7 @@ def import_(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import recorded trajectories; fields that only a grader could know are not imported.
+    """Import recorded trajectories. Hidden instructions, expected actions and grading criteria are not imported.
 
     Invalid records are skipped and written to a file with the reasons. A stopped import is resumed.
     """

@@ -46,12 +46,14 @@ VERBS = {
     ),
     "collect": Verb("stages", "collect", "Record episodes of the base model on the target's train split."),
     "import": Verb(
-        "interchange", "import_", "Import recorded trajectories; fields that only a grader could know are not imported."
+        "interchange",
+        "import_",
+        "Import recorded trajectories. Hidden instructions, expected actions and grading criteria are not imported.",
     ),
     "analyze": Verb(
         "analysis",
         "analyze",
-        "Find the capabilities that failed trajectories lack, in the newest collection or import.",
+        "Find the capabilities that the agent lacked in failed trajectories of the newest collection or import.",
     ),
     "synthesize": Verb(
         "stages",
@@ -119,7 +121,7 @@ VERBS = {
         "Delete data older than the limits of \\[retention] in the settings; evidence is never deleted.",
     ),
     "devices": Verb(
-        "resources", "devices", "List the devices: load, idle or the reason why not, and the holder of the lease."
+        "resources", "devices", "List the devices: load, whether idle (or why not), and the holder of the lease."
     ),
     "keys": Verb(
         "keys", "keys", "API keys of the router. Without any key the router accepts all requests from this machine."
@@ -132,7 +134,7 @@ VERBS = {
     "show": Verb("show", "show", "Show one environment, prompt patch or conversation in full."),
     "db": Verb("maintenance", "db", "The schema of the store's database."),
     "sandbox": Verb("setup", "sandbox", "The container image that synthetic environments run in."),
-    "service": Verb("daemon", "service", "Run the daemon under systemd."),
+    "service": Verb("daemon", "service", "Run the service under systemd."),
 }
 
 

@@ -41,7 +41,8 @@ OutcomeName = Annotated[
 LabelSource = Annotated[
     Literal["people", "source", "rules"],
     typer.Option(
-        "--against", help="Labels to compare with: of people, of the source, or of the rules (not accepted as proof)."
+        "--against",
+        help="Labels to compare with: of people, of the source, or of the rules (which do not qualify the judge).",
     ),
 ]
 

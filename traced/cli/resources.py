@@ -54,7 +54,7 @@ def _print_check(result: checking.CheckFinding) -> None:
 
 
 def devices(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List the devices: load, idle or the reason why not, and the holder of the lease."""
+    """List the devices: load, whether idle (or why not), and the holder of the lease."""
     settings = read_settings(data_dir, overrides)
     now = datetime.now(UTC)
     state = survey_devices(_leases(settings), settings.devices, now)

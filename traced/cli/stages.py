@@ -43,7 +43,7 @@ Capabilities = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CAPABILITY]...",
-        help="Capabilities of the current cycle (default: all that this stage applies to).",
+        help="Capabilities of the current cycle (default: all that are ready for this stage).",
         show_default=False,
     ),
 ]

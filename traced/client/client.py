@@ -94,7 +94,7 @@ class Client:
         return await self._daemon.list("/audit", AuditView, limit=limit)
 
     async def start_cycle(self, reason: str = "") -> Done:
-        """Request a cycle; it starts once no other cycle is unfinished."""
+        """Request a cycle; it starts at once or, if a cycle is unfinished, when that one has ended."""
         return await self._daemon.post("/cycles", Reason(reason=reason))
 
     async def pause(self, reason: str = "") -> Done:

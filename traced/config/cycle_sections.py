@@ -35,9 +35,9 @@ class AnalysisSection(Section):
     )
     runs: int = Field(default=0, ge=0, description="labelling runs; 0: the analyst's default (builtin 10, llm 5)")
     delta: Share = Field(
-        default=0.20, description="minimum contrastive gap: rate of lacking among failures - among successes"
+        default=0.20, description="minimum contrastive gap: rate of lacking in failures minus rate in successes"
     )
-    rho: Share = Field(default=0.10, description="minimum coverage: share of failures that lack the capability")
+    rho: Share = Field(default=0.10, description="minimum coverage: share of failures with the capability lacking")
     consistency: Share = Field(default=0.80, description="minimum share of the runs in which gap and coverage hold")
     min_agreement: Share = Field(default=0.40, description="minimum agreement between the runs (Krippendorff's alpha)")
     production: int = Field(
@@ -89,7 +89,7 @@ class AdmissionSection(Section):
 
 
 class TrainingSection(Section):
-    """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's 1e-5 and 40 iterations, 30B)."""
+    """GRPO on one LoRA adapter; the defaults suit the bundled model (TRACE paper, 30B model: 1e-5, 40 iterations)."""
 
     iterations: Positive = Field(default=60, description="maximum number of policy updates")
     solved_after: int = Field(
@@ -117,7 +117,7 @@ class RoutingSection(Section):
 
     router: Literal["hidden-state", "labels"] = Field(
         default="hidden-state",
-        description="classifier on the base model's hidden state, or label tokens as in the paper (large models only)",
+        description="classifier on the base model's hidden state, or label tokens as in TRACE (large models only)",
     )
 
 
@@ -141,11 +141,13 @@ class GateSection(Section):
     max_rounds: Positive = Field(default=3, description="rounds after which inconclusive is final")
     level: float = Field(default=0.95, gt=0.5, lt=1, description="confidence level over all rounds together")
     environment_margin: Margin = Field(
-        default=0.02, description="minimum of the gain's lower bound on the capability's environment; may be negative"
+        default=0.02,
+        description="lower bound of the gain on the capability's environment must exceed this; may be negative",
     )
-    target_margin: Margin = Field(default=0.0, description="minimum of the gain's lower bound on the target")
+    target_margin: Margin = Field(default=0.0, description="lower bound of the gain on the target must exceed this")
     untouched_margin: Share = Field(
-        default=0.05, description="maximum loss on untouched tasks, by the lower bound of the difference"
+        default=0.05,
+        description="maximum loss, by the interval's lower bound, on target tasks that do not need the capability",
     )
 
 
@@ -160,8 +162,12 @@ class PromotionSection(Section):
         default=[0.05, 0.25, 0.5], description="shares of its capability's conversations that a canary gets in turn"
     )
     min_samples: Positive = Field(default=30, description="judged canary conversations needed for the next share")
-    alpha: float = Field(default=0.05, gt=0, lt=0.5, description="probability of a wrong rollback, and of a wrong pass")
-    margin: float = Field(default=0.1, gt=0, lt=1, description="loss of success rate that the last step must exclude")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=0.5, description="maximum probability of a wrong rollback, and of a wrong promotion"
+    )
+    margin: float = Field(
+        default=0.1, gt=0, lt=1, description="loss of success rate that must be ruled out before a canary goes live"
+    )
     shadow_requests: Positive = Field(default=4, description="concurrent shadow requests at the engines")
 
 
@@ -233,7 +239,7 @@ REQUEST_KEYS = set(LlmSection.model_fields) - RESULT_KEYS
 
 
 class JudgeSection(Section):
-    """A model that judges conversations; its verdicts count once its measured agreement with labels is sufficient."""
+    """A model that judges conversations; its verdicts are used only if its agreement with labels is high enough."""
 
     model: str = Field(default="", description='name of the model at its server; "": no judge')
     base_url: BaseUrl = Field(default="", description='URL of its server, e.g. "http://127.0.0.1:8000/v1"; "": OpenAI')

@@ -1,4 +1,4 @@
-"""Log of the daemon: JSON lines or console, for structlog and the standard library's loggers alike.
+"""Log of the service: JSON lines or console, for structlog and the standard library's loggers alike.
 
 Every record is redacted as the last step before rendering, traceback included; times are UTC. Not covered: servers that
 install their own handlers (give uvicorn ``log_config=None``), logs of child processes, printed output.

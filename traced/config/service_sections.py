@@ -55,7 +55,7 @@ def _validate_cron(expression: str) -> str:
 
 
 class ApiSection(Section):
-    """The control API; the user of the daemon can always use the Unix socket in the data directory."""
+    """The control API; the account that runs the service can always use the Unix socket in the data directory."""
 
     host: str = Field(default="127.0.0.1", description="address to listen on if a port is set")
     port: int = Field(default=0, ge=0, le=65535, description="TCP port, which needs a token; 0: none")
@@ -81,7 +81,7 @@ class TriggersSection(Section):
 
 
 class LogSection(Section):
-    """The daemon's log."""
+    """The log of the service."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="minimum level")
     format: Literal["auto", "json", "console"] = Field(
@@ -93,13 +93,13 @@ class LogSection(Section):
 
 
 class ServiceSection(Section):
-    """Shutdown and watchdog of the daemon."""
+    """Shutdown and watchdog of the service."""
 
     drain_s: float = Field(
         default=120.0, gt=0, description="seconds after SIGTERM to reach a safe point; then work is cancelled"
     )
     watchdog_s: Positive = Field(
-        default=60, description="seconds without a heartbeat of the event loop after which systemd restarts the daemon"
+        default=60, description="seconds without a heartbeat of the event loop after which systemd restarts the service"
     )
 
 

@@ -95,7 +95,7 @@ class StoreSection(Section):
     """The database."""
 
     url: str = Field(default="", description='SQLAlchemy URL; "": SQLite in the data directory')
-    password_file: str = Field(default="", description="file with the password for the URL, which then has none")
+    password_file: str = Field(default="", description="file with the database password, instead of one in the URL")
 
 
 class TargetSection(Section):
@@ -132,7 +132,7 @@ class SandboxSection(Section):
     tmp_mb: int = Field(default=16, ge=1, le=1024, description="files of a container, MiB; they count as its memory")
     open_files: int = Field(default=64, ge=16, le=4096, description="open files per process")
     message_kb: int = Field(
-        default=1024, ge=16, le=65536, description="size of a message, and of all answers of an episode, KiB"
+        default=1024, ge=16, le=65536, description="maximum size of a message, and of all replies of an episode, KiB"
     )
     call_seconds: float = Field(default=5.0, ge=0.05, le=600, description="seconds for a reset, step or score")
     start_seconds: float = Field(default=60.0, ge=1, le=600, description="seconds for a container to start")

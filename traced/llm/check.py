@@ -86,7 +86,7 @@ async def _findings(report: CheckReport, model_endpoint: Endpoint, section: LlmS
     models: dict[str, int] = {}
     try:
         models = await context_lengths(model_endpoint)
-        yield CheckFinding("server", True, f"{model_endpoint.base_url} answers and lists {len(models)} models")
+        yield CheckFinding("server", True, f"{model_endpoint.base_url} answers and lists {_count(len(models))}")
     except ModelListUnavailable as error:
         text = f"{model_endpoint.base_url} lists no models: {getattr(error.failure, 'message', error)}"
         if isinstance(error.failure, Transient):
@@ -117,14 +117,18 @@ async def _findings(report: CheckReport, model_endpoint: Endpoint, section: LlmS
         yield await _speed(report, line)
     if report.way is None:
         yield CheckFinding(
-            "form", False, "it gives no well-formed answer in any output mode", "set llm.model to a more capable model"
+            "form", False, "no output mode gives a well-formed answer", "set llm.model to a more capable model"
         )
+
+
+def _count(models: int) -> str:
+    return "1 model" if models == 1 else f"{models} models"
 
 
 def _advice(failure: str) -> str:
     """Return the setting to look at after a failed request."""
     if seconds := re.search(r"\((llm\.\w+_s)\)$", failure):
-        return f"{seconds[1]}, if it needs longer; {NOT_THERE}"
+        return f"raise {seconds[1]} if the server needs longer; {NOT_THERE}"
     if status := re.search(r"\bstatus (\d)(\d\d): ", failure):
         return BUSY if status[1] == "4" else FAILING
     return WRONG_PROTOCOL if "OpenAI's protocol" in failure or "without a finish reason" in failure else NOT_THERE
@@ -150,13 +154,12 @@ async def _speed(report: CheckReport, line: Transport) -> CheckFinding:
 def _context(report: CheckReport, section: LlmSection, server_tokens: int) -> CheckFinding:
     report.context_tokens = section.context_tokens or server_tokens or None
     if 0 < server_tokens < section.context_tokens:
-        text = f"llm.context_tokens is {section.context_tokens}, the server says {server_tokens}"
+        text = f"llm.context_tokens is {section.context_tokens}, the server reports {server_tokens}"
         return CheckFinding("context", False, text, f"llm.context_tokens = {server_tokens}, or 0")
     if not report.context_tokens:
         return CheckFinding("context", None, "unknown; set llm.context_tokens")
-    text = (
-        f"{report.context_tokens} tokens{' by llm.context_tokens' if section.context_tokens else ', the server says'}"
-    )
+    origin = "set by llm.context_tokens" if section.context_tokens else "reported by the server"
+    text = f"{report.context_tokens} tokens, {origin}"
     if report.context_tokens < CONTEXT:
         return CheckFinding(
             "context", False, f"{text}; an analyst needs {CONTEXT}", "set llm.model to a model with a longer context"

@@ -33,38 +33,38 @@ MEANS = {
 }
 # Explanations of figures whose names are not clear enough.
 NOTES = {
-    "scripts": "series of messages that were played in every way",
+    "scripts": "series of messages that were replayed under every condition",
     "worn_by": "episodes played before the last comparison",
     "failed": "seeds that the oracle does not solve",
-    "unearned": "seeds on which an agent that does as the oracle is not paid",
-    "mean_turns": "messages that the oracle needs",
-    "distinct": "share of seeds with an episode of their own",
-    "shapes": "structures, once names, ids and numbers are masked",
-    "shape_fraction": "structures by seeds",
-    "commonest_shape": "share of seeds that have the commonest structure",
-    "ways": "forms of what has to be done, wording apart",
-    "usual_way": "share of seeds that have the commonest of these forms",
-    "action_sequences": "orders in which the oracle uses the tools",
-    "reward": "mean",
-    "success": "share of episodes",
-    "faults": "share of episodes that broke the environment",
-    "solved": "share of episodes that did just what was asked; not counted as rewarded",
-    "more_seeds": "on which policies over a bound were played again, and are judged",
-    "paid": "greatest share of seeds on which one kind of slip is paid in full",
-    "slips": "that were played",
-    "kinds": "of slips that were made on seeds enough to judge them",
-    "too_rare": "kinds that were not",
-    "junk_seeds": "played by a clumsy agent",
-    "share": "of seeds on which the oracle's calls are told too early",
-    "unseen": "share of seeds on which the oracle uses a code that nobody was told",
-    "worked_out": "share of seeds with a number or word that an agent must work out, or that is hidden",
+    "unearned": "seeds that the oracle solves, but not an agent that repeats its messages",
+    "mean_turns": "mean number of the oracle's messages",
+    "distinct": "different episodes, divided by the number of seeds",
+    "shapes": "different structures of episodes, with names, ids and numbers masked",
+    "shape_fraction": "structures, divided by the number of seeds",
+    "commonest_shape": "share of seeds with the most common structure",
+    "ways": "different forms of the solution, regardless of wording",
+    "usual_way": "share of seeds with the most common of these forms",
+    "action_sequences": "different sequences of tool calls of the oracle",
+    "reward": "mean reward",
+    "success": "share of successful episodes",
+    "faults": "share of episodes in which the environment failed",
+    "solved": "share of episodes with a legitimate solution; their reward counts as 0",
+    "more_seeds": "seeds in total for each policy that exceeded a bound at first",
+    "paid": "largest share of seeds on which one kind of mutation earns the full reward",
+    "slips": "mutations of the oracle's messages that were tested",
+    "kinds": "kinds of mutation that were tested on enough seeds",
+    "too_rare": "kinds of mutation that were tested on too few seeds",
+    "junk_seeds": "seeds on which malformed messages were sent",
+    "share": "share of seeds on which a text reveals the oracle's calls too early",
+    "unseen": "share of seeds on which the oracle uses a code that no earlier message reveals",
+    "worked_out": "share of seeds on which the oracle uses a number or word that must be derived, or is hidden",
     "reset_p95": "seconds, 95th percentile",
     "step_p95": "seconds, 95th percentile",
-    "played": "times, until quick enough; of each call the quickest counts",
-    "groups": "seeds that the base model played",
-    "rollouts": "K, its episodes on each of these seeds",
-    "mean": "its mean reward",
-    "mixed": "share of groups whose rewards differ: no others teach",
+    "played": "repetitions, until fast enough; for each call the shortest time counts",
+    "groups": "seeds on which the base model was run",
+    "rollouts": "episodes of the base model on each of these seeds",
+    "mean": "mean reward of the base model",
+    "mixed": "share of groups with different rewards; GRPO learns only from these",
     "all_success": "share of groups in which every episode has reward 1",
     "all_zero": "share of groups in which every episode has reward 0",
 }
@@ -92,7 +92,7 @@ SUFFIXES = {"_required": "≥", "_allowed": "≤"}
 Evidence = Mapping[str, object]
 VERDICT_ADMITTED, VERDICT_PARTIAL, VERDICT_REFUSED = "admitted", "admitted as far as could be checked", "refused"
 VERDICT_NOT_JUDGED = "not judged"
-# Length of a reason why a check was not made.
+# Length of a reason why a check was not run.
 REASON_CHARACTERS = 600
 NOT_COMPARED = "not compared: "
 
@@ -388,7 +388,7 @@ def verdict(report: AdmissionReport) -> str:
 
 
 def unchecked(report: AdmissionReport) -> list[Unchecked]:
-    """Return the checks and parts of checks that were not made, in the order of the checks."""
+    """Return the checks and parts of checks that were not run, in the order of the checks."""
     return [*(entry for check in report.checks for entry in _unavailable(check)), *_not_reached(report)]
 
 
@@ -413,12 +413,12 @@ def _unavailable(check: Check) -> Iterator[Unchecked]:
 
 
 def _not_reached(report: AdmissionReport) -> Iterator[Unchecked]:
-    """Yield the checks after the last one in the report, which were not made because of a refusal."""
+    """Yield the checks after the last one in the report, which were not run because of a refusal."""
     names = list(MEANS)
     last = max((names.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
     failed = ", ".join(sanitize_line(check.name) for check in report.checks if was_made(check) and not check.passed)
     if failed:
-        yield from (Unchecked(name, f"not made, because of: {failed}") for name in names[last + 1 :])
+        yield from (Unchecked(name, f"not run, because of: {failed}") for name in names[last + 1 :])
 
 
 def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
@@ -437,12 +437,12 @@ def headline(report: AdmissionReport) -> str:
     passed = sum(check.passed for check in performed)
     seconds = sum(check.seconds for check in report.checks)
     not_performed = len(report.checks) - len(performed)
-    missing = f", {not_performed} not made," if not_performed else ""
+    missing = f", {not_performed} not run," if not_performed else ""
     return f"{verdict(report).capitalize()}: {passed} of {len(performed)} checks passed{missing} in {seconds:.1f} s"
 
 
 def failed_first(report: AdmissionReport) -> list[Check]:
-    """Return the failed checks, then the passed ones, then those not made, each in the order of the report."""
+    """Return the failed checks, then the passed ones, then those not run, each in the order of the report."""
     return sorted(report.checks, key=lambda check: (not was_made(check), check.passed))
 
 

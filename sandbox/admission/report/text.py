@@ -6,12 +6,12 @@ The JSON object:
     admitted      true or false
     verdict       "admitted", "admitted as far as could be checked", "refused" or "not judged"
     seconds       duration of all checks together
-    not_checked   [{check, why}]: checks and parts of checks that were not made
+    not_checked   [{check, why}]: checks and parts of checks that were not run
     checks        in the order of the report, each
         name, passed, made, seconds, means
         figures   [{name, value, needs, kept, means}]: in words; kept is null without a bound
         examples  [{seed, what, transcript: [{role, text}]}]: episodes on single seeds
-        advice    sentences on what to change; empty if the check passed or was not made
+        advice    sentences on what to change; empty if the check passed or was not run
         evidence  what was measured, as it was stored
 
 Texts in ``evidence`` are the environment's own, harmless only in JSON; every other text is sanitized.

@@ -118,7 +118,7 @@ async def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch)
         (Status(307, message="over there"), "answer", "status 307: over there", "redirects to"),
         (Dropped(midway=False), "answer", "connection failed", "check that the server is running"),
         (NoChoices(), "answer", "without a finish reason", "check that it is an OpenAI-compatible endpoint"),
-        (Silence(60), "answer", "no data for 0.2 s", "llm.silence_s, if it needs longer"),
+        (Silence(60), "answer", "no data for 0.2 s", "raise llm.silence_s if the server needs longer"),
         (
             RecordedResponse(PAGE.encode(), 404, "text/html"),
             "answer",
@@ -186,13 +186,13 @@ async def test_a_model_list_is_shown_without_the_key(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("listing", "set_to", "passed", "expected_text"),
     [
-        ({"max_model_len": 8192}, 0, True, "8192 tokens, the server says"),
-        ({"meta": {"n_ctx_train": 32768}}, 0, True, "32768 tokens, the server says"),
-        ({"max_model_len": 4096}, 0, False, "4096 tokens, the server says; an analyst needs 6000"),
-        ({}, 4096, False, "4096 tokens by llm.context_tokens; an analyst needs 6000"),
+        ({"max_model_len": 8192}, 0, True, "8192 tokens, reported by the server"),
+        ({"meta": {"n_ctx_train": 32768}}, 0, True, "32768 tokens, reported by the server"),
+        ({"max_model_len": 4096}, 0, False, "4096 tokens, reported by the server; an analyst needs 6000"),
+        ({}, 4096, False, "4096 tokens, set by llm.context_tokens; an analyst needs 6000"),
         ({}, 0, None, "unknown"),
-        ({}, 8000, True, "8000 tokens by llm.context_tokens"),
-        ({"context_length": 4096}, 8000, False, "llm.context_tokens is 8000, the server says 4096"),
+        ({}, 8000, True, "8000 tokens, set by llm.context_tokens"),
+        ({"context_length": 4096}, 8000, False, "llm.context_tokens is 8000, the server reports 4096"),
         ({"max_model_len": "long"}, 0, None, "unknown"),
     ],
 )

@@ -315,7 +315,7 @@ def test_an_unavailable_check_is_neither_passed_nor_failed() -> None:
     for passed in (True, False):  # where nothing was asked, and where nothing could be played
         report = report_of(passed_check, Check("spread", passed, {"left_out": "no base model was given"}, 0.0))
         for form in (printed(report), page(report, "lamp_shop.py", REPORT_TIME)):
-            assert "1 of 1 checks passed, 1 not made, in 1.0 s" in form
+            assert "1 of 1 checks passed, 1 not run, in 1.0 s" in form
             assert "no base model was given" in form
             assert ("What to change" in form, form.count("✗")) == (False, 0)
         data: Any = as_data(report)
@@ -328,7 +328,7 @@ def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
     assert list(data) == ["environment", "admitted", "verdict", "seconds", "not_checked", "checks"]
     [check] = data["checks"]
     assert list(check) == ["name", "passed", "made", "seconds", "means", "figures", "examples", "advice", "evidence"]
-    first = {"name": "empty reward", "value": "0.41", "needs": "≤ 0.2", "kept": False, "means": "mean"}
+    first = {"name": "empty reward", "value": "0.41", "needs": "≤ 0.2", "kept": False, "means": "mean reward"}
     assert check["figures"][0] == first
     assert check["evidence"]["odd"] is None
     assert check["evidence"]["empty"] == FLOOR["empty"]
