@@ -167,7 +167,7 @@ class Triggers:
                 stepped_back = offset - self._clock_offset() > STEP_S
                 if stepped_back or section != self.settings.triggers:
                     section = self.settings.triggers
-                    _plan(scheduler, clocks(section), is_reload=stepped_back)
+                    _plan(scheduler, clocks(section), stepped_back=stepped_back)
                 offset = self._clock_offset()
                 scheduler.wakeup()
                 # Let the callbacks run that ``wakeup`` has scheduled.
@@ -255,13 +255,13 @@ def clocks(section: TriggersSection) -> dict[str, Clock]:
     return enabled
 
 
-def _plan(scheduler: Any, configured: dict[str, Clock], *, is_reload: bool = False) -> None:
-    """Make the stored jobs match the configured ones; unchanged jobs keep their time, unless ``is_reload``."""
+def _plan(scheduler: Any, configured: dict[str, Clock], *, stepped_back: bool = False) -> None:
+    """Make the stored jobs match the configured ones; unchanged jobs keep their time unless ``stepped_back``."""
     jobs = {job.id: job for job in scheduler.get_jobs()}
     for name in jobs.keys() - configured.keys():
         scheduler.remove_job(name)
     for name, clock in configured.items():
-        if is_reload or name not in jobs or jobs[name].name != clock.key:
+        if stepped_back or name not in jobs or jobs[name].name != clock.key:
             trigger = clock.trigger()
             scheduler.add_job(cause, trigger, [clock.cause], id=name, name=clock.key, replace_existing=True)
 
