@@ -2,6 +2,9 @@
 
 Invariants: at most one engine process per context, stopped when the context ends; adapters are served under their
 immutable version names and loaded once. Stage events are written here and nowhere else.
+
+A stage gets its engine from the context and not as an argument, because an engine takes up to minutes to start. Stages
+that play no episode (analyze, promote, report), and those whose episodes are stored already, must not start one.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
