@@ -174,6 +174,10 @@ async def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(
     await run(tmp_path, check, settings=NO_SILENCE)
 
 
+async def recording_says(gateway: RunningGateway, text: str) -> bool:
+    return text in (await gateway.http.get("/ready")).json()["recording"]
+
+
 async def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = StoreUnavailable("the store is away")
 
@@ -183,10 +187,9 @@ async def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, mon
             patched.setattr(recorder, "save_exchanges", lambda *_: (_ for _ in ()).throw(away))
             for number in range(3):
                 assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
-            await asyncio.sleep(0.8)
-            assert "files wait in" in (await gateway.http.get("/ready")).json()["recording"]
+            await eventually_async(lambda: recording_says(gateway, "files wait in"))
         await eventually_async(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
-        assert (await gateway.http.get("/ready")).json()["recording"] == "ok"
+        await eventually_async(lambda: recording_says(gateway, "ok"))
 
     await run(tmp_path, check)
 
