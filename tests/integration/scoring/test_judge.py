@@ -112,7 +112,7 @@ async def test_answers_of_a_judge_become_decisions(
     replies: tuple[ScriptedReply, ...], outcome: Outcome, failed: bool, word: str, request_count: int | None
 ) -> None:
     with scripted_server(answers(*replies)) as server:
-        (judgement,) = await judge_all(judge_at(server, timeout_s=0.3 if failed else 20.0), CANCELLED)
+        (judgement,) = await judge_all(judge_at(server, timeout_s=1.5 if failed else 20.0), CANCELLED)
         assert request_count is None or len(server.requests) == request_count
     assert (judgement.decision.outcome, judgement.decision.failed) == (outcome, failed)
     assert word in judgement.decision.reason
@@ -138,7 +138,7 @@ async def test_the_judges_key_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -
         verdict("failure", f"Is it {KEY}?"),
     ):
         with scripted_server(echo, key=KEY) as server:
-            (judgement,) = await judge_all(judge_at(server, api_key_env="ADA_KEY", timeout_s=0.3), CANCELLED)
+            (judgement,) = await judge_all(judge_at(server, api_key_env="ADA_KEY", timeout_s=1.5), CANCELLED)
         assert "***" in judgement.decision.reason
         assert KEY not in repr(judgement)
 

@@ -22,7 +22,7 @@ def test_queries_are_read_only_single_and_limited_in_time(
         connection.execute(text("create sequence numbers"))
     monkeypatch.setenv("SHOP_URL", url)
     clock = [0.0]
-    databases = Databases({"shop": Database(url_env="SHOP_URL", timeout_s=0.5)}, tmp_path, lambda: clock[0])
+    databases = Databases({"shop": Database(url_env="SHOP_URL", timeout_s=2.0)}, tmp_path, lambda: clock[0])
     assert databases.ask("shop", "select price from orders where id = :id", {"id": 7}) == 12.5
     assert databases.ask("shop", "select id::text from orders where id = :id", {"id": "7"}) == "7"
     for query in (
