@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from textual.app import App
 from textual.pilot import Pilot
+from textual.screen import ModalScreen
 
 from tests.waiting import eventually_async
 
@@ -30,6 +31,14 @@ def text_of(app: App[None]) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
+def picture_of(app: App[None]) -> str:
+    """The screen as text; of a dialog without the screen behind it."""
+    if isinstance(app.screen, ModalScreen):
+        # Whether the screen behind has been drawn depends on time. After a refresh it has not.
+        app.screen.refresh()
+    return text_of(app)
+
+
 async def same_picture(app: App[None], name: str) -> None:
     """The screen comes to look as it did; raises ``AssertionError`` with what differs where it does not."""
     width, height = app.size
@@ -37,22 +46,22 @@ async def same_picture(app: App[None], name: str) -> None:
     if os.environ.get("PICTURES") == "new":
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(await at_rest(app), "utf-8")
-    wanted, found = kept.read_text("utf-8"), text_of(app)
+    wanted, found = kept.read_text("utf-8"), picture_of(app)
     for _ in range(round(PATIENCE_S / LOOK_S)):
         if found == wanted:
             break
         await asyncio.sleep(LOOK_S)
-        found = text_of(app)
+        found = picture_of(app)
     differs = "\n".join(unified_diff(wanted.splitlines(), found.splitlines(), "kept", "found", lineterm=""))
     assert found == wanted, f"{kept.name} looks otherwise:\n{differs}"
 
 
 async def at_rest(app: App[None]) -> str:
     """The screen once it has not changed for a while."""
-    found, since = text_of(app), time.monotonic()
+    found, since = picture_of(app), time.monotonic()
     while time.monotonic() - since < REST_S:
         await asyncio.sleep(LOOK_S)
-        if (now := text_of(app)) != found:
+        if (now := picture_of(app)) != found:
             found, since = now, time.monotonic()
     return found
 
