@@ -97,7 +97,9 @@ class Transport:
                     raise
                 response = await asked()
         except httpx.TransportError as error:
-            raise NoDaemon(f"no daemon answers at {self.address} ({error})", hint="traced up") from error
+            raise NoDaemon(
+                f"no daemon answers at {self.address} ({str(error) or type(error).__name__})", hint="traced up"
+            ) from error
         if response.status_code not in accept:
             raise _refusal(response)
         return response
