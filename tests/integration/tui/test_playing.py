@@ -1,13 +1,14 @@
 """An episode played by hand, by keys, against the real sandbox."""
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox.docker_engine import connect
-from sandbox.policy import LABEL_ENVIRONMENT
+from sandbox.docker_engine import connect, process_identity
+from sandbox.policy import LABEL_ENVIRONMENT, LABEL_PROCESS
 from tests.integration.tui.conftest import Opened, Running
 from tests.integration.tui.screens import LARGE, SMALL, USUAL, same_picture, text_of, until
 from tests.integration.tui.test_environments import put, to_one
@@ -23,13 +24,12 @@ BREAKS = LAMP_SHOP.replace("        self.turn += 1\n", "        raise KeyError('
 
 @pytest.fixture
 def containers(image: object) -> Iterator[Callable[[str], int]]:
-    """How many containers of an environment there are, beside what a killed run of the tests left."""
+    """How many containers of an environment this process has; other workers of pytest play the same environments."""
     engine = connect()
-    left = {one.id for one in engine.containers.list(all=True, ignore_removed=True)}
 
     def count(environment: str) -> int:
-        marks = {"label": f"{LABEL_ENVIRONMENT}={environment}"}
-        return sum(one.id not in left for one in engine.containers.list(all=True, filters=marks, ignore_removed=True))
+        marks = {"label": [f"{LABEL_ENVIRONMENT}={environment}", f"{LABEL_PROCESS}={process_identity(os.getpid())}"]}
+        return len(engine.containers.list(all=True, filters=marks, ignore_removed=True))
 
     yield count
     engine.close()
