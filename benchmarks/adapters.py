@@ -36,80 +36,85 @@ WARM = 16
 
 @dataclass(frozen=True)
 class Size:
-    """How much is asked."""
+    """Number, concurrency and length of the requests of one measurement."""
 
     requests: int
     concurrency: int
     tokens: int
 
 
-async def tokens_per_s(url: str, made: Installation, adapters: Sequence[str], size: Size) -> tuple[float, int]:
-    """Tokens a second over these adapters (none: the base model), and how many answers were another's."""
-    asked = questions(size.requests, seed=1)
+async def tokens_per_s(url: str, installation: Installation, adapters: Sequence[str], size: Size) -> tuple[float, int]:
+    """Tokens per second over these adapters (none: the base model), and the number of answers from a wrong model."""
+    prompts = questions(size.requests, seed=1)
     wrong = 0
 
-    async def one(http: aiohttp.ClientSession, number: int) -> int:
+    async def completion_tokens(http: aiohttp.ClientSession, number: int) -> int:
         nonlocal wrong
         model = adapters[number % len(adapters)] if adapters else "base"
-        body = {"model": model, "messages": asked[number], "max_tokens": size.tokens, "ignore_eos": True}
+        body = {"model": model, "messages": prompts[number], "max_tokens": size.tokens, "ignore_eos": True}
         body["temperature"] = 0
         async with gate, http.post(f"{url}/v1/chat/completions", json=body) as answer:
-            told = await answer.json()
+            completion = await answer.json()
         signed_by = [
-            name for name, each in made.versions.items() if each.signs(told["choices"][0]["message"]["content"])
+            name
+            for name, version in installation.versions.items()
+            if version.signs(completion["choices"][0]["message"]["content"])
         ]
         wrong += signed_by != ([model] if adapters else [])
-        return int(told["usage"]["completion_tokens"])
+        return int(completion["usage"]["completion_tokens"])
 
     gate = asyncio.Semaphore(size.concurrency)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         began = time.perf_counter()
-        made_tokens = await asyncio.gather(*(one(http, number) for number in range(size.requests)))
-        return sum(made_tokens) / (time.perf_counter() - began), wrong
+        token_counts = await asyncio.gather(*(completion_tokens(http, number) for number in range(size.requests)))
+        return sum(token_counts) / (time.perf_counter() - began), wrong
 
 
 async def until_offered(url: str, names: set[str], seconds: float = 120.0) -> None:
-    """Wait until the router offers them all."""
+    """Wait until the router lists all these models. Raises ``TimeoutError``."""
     deadline = time.monotonic() + seconds
     async with aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{url}/v1/models") as answer:
-                offered = {model["id"] for model in (await answer.json())["data"]}
-            if names <= offered:
+                offered_models = {model["id"] for model in (await answer.json())["data"]}
+            if names <= offered_models:
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not offered: {names - offered}")
+                raise TimeoutError(f"not offered: {names - offered_models}")
             await asyncio.sleep(0.1)
 
 
 def measure(rounds: int, size: Size) -> dict[str, Any]:
-    """Every round's tokens a second, and the ratios to its base."""
-    most = max(ADAPTERS)
-    settings = [*vllm_settings(need_vllm()), f"serving.max_adapters={most}"]
+    """Tokens per second of each round, and their ratios to the base model of the same round."""
+    max_adapters = max(ADAPTERS)
+    settings = [*vllm_settings(need_vllm()), f"serving.max_adapters={max_adapters}"]
     with tempfile.TemporaryDirectory(prefix="tb-") as name:
         folder = Path(name)
-        there = installed(folder / "data", folder / "adapters", most)
-        with there as made, serving(made.data_dir, settings) as served:
-            names = list(made.versions)
-            for each in names:
-                made.promote(each)
-            asyncio.run(until_offered(served.url, set(names)))
-            for chosen in ([], names):
-                asyncio.run(tokens_per_s(served.url, made, chosen, replace(size, requests=WARM)))
-            told = [
-                {count: asyncio.run(tokens_per_s(served.url, made, names[:count], size)) for count in (0, *ADAPTERS)}
+        context = installed(folder / "data", folder / "adapters", max_adapters)
+        with context as installation, serving(installation.data_dir, settings) as gateway:
+            names = list(installation.versions)
+            for adapter in names:
+                installation.promote(adapter)
+            asyncio.run(until_offered(gateway.url, set(names)))
+            for adapters in ([], names):
+                asyncio.run(tokens_per_s(gateway.url, installation, adapters, replace(size, requests=WARM)))
+            rates = [
+                {
+                    count: asyncio.run(tokens_per_s(gateway.url, installation, names[:count], size))
+                    for count in (0, *ADAPTERS)
+                }
                 for _ in range(rounds)
             ]
-    return _figures(told)
+    return _figures(rates)
 
 
-def _figures(told: Sequence[dict[int, tuple[float, int]]]) -> dict[str, Any]:
-    ratios = {count: [one[count][0] / one[0][0] for one in told] for count in ADAPTERS}
-    wrong = sum(wrong for one in told for _, wrong in one.values())
+def _figures(rounds: Sequence[dict[int, tuple[float, int]]]) -> dict[str, Any]:
+    ratios = {count: [rates[count][0] / rates[0][0] for rates in rounds] for count in ADAPTERS}
+    wrong = sum(wrong for rates in rounds for _, wrong in rates.values())
     return {
-        "tokens_per_s": [{str(count): rate for count, (rate, _) in one.items()} for one in told],
-        "ratio": {str(count): statistics.median(found) for count, found in ratios.items()},
-        "spread": {str(count): [min(found), max(found)] for count, found in ratios.items()},
+        "tokens_per_s": [{str(count): rate for count, (rate, _) in rates.items()} for rates in rounds],
+        "ratio": {str(count): statistics.median(values) for count, values in ratios.items()},
+        "spread": {str(count): [min(values), max(values)] for count, values in ratios.items()},
         "wrong": wrong,
         "meets": not wrong,
     }
@@ -123,15 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, default=16, help="requests at once")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
-    figures = measure(given.rounds, Size(given.requests, given.concurrency, given.tokens))
-    base = [one["0"] for one in figures["tokens_per_s"]]
+    options = parser.parse_args(arguments)
+    figures = measure(options.rounds, Size(options.requests, options.concurrency, options.tokens))
+    base = [rates["0"] for rates in figures["tokens_per_s"]]
     print(f"base alone: {statistics.median(base):.0f} tokens/s ({min(base):.0f} to {max(base):.0f})")
     for count in map(str, ADAPTERS):
         low, high = figures["spread"][count]
         print(f"{count:>2} adapters: {figures['ratio'][count]:.2f} of that ({low:.2f} to {high:.2f})")
     print(f"{figures['wrong']} answers by another adapter than the one that was asked")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

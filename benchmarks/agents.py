@@ -34,61 +34,63 @@ VARIANTS = 40
 
 
 def variants(path: Path) -> Path:
-    """The records of tests/data as so many conversations that differ in what the user says first."""
-    told = []
+    """Write ``VARIANTS`` copies of each record in tests/data, which differ in the first user message."""
+    records = []
     for record in json.loads(RECORDS.read_text()):
         for trial in range(VARIANTS):
-            said = [dict(message) for message in record["traj"]]
-            first = next(message for message in said if message["role"] == "user")
+            messages = [dict(message) for message in record["traj"]]
+            first = next(message for message in messages if message["role"] == "user")
             first["content"] = f"{first['content']} (This is call {trial}.)"
-            told.append({**record, "trial": trial, "traj": said})
-    path.write_text(json.dumps(told))
+            records.append({**record, "trial": trial, "traj": messages})
+    path.write_text(json.dumps(records))
     return path
 
 
 def traced(folder: Path, *arguments: str) -> dict[str, Any]:
-    """The answer of a verb."""
+    """Run a command of traced and return its JSON report."""
     command = [sys.executable, "-m", "traced", *arguments, "--data-dir", str(folder), "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder.parent, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == 0, told
-    return told
+    process = subprocess.run(
+        command, cwd=folder.parent, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    assert process.returncode == 0, report
+    return report
 
 
-def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Import, analyse, count; with the aims and whether they are met."""
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Import and analyse the conversations; returns the figures, the aims and whether they are met."""
     data, thinking = folder / "data", Thinking()
-    imported = traced(data, "import", str((given.file or variants(folder / "records.json")).resolve()))
+    imported = traced(data, "import", str((options.file or variants(folder / "records.json")).resolve()))
 
     def slowly(body: dict[str, Any], nth: int) -> ScriptedReply:
         answer = thinking(body, nth)
         assert isinstance(answer, dict)
-        return Silence(given.seconds, answer)
+        return Silence(options.seconds, answer)
 
     with scripted_server(slowly) as server:
-        llm = {"base_url": server.url, "model": "scripted", "concurrency": given.concurrency}
-        settings = [f"llm.{key}={json.dumps(value)}" for key, value in llm.items()] + [f"analysis.runs={given.runs}"]
-        begun = perf_counter()
-        found = traced(data, "analyze", "--analyst", "llm", *(word for pair in settings for word in ("--set", pair)))
-        seconds = perf_counter() - begun
-        calls, most = len(server.requests), server.most_at_once
-    spared = sum(one["fault"] != "agent" for one in found.get("faults", []))
-    mined = imported["added"] - spared
+        llm = {"base_url": server.url, "model": "scripted", "concurrency": options.concurrency}
+        settings = [f"llm.{key}={json.dumps(value)}" for key, value in llm.items()] + [f"analysis.runs={options.runs}"]
+        started = perf_counter()
+        report = traced(data, "analyze", "--analyst", "llm", *(word for pair in settings for word in ("--set", pair)))
+        seconds = perf_counter() - started
+        calls, peak_calls = len(server.requests), server.most_at_once
+    spared = sum(fault["fault"] != "agent" for fault in report.get("faults", []))
+    conversations = imported["added"] - spared
     with sqlite3.connect(data / "traced.db") as database:
         query = "SELECT count(*) FROM labels WHERE cycle_id = ?"
-        labels = database.execute(query, (found["cycle"],)).fetchone()[0]
-    assert labels == mined * len(found["capabilities"]) * given.runs, (labels, mined, found)
-    ideal = calls * given.seconds / given.concurrency
+        labels = database.execute(query, (report["cycle"],)).fetchone()[0]
+    assert labels == conversations * len(report["capabilities"]) * options.runs, (labels, conversations, report)
+    ideal = calls * options.seconds / options.concurrency
     figures: dict[str, Any] = {
         "conversations": imported["added"],
-        "runs": given.runs,
-        "capabilities": len(found["capabilities"]),
+        "runs": options.runs,
+        "capabilities": len(report["capabilities"]),
         "labels": labels,
         "calls": calls,
-        "concurrency": given.concurrency,
-        "most_at_once": most,
-        "seconds_per_call": given.seconds,
+        "concurrency": options.concurrency,
+        "most_at_once": peak_calls,
+        "seconds_per_call": options.seconds,
         "seconds": seconds,
         "ideal_seconds": ideal,
         "ratio": seconds / ideal,
@@ -107,16 +109,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=2.0, help="what the server takes for a call")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), given)
-    most, least = figures["most_at_once"], figures["ideal_seconds"]
+        figures = measure(Path(folder), options)
+    peak_calls, ideal_seconds = figures["most_at_once"], figures["ideal_seconds"]
     print(
         f"{figures['conversations']} conversations x {figures['runs']} runs: {figures['calls']} calls of "
-        f"{given.seconds:g} s, {most} of {given.concurrency} at once"
+        f"{options.seconds:g} s, {peak_calls} of {options.concurrency} at once"
     )
-    print(f"{figures['seconds']:.1f} s, {figures['ratio']:.2f} times {least:.1f} s (aim: at most {AIMS['ratio']})")
-    if given.json:
+    print(
+        f"{figures['seconds']:.1f} s, {figures['ratio']:.2f} times {ideal_seconds:.1f} s (aim: at most {AIMS['ratio']})"
+    )
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

@@ -33,7 +33,7 @@ MB = 1e6
 
 
 def measure(seconds: float, cycle: bool, store: str) -> dict[str, Any]:
-    """The figures of one service that idles for so long, before and with ``cycle`` after it has worked."""
+    """Measure one idle service for so many seconds; with ``cycle`` also after a cycle."""
     with tempfile.TemporaryDirectory(prefix="ti-", dir="/tmp") as folder, postgres.database(store) as url:  # short
         place = Place(Path(folder), store_url=url, settings=SMALL.format(episodes=100) if cycle else "")
         place.start()
@@ -44,8 +44,8 @@ def measure(seconds: float, cycle: bool, store: str) -> dict[str, Any]:
             if cycle:
                 _work(place)
                 time.sleep(SETTLE_S)
-                kept, share_then = _watch(psutil.Process(place.pid), seconds)
-                resident, share = max(resident, kept), max(share, share_then)
+                resident_after, share_after = _watch(psutil.Process(place.pid), seconds)
+                resident, share = max(resident, resident_after), max(share, share_after)
                 children = max(children, len(psutil.Process(place.pid).children()))
         finally:
             place.stop()
@@ -72,13 +72,13 @@ def _work(place: Place) -> None:
 
 
 def _watch(process: psutil.Process, seconds: float) -> tuple[float, float]:
-    """Greatest resident MB, and the share of one core, over the time."""
-    begun, before, resident = time.monotonic(), process.cpu_times(), 0.0
-    while (gone := time.monotonic() - begun) < seconds:
+    """The peak resident MB and the mean share of one core over ``seconds``."""
+    started, times_before, resident = time.monotonic(), process.cpu_times(), 0.0
+    while (elapsed := time.monotonic() - started) < seconds:
         resident = max(resident, process.memory_info().rss / MB)
-        time.sleep(min(1.0, seconds - gone))
-    after, gone = process.cpu_times(), time.monotonic() - begun
-    return resident, (after.user + after.system - before.user - before.system) / gone
+        time.sleep(min(1.0, seconds - elapsed))
+    times_after, elapsed = process.cpu_times(), time.monotonic() - started
+    return resident, (times_after.user + times_after.system - times_before.user - times_before.system) / elapsed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cycle", action="store_true", help="measure again after one small cycle")
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
-    figures = measure(given.seconds, given.cycle, given.store)
+    options = parser.parse_args(arguments)
+    figures = measure(options.seconds, options.cycle, options.store)
     print(f"resident {figures['resident_mb']:.0f} MB (limit {AIMS['resident_mb']:.0f})")
     print(f"{100 * figures['core_share']:.2f} % of one core (limit {100 * AIMS['core_share']:.0f} %)")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

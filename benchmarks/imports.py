@@ -37,7 +37,7 @@ DAMAGED_EVERY = 10_000
 
 @dataclass(frozen=True)
 class Import:
-    """One import: what was in the file, what it took."""
+    """Size, duration and peak memory of one import."""
 
     megabytes: float
     records: int
@@ -52,20 +52,20 @@ class Import:
 
 
 def write_file(path: Path, size: int, seed: int) -> tuple[int, int]:
-    """A file of at least ``size`` bytes; returns its conversations and its damaged lines."""
-    rng, offered = random.Random(seed), json.dumps(tools())
-    written = good = damaged = 0
+    """Write a file of at least ``size`` bytes; returns the numbers of conversations and of damaged lines."""
+    rng, tools_json = random.Random(seed), json.dumps(tools())
+    bytes_written = good = bad_lines = 0
     with path.open("w") as file:
-        while written < size:
-            if (good + damaged) % DAMAGED_EVERY == DAMAGED_EVERY - 1:
-                line, damaged = '{"messages": [{"role": "user", "content": "cut o\n', damaged + 1
+        while bytes_written < size:
+            if (good + bad_lines) % DAMAGED_EVERY == DAMAGED_EVERY - 1:
+                line, bad_lines = '{"messages": [{"role": "user", "content": "cut o\n', bad_lines + 1
             else:
                 reward = f'"reward": {good % 20 // 10}, ' if good % 10 == 0 else ""
                 messages = json.dumps(_conversation(rng))
-                line = f'{{"id": "{good}", {reward}"messages": {messages}, "tools": {offered}}}\n'
+                line = f'{{"id": "{good}", {reward}"messages": {messages}, "tools": {tools_json}}}\n'
                 good += 1
-            written += file.write(line)
-    return good, damaged
+            bytes_written += file.write(line)
+    return good, bad_lines
 
 
 def _conversation(rng: random.Random) -> list[dict[str, Any]]:
@@ -75,8 +75,8 @@ def _conversation(rng: random.Random) -> list[dict[str, Any]]:
     ]
     for turn in range(TURNS):
         function = {"name": f"tool_{rng.randrange(12)}", "arguments": json.dumps({"id": rng.randrange(10**6)})}
-        called = [{"id": f"call_{turn}", "type": "function", "function": function}]
-        messages.append({"role": "assistant", "content": None, "tool_calls": called})
+        calls = [{"id": f"call_{turn}", "type": "function", "function": function}]
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         messages.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": _say(rng, 60)})
     return [*messages, {"role": "assistant", "content": _say(rng, 20)}]
 
@@ -86,12 +86,12 @@ def _say(rng: random.Random, words: int) -> str:
 
 
 def import_of(folder: Path, size: int, seed: int) -> Import:
-    """Make a file, import it, look at what came of it."""
+    """Write a file, import it in a process of its own, and check the result."""
     folder.mkdir()
     path = folder / "conversations.jsonl"
-    good, damaged = write_file(path, size, seed)
+    good, bad_lines = write_file(path, size, seed)
     command = ["import", str(path), "--data-dir", str(folder / "data"), "--json"]
-    begun = perf_counter()
+    started = perf_counter()
     with subprocess.Popen(
         [sys.executable, "-m", "traced", *command],
         cwd=ROOT,
@@ -101,20 +101,22 @@ def import_of(folder: Path, size: int, seed: int) -> Import:
         text=True,
     ) as running:
         assert running.stdout is not None
-        told = json.loads(running.stdout.read().splitlines()[-1])
+        report = json.loads(running.stdout.read().splitlines()[-1])
         _, status, used = os.wait4(running.pid, 0)
         running.returncode = os.waitstatus_to_exitcode(status)
-    took = perf_counter() - begun
+    seconds = perf_counter() - started
     with sqlite3.connect(folder / "data" / "traced.db") as database:
-        stored = database.execute("SELECT count(*) FROM trajectories").fetchone()[0]
-    assert (stored, told["added"], told["bad"]) == (good, good, damaged), told
-    kept = Path(told["bad_file"]).read_text().count("\n") if damaged else 0
-    assert kept == damaged
-    return Import(path.stat().st_size / MEGABYTE, good + damaged, damaged, took, used.ru_maxrss * 1024 / MEGABYTE)
+        row_count = database.execute("SELECT count(*) FROM trajectories").fetchone()[0]
+    assert (row_count, report["added"], report["bad"]) == (good, good, bad_lines), report
+    bad_records = Path(report["bad_file"]).read_text().count("\n") if bad_lines else 0
+    assert bad_records == bad_lines
+    return Import(
+        path.stat().st_size / MEGABYTE, good + bad_lines, bad_lines, seconds, used.ru_maxrss * 1024 / MEGABYTE
+    )
 
 
 def measure(folder: Path, megabytes: int) -> dict[str, Any]:
-    """Both imports, with the aims and whether they are met."""
+    """Measure both imports; returns the figures, the aims and whether they are met."""
     small = import_of(folder / "small", megabytes * MEGABYTE // 10, seed=0)
     large = import_of(folder / "large", megabytes * MEGABYTE, seed=1)
     ratio = large.peak_mb / small.peak_mb
@@ -135,19 +137,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mb", type=int, default=1000, help="size of the large file, MB")
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        figures = measure(Path(folder), given.mb)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        figures = measure(Path(folder), options.mb)
     for name in ("small", "large"):
-        one = figures[name]
+        result = figures[name]
         print(
-            f"{name}: {one['megabytes']:.0f} MB, {one['records']} records ({one['damaged']} damaged) in "
-            f"{one['seconds']:.1f} s, {one['records_per_s']:.0f} records/s, peak {one['peak_mb']:.0f} MB"
+            f"{name}: {result['megabytes']:.0f} MB, {result['records']} records ({result['damaged']} damaged) in "
+            f"{result['seconds']:.1f} s, {result['records_per_s']:.0f} records/s, peak {result['peak_mb']:.0f} MB"
         )
     print(
         f"peak of the large one / of the small one: {figures['memory_ratio']:.2f} (aim: at most {AIMS['memory_ratio']})"
     )
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

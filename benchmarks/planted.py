@@ -35,10 +35,10 @@ PLANTED_FAULT, OTHER_FAULT = 0.7, 0.05
 
 @dataclass(frozen=True)
 class Finding:
-    """What the analysis made of one plant; ``cells[capability]`` is (equal cells, cells) against the truth."""
+    """The analysis of one plant; ``cells[capability]`` is (cells equal to the ground truth, cells)."""
 
-    planted: Plant
-    found: list[str]
+    plant: Plant
+    capabilities: list[str]
     ideal: list[str]
     failures: int
     cells: dict[str, tuple[int, int]]
@@ -79,77 +79,89 @@ SOURCES: dict[str, tuple[Source, Callable[[], list[Plant]]]] = {
 
 def examine(plant: Plant, trajectories: Sequence[Trajectory], *, runs: int, seed: int) -> Finding:
     """Analyse one plant's conversations and compare with the ground truth."""
-    begun = perf_counter()
-    outcomes = {one.id: one.outcome for one in trajectories}
+    started = perf_counter()
+    outcomes = {trajectory.id: trajectory.outcome for trajectory in trajectories}
     candidates = discover(trajectories, seed=seed)
     labels = label_runs(trajectories, candidates, runs=range(runs), seed=seed)
-    found = [one.capability for one in retained(labels, outcomes)]
-    seconds = perf_counter() - begun
-    known = {one.id: truth(int(one.task_id), one.messages) for one in trajectories}
-    ideal = [Label(key, name, 0, row[name]) for key, row in known.items() for name in CAPABILITIES]
+    capabilities = [contrast.capability for contrast in retained(labels, outcomes)]
+    seconds = perf_counter() - started
+    truths = {trajectory.id: truth(int(trajectory.task_id), trajectory.messages) for trajectory in trajectories}
+    ideal = [Label(key, name, 0, row[name]) for key, row in truths.items() for name in CAPABILITIES]
     alpha = agreement(labels)
     return Finding(
-        planted=plant,
-        found=found,
-        ideal=[one.capability for one in retained(ideal, outcomes)],
-        failures=sum(one.outcome == "failure" for one in trajectories),
-        cells=_cells(labels, known),
+        plant=plant,
+        capabilities=capabilities,
+        ideal=[contrast.capability for contrast in retained(ideal, outcomes)],
+        failures=sum(trajectory.outcome == "failure" for trajectory in trajectories),
+        cells=_cells(labels, truths),
         alpha=None if alpha is None else float(alpha),
         seconds=seconds,
     )
 
 
-def _cells(labels: Sequence[Label], known: dict[str, dict[str, Verdict]]) -> dict[str, tuple[int, int]]:
-    """Equal cells and all cells by capability in run 0; one that was not discovered counts as NA throughout."""
-    given = {(one.trajectory_id, one.capability): one.verdict for one in labels if one.run == 0}
+def _cells(labels: Sequence[Label], truths: dict[str, dict[str, Verdict]]) -> dict[str, tuple[int, int]]:
+    """Equal cells and all cells by capability in run 0; an undiscovered capability counts as NA."""
+    verdicts = {(label.trajectory_id, label.capability): label.verdict for label in labels if label.run == 0}
     equal = Counter(
-        name for key, row in known.items() for name in CAPABILITIES if given.get((key, name), Verdict.NA) == row[name]
+        name
+        for key, row in truths.items()
+        for name in CAPABILITIES
+        if verdicts.get((key, name), Verdict.NA) == row[name]
     )
-    return {name: (equal[name], len(known)) for name in CAPABILITIES}
+    return {name: (equal[name], len(truths)) for name in CAPABILITIES}
 
 
 def summary(source: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """The figures over all plants, with the aims and whether each is met; a rate without a denominator is None."""
-    hits = sum(len(set(one.planted) & set(one.found)) for one in findings)
+    hits = sum(len(set(finding.plant) & set(finding.capabilities)) for finding in findings)
     figures: dict[str, Any] = {
         "source": source,
         "plants": len(findings),
-        "precision": _rate(hits, sum(len(one.found) for one in findings)),
-        "recall": _rate(hits, sum(len(one.planted) for one in findings)),
+        "precision": _rate(hits, sum(len(finding.capabilities) for finding in findings)),
+        "recall": _rate(hits, sum(len(finding.plant) for finding in findings)),
         "ideal_recall": _rate(
-            sum(len(set(one.planted) & set(one.ideal)) for one in findings), sum(len(one.planted) for one in findings)
+            sum(len(set(finding.plant) & set(finding.ideal)) for finding in findings),
+            sum(len(finding.plant) for finding in findings),
         ),
         "agreement": {
-            name: _rate(sum(one.cells[name][0] for one in findings), sum(one.cells[name][1] for one in findings))
+            name: _rate(
+                sum(finding.cells[name][0] for finding in findings), sum(finding.cells[name][1] for finding in findings)
+            )
             for name in CAPABILITIES
         },
         "details": [
-            {"planted": list(one.planted), "found": one.found, "ideal": one.ideal, "alpha": one.alpha}
-            for one in findings
+            {
+                "planted": list(finding.plant),
+                "found": finding.capabilities,
+                "ideal": finding.ideal,
+                "alpha": finding.alpha,
+            }
+            for finding in findings
         ],
         "aims": AIMS,
     }
     lowest = min((rate or 0.0) for rate in figures["agreement"].values())
-    reached = {name: figures[name] or 0.0 for name in ("plants", "precision", "recall")} | {"agreement": lowest}
-    figures["reached"] = {name: reached[name] >= aim for name, aim in AIMS.items()}
+    values = {name: figures[name] or 0.0 for name in ("plants", "precision", "recall")} | {"agreement": lowest}
+    figures["reached"] = {name: values[name] >= aim for name, aim in AIMS.items()}
     figures["meets"] = all(figures["reached"].values())
     return figures
 
 
-def _rate(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _rate(part: int, total: int) -> float | None:
+    return part / total if total else None
 
 
-def _line(one: Finding) -> str:
-    equal = sum(cells[0] for cells in one.cells.values()) / sum(cells[1] for cells in one.cells.values())
-    missed = [name for name in one.planted if name not in one.found]
-    extra = [name for name in one.found if name not in one.planted]
-    verdict = "ok" if not missed and not extra else f"missed {missed or '-'} extra {extra or '-'}"
-    by_truth = [name for name in one.planted if name not in one.ideal]
+def _line(finding: Finding) -> str:
+    equal = sum(cells[0] for cells in finding.cells.values()) / sum(cells[1] for cells in finding.cells.values())
+    misses = [name for name in finding.plant if name not in finding.capabilities]
+    extra = [name for name in finding.capabilities if name not in finding.plant]
+    verdict = "ok" if not misses and not extra else f"missed {misses or '-'} extra {extra or '-'}"
+    by_truth = [name for name in finding.plant if name not in finding.ideal]
     note = f" (the truth's own labels miss {by_truth})" if by_truth else ""
     return (
-        f"{' + '.join(one.planted)}\n    found {', '.join(one.found) or 'none'}: {verdict}{note}; labels {equal:.3f},"
-        f" {one.failures} failures, {one.seconds:.1f} s"
+        f"{' + '.join(finding.plant)}\n    found {', '.join(finding.capabilities) or 'none'}: {verdict}{note};"
+        f" labels {equal:.3f},"
+        f" {finding.failures} failures, {finding.seconds:.1f} s"
     )
 
 
@@ -161,18 +173,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     findings = []
-    source, chosen = SOURCES[given.source]
-    for plant in chosen():
-        trajectories = source(plant, given.conversations, given.seed)
-        findings.append(examine(plant, trajectories, runs=given.runs, seed=given.seed))
+    source, list_plants = SOURCES[options.source]
+    for plant in list_plants():
+        trajectories = source(plant, options.conversations, options.seed)
+        findings.append(examine(plant, trajectories, runs=options.runs, seed=options.seed))
         print(_line(findings[-1]), flush=True)
-    figures = summary(given.source, findings)
+    figures = summary(options.source, findings)
     rates = ", ".join(f"{name} {rate:.3f}" for name, rate in figures["agreement"].items())
     print(f"precision {figures['precision']}, recall {figures['recall']} (with true labels {figures['ideal_recall']})")
     print(f"label agreement: {rates}")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

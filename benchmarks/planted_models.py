@@ -28,12 +28,12 @@ STEPS = 300
 
 
 def converse(plant: tuple[str, ...], conversations: int, seed: int) -> list[Trajectory]:
-    """Conversations of a model that was taught ``plant``; trained first when it is not there yet."""
+    """Conversations of the model with this plant; it is trained first where it does not exist."""
     torch.set_num_threads(2)
-    return asyncio.run(_play(taught(plant), conversations, seed))
+    return asyncio.run(_play(model_folder(plant), conversations, seed))
 
 
-def taught(plant: tuple[str, ...]) -> Path:
+def model_folder(plant: tuple[str, ...]) -> Path:
     """The folder of the model with this plant."""
     parent = hashlib.sha256((BUNDLED / "model.safetensors").read_bytes()).hexdigest()
     key = hashlib.sha256(json.dumps([plant, parent, STEPS]).encode()).hexdigest()[:12]
@@ -48,8 +48,10 @@ async def _play(folder: Path, conversations: int, seed: int) -> list[Trajectory]
     engine = Engine(model, tokenizer)
     engine.start()
     try:
-        async with aclosing(_episodes(InProcessPolicy(engine, tokenizer), folder.name, conversations, seed)) as found:
-            return [one async for one in found]
+        async with aclosing(
+            _episodes(InProcessPolicy(engine, tokenizer), folder.name, conversations, seed)
+        ) as episodes:
+            return [trajectory async for trajectory in episodes]
     finally:
         engine.stop()
 

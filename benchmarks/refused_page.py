@@ -18,15 +18,15 @@ from sandbox.admission import admit
 from sandbox.admission.report.html import page
 from sandbox.image import ensure_image
 
-SHOWN = "pays_for_words"
+ENVIRONMENT = "pays_for_words"
 SIZE = (1100, 895)
 WINDOW = f"--window-size={SIZE[0]},{SIZE[1]}"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=0.92", WINDOW)
 
 
-async def made(name: str) -> str:
-    """The page of the unsound environment of this name, from a full panel without a base model."""
-    [fixture] = [one for one in unsound() if one.name == name]
+async def admission_page(name: str) -> str:
+    """The HTML admission page of an unsound environment, from a full panel without a base model."""
+    [fixture] = [environment for environment in unsound() if environment.name == name]
     report = await admit(
         fixture.source,
         target_tools=target_tools(fixture.base),
@@ -37,27 +37,27 @@ async def made(name: str) -> str:
     return page(report, f"{name}.py", datetime.now(UTC))
 
 
-def draw(chromium: str, text: str, into: Path) -> None:
-    """The top of a page, as a browser on a light desktop shows it."""
+def draw(chromium: str, text: str, path: Path) -> None:
+    """Write a screenshot of the top of an HTML page to ``path``."""
     with tempfile.TemporaryDirectory() as folder:
         html = Path(folder) / "page.html"
         html.write_text(text, encoding="utf-8")
-        command = [chromium, *FLAGS, f"--user-data-dir={folder}/profile", f"--screenshot={into}", html.as_uri()]
+        command = [chromium, *FLAGS, f"--user-data-dir={folder}/profile", f"--screenshot={path}", html.as_uri()]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=120)
 
 
 def main() -> int:
-    """Draw it; the exit code is 2 where there is no browser."""
+    """Draw the picture; the exit code is 2 without a browser."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.refused_page", description=__doc__)
     parser.add_argument("--into", type=Path, default=Path("docs/pictures"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("needs Chromium: apt-get install chromium", file=sys.stderr)
         return 2
     ensure_image(build_missing=True)
-    given.into.mkdir(parents=True, exist_ok=True)
-    draw(chromium, asyncio.run(made(SHOWN)), given.into.absolute() / "admission.png")
+    options.into.mkdir(parents=True, exist_ok=True)
+    draw(chromium, asyncio.run(admission_page(ENVIRONMENT)), options.into.absolute() / "admission.png")
     return 0
 
 

@@ -47,88 +47,90 @@ class Talk:
 
 @dataclass(frozen=True)
 class Length:
-    """Of a conversation."""
+    """Turns of a conversation and tokens of each answer."""
 
     turns: int
     tokens: int
 
 
-async def talk(http: aiohttp.ClientSession, url: str, model: str, opening: list[Any], length: Length) -> Talk:
+async def talk(http: aiohttp.ClientSession, url: str, model: str, prompt: list[Any], length: Length) -> Talk:
     """Hold a conversation."""
-    messages, seconds, found = list(opening), [], ""
+    messages, seconds, conversation = list(prompt), [], ""
     for turn in range(length.turns):
         body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": length.tokens}
         body |= {"ignore_eos": True, "temperature": 0}
         began = time.perf_counter()
         async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
-            told = await answer.json()
+            completion = await answer.json()
         seconds.append(time.perf_counter() - began)
-        found = answer.headers["X-Traced-Conversation"]
-        said = told["choices"][0]["message"]["content"] or "-"
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And order W{1000 + turn}?"}]
-    return Talk(found, seconds)
+        conversation = answer.headers["X-Traced-Conversation"]
+        text = completion["choices"][0]["message"]["content"] or "-"
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And order W{1000 + turn}?"}]
+    return Talk(conversation, seconds)
 
 
-async def both(url: str, engine: str, count: int, length: Length, *, cold: bool) -> dict[str, list[Talk]]:
-    """So many conversations of either kind, by turns."""
-    asked = questions(2 * count + WARM, seed=int(cold))
+async def paired_talks(url: str, engine: str, count: int, length: Length, *, cold: bool) -> dict[str, list[Talk]]:
+    """Hold ``count`` conversations with the router and ``count`` with the base model, alternating."""
+    prompts = questions(2 * count + WARM, seed=int(cold))
     talks: dict[str, list[Talk]] = {"auto": [], "base": []}
     async with aiohttp.ClientSession() as http:
-        for opening in asked[:WARM]:
-            await talk(http, url, "auto", opening, length)
-        for number, opening in enumerate(asked[WARM:]):
+        for prompt in prompts[:WARM]:
+            await talk(http, url, "auto", prompt, length)
+        for number, prompt in enumerate(prompts[WARM:]):
             if cold:
                 async with http.post(f"{engine}/reset_prefix_cache") as answer:
                     answer.raise_for_status()
             model = "auto" if number % 2 else "base"
-            talks[model].append(await talk(http, url, model, opening, length))
+            talks[model].append(await talk(http, url, model, prompt, length))
     return talks
 
 
 def measure(count: int, length: Length, adapters: int) -> dict[str, Any]:
-    """The figures of both ways."""
+    """Measure with a warm and with a cold prefix cache."""
     settings = [*vllm_settings(need_vllm()), f"serving.max_adapters={adapters}", "serving.routing_timeout_s=20"]
     settings.append("serving.sleep_for_training=true")  # for the endpoint that empties the cache
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tb-") as name:
         folder = Path(name)
-        there = installed(folder / "data", folder / "adapters", adapters)
-        with there as made, serving(made.data_dir, settings) as served:
-            for each in made.versions:
-                made.promote(each)
-            asyncio.run(until_offered(served.url, set(made.versions)))
-            engine = asyncio.run(_engine(served.url))
+        context = installed(folder / "data", folder / "adapters", adapters)
+        with context as installation, serving(installation.data_dir, settings) as gateway:
+            for adapter in installation.versions:
+                installation.promote(adapter)
+            asyncio.run(until_offered(gateway.url, set(installation.versions)))
+            engine = asyncio.run(_engine(gateway.url))
             for way in WAYS:
-                talks = asyncio.run(both(served.url, engine, count, length, cold=way == "cold"))
-                told[way] = _way(made, talks)
-    met = {way: told[way]["share"] <= AIM for way in WAYS}
-    return {**told, "aim": AIM, "reached": met, "meets": all(met.values())}
+                talks = asyncio.run(paired_talks(gateway.url, engine, count, length, cold=way == "cold"))
+                figures[way] = _way(installation, talks)
+    within_aim = {way: figures[way]["share"] <= AIM for way in WAYS}
+    return {**figures, "aim": AIM, "reached": within_aim, "meets": all(within_aim.values())}
 
 
-def _way(made: Installation, talks: dict[str, list[Talk]]) -> dict[str, Any]:
-    with read_session(made.store) as opened:
-        routes = find_routes(opened, [one.id for one in talks["auto"]])
+def _way(installation: Installation, talks: dict[str, list[Talk]]) -> dict[str, Any]:
+    with read_session(installation.store) as session:
+        routes = find_routes(session, [conversation.id for conversation in talks["auto"]])
     failed = [route.why for route in routes.values() if route.why]
     if failed or len(routes) < len(talks["auto"]):
         raise RuntimeError(f"{len(routes)} of {len(talks['auto'])} conversations were routed; {failed[:3]}")
-    first = {model: statistics.median(one.seconds[0] for one in found) for model, found in talks.items()}
-    whole = sorted(sum(one.seconds) for one in talks["auto"])
+    first = {
+        model: statistics.median(conversation.seconds[0] for conversation in group) for model, group in talks.items()
+    }
+    durations = sorted(sum(conversation.seconds) for conversation in talks["auto"])
     decisions = sorted(route.seconds for route in routes.values())
     added, decision = first["auto"] - first["base"], statistics.median(decisions)
     return {
         "added_ms": 1000 * added,
         "decision_ms": 1000 * decision,
         "decision_ms_spread": [1000 * decisions[0], 1000 * decisions[-1]],
-        "conversation_s": statistics.median(whole),
-        "conversation_s_spread": [whole[0], whole[-1]],
-        "share": max(added, decision) / statistics.median(whole),
+        "conversation_s": statistics.median(durations),
+        "conversation_s_spread": [durations[0], durations[-1]],
+        "share": max(added, decision) / statistics.median(durations),
     }
 
 
 async def _engine(url: str) -> str:
     async with aiohttp.ClientSession() as http, http.get(f"{url}/ready") as answer:
-        (found,) = (await answer.json())["engines"]
-    return str(found)
+        (engine,) = (await answer.json())["engines"]
+    return str(engine)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,16 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=32, help="of each answer")
     parser.add_argument("--adapters", type=int, default=4, help="on offer")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
-    figures = measure(given.conversations, Length(given.turns, given.tokens), given.adapters)
+    options = parser.parse_args(arguments)
+    figures = measure(options.conversations, Length(options.turns, options.tokens), options.adapters)
     for way in WAYS:
-        one = figures[way]
+        result = figures[way]
         print(
-            f"{way}: {one['added_ms']:.1f} ms added (decisions {one['decision_ms']:.1f} ms) "
-            f"to {one['conversation_s']:.2f} s of {given.turns} turns: {100 * one['share']:.2f} % "
+            f"{way}: {result['added_ms']:.1f} ms added (decisions {result['decision_ms']:.1f} ms) "
+            f"to {result['conversation_s']:.2f} s of {options.turns} turns: {100 * result['share']:.2f} % "
             f"(aim: {100 * AIM:.0f} % at most)"
         )
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

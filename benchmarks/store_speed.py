@@ -43,11 +43,11 @@ ROOT = Path(__file__).parents[1]
 MESSAGES = 20
 VOCABULARY = 32_000
 WORDS = ("order", "refund", "account", "please", "check", "status", "item", "delivery", "late", "policy", "purchase")
-AT = datetime(2026, 1, 1, tzinfo=UTC)
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Took:
+class Timing:
     """Wall-clock and processor seconds."""
 
     wall_s: float
@@ -66,7 +66,7 @@ def tools() -> list[Tool]:
 
 def trajectories(count: int, seed: int) -> Iterator[Trajectory]:
     """``count`` different conversations."""
-    rng, offered = random.Random(seed), tools()
+    rng, definitions = random.Random(seed), tools()
     system = " ".join(rng.choices(WORDS, k=150))
     for number in range(count):
         messages, turns = _conversation(rng, system)
@@ -80,7 +80,7 @@ def trajectories(count: int, seed: int) -> Iterator[Trajectory]:
             model="base",
             temperature=1.0,
             messages=messages,
-            tools=offered,
+            tools=definitions,
             turns=turns,
             reward=float(outcome is Outcome.SUCCESS),
             outcome=outcome,
@@ -97,8 +97,8 @@ def _conversation(rng: random.Random, system: str) -> tuple[list[Message], list[
         completion = _tokens(rng, 40)
         turns.append(Turn(len(messages), prompt, completion, [-rng.random() for _ in completion], "tool_calls"))
         call = {"name": f"tool_{rng.randrange(12)}", "arguments": json.dumps({"id": rng.randrange(10**6)})}
-        called = [{"id": f"call_{len(messages)}", "type": "function", "function": call}]
-        messages.append({"role": "assistant", "content": None, "tool_calls": called})
+        calls = [{"id": f"call_{len(messages)}", "type": "function", "function": call}]
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         messages.append({"role": "tool", "tool_call_id": f"call_{len(messages) - 1}", "content": _say(rng, 25)})
         prompt = prompt + completion + _tokens(rng, 40)
     return messages, turns
@@ -112,53 +112,55 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
     return rng.choices(range(VOCABULARY), k=count)
 
 
-def ingest(store: Engine, count: int, batch: int) -> Took:
+def ingest(store: Engine, count: int, batch: int) -> Timing:
     """Save ``count`` trajectories; returns what the store took."""
-    made, wall, cpu = trajectories(count, seed=0), 0.0, 0.0
-    while block := list(islice(made, batch)):
-        begun, used = perf_counter(), process_time()
-        with write_session(store) as opened:
-            save_trajectories(opened, block)
-        wall, cpu = wall + perf_counter() - begun, cpu + process_time() - used
-    return Took(wall, cpu)
+    source, wall, cpu = trajectories(count, seed=0), 0.0, 0.0
+    while block := list(islice(source, batch)):
+        started, cpu_started = perf_counter(), process_time()
+        with write_session(store) as session:
+            save_trajectories(session, block)
+        wall, cpu = wall + perf_counter() - started, cpu + process_time() - cpu_started
+    return Timing(wall, cpu)
 
 
-def status(data_dir: Path, runs: int) -> list[Took]:
+def status(data_dir: Path, runs: int) -> list[Timing]:
     """Run the command so many times."""
-    took = []
+    timings = []
     for _ in range(runs):
-        begun, before = perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
+        started, usage_before = perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        process = subprocess.run(
             [sys.executable, "-m", "traced", "status", "--json", "--data-dir", str(data_dir)],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             check=True,
         )
-        wall, after = perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert json.loads(done.stdout)["cycles"][0]["cycle"] == "bench"
-        took.append(Took(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
-    return took
+        wall, usage_after = perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert json.loads(process.stdout)["cycles"][0]["cycle"] == "bench"
+        timings.append(
+            Timing(wall, usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime)
+        )
+    return timings
 
 
 def measure(data_dir: Path, count: int, batch: int, runs: int) -> dict[str, Any]:
-    """Both figures with the aims and whether each is met."""
+    """Measure ingest and status; returns the figures, the aims and whether they are met."""
     store = open_store(sqlite_url(data_dir / "traced.db"))
-    with write_session(store) as opened:
-        save_cycle(opened, Cycle("bench", "desk", "bundled", 0, {}, CycleState.RUNNING, AT))
+    with write_session(store) as session:
+        save_cycle(session, Cycle("bench", "desk", "bundled", 0, {}, CycleState.RUNNING, MOMENT))
     ingested = ingest(store, count, batch)
-    with write_session(store) as opened:
-        save_routing(opened, [RoutingChoice(f"bench-{n:07d}", "base", {"A": -0.1}, 0.01) for n in range(0, count, 10)])
+    with write_session(store) as session:
+        save_routing(session, [RoutingChoice(f"bench-{n:07d}", "base", {"A": -0.1}, 0.01) for n in range(0, count, 10)])
     store.dispose()
-    took = status(data_dir, runs)
+    timings = status(data_dir, runs)
     figures: dict[str, Any] = {
         "trajectories": count,
         "ingest_per_s": count / ingested.wall_s,
         "ingest_per_cpu_s": count / ingested.cpu_s,
-        "status_s": statistics.median(one.wall_s for one in took),
-        "status_cpu_s": statistics.median(one.cpu_s for one in took),
+        "status_s": statistics.median(timing.wall_s for timing in timings),
+        "status_cpu_s": statistics.median(timing.cpu_s for timing in timings),
         "bytes": sum(file.stat().st_size for file in data_dir.iterdir()),
-        "runs": [asdict(one) for one in took],
+        "runs": [asdict(timing) for timing in timings],
         "aims": AIMS,
     }
     figures["reached"] = {
@@ -176,14 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=500, help="trajectories in one transaction")
     parser.add_argument("--runs", type=int, default=5, help="runs of traced status")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), given.trajectories, given.batch, given.runs)
+        figures = measure(Path(folder), options.trajectories, options.batch, options.runs)
     per_s, per_cpu_s = figures["ingest_per_s"], figures["ingest_per_cpu_s"]
     print(f"ingest: {per_s:.0f} trajectories/s, {per_cpu_s:.0f} per processor second, over {figures['trajectories']}")
     print(f"status: {1000 * figures['status_s']:.0f} ms, {1000 * figures['status_cpu_s']:.0f} ms of a processor")
     print(f"{figures['bytes'] / figures['trajectories'] / 1000:.1f} kB on disk per trajectory")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

@@ -66,8 +66,8 @@ def daemon(trajectories: int) -> Iterator[tuple[Place, sqlalchemy.Engine]]:
         place = Place(Path(folder), settings="")
         store = place.open_store()
         seed_store(store, place.data_dir, datetime.now(UTC), trajectories=trajectories)
-        with write_session(store) as opened:
-            pause_target(opened, "desk", actor="benchmark", at=datetime.now(UTC))
+        with write_session(store) as session:
+            pause_target(session, "desk", actor="benchmark", at=datetime.now(UTC))
         place.start()
         try:
             yield place, store
@@ -77,21 +77,21 @@ def daemon(trajectories: int) -> Iterator[tuple[Place, sqlalchemy.Engine]]:
 
 
 def write_events(store: sqlalchemy.Engine, count: int) -> None:
-    """So many, as fast as the store takes them."""
+    """Save ``count`` events as fast as possible."""
     for first in range(0, count, BATCH):
-        with write_session(store) as opened:
+        with write_session(store) as session:
             for number in range(first, min(first + BATCH, count)):
                 at, detail = datetime.now(UTC), {"number": number, "of": count}
-                save_event(opened, Event(at, "benchmark", f"event-{number}", None, detail))
+                save_event(session, Event(at, "benchmark", f"event-{number}", None, detail))
 
 
 @contextmanager
 def happening(store: sqlalchemy.Engine, rate: float) -> Iterator[None]:
-    """Events at a rate, from a thread of their own, while the body runs."""
-    over = threading.Event()
+    """Write ``rate`` events per second from a thread while the body runs."""
+    stopped = threading.Event()
 
     def write() -> None:
-        while not over.wait(BATCH / rate):
+        while not stopped.wait(BATCH / rate):
             write_events(store, BATCH)
 
     thread = threading.Thread(target=write)
@@ -99,12 +99,12 @@ def happening(store: sqlalchemy.Engine, rate: float) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
-async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for it."""
+async def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until the condition holds. Raises ``TimeoutError``."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -112,113 +112,113 @@ async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
         await asyncio.sleep(0.001)
 
 
-def _answered(app: TracedApp) -> bool:
+def _is_loaded(app: TracedApp) -> bool:
     return isinstance(app.screen, Live) and app.screen.is_loaded
 
 
-def _heard(app: TracedApp, newest: int) -> Callable[[], bool]:
-    return lambda: app.link.last == newest
+def _has_received(app: TracedApp, last_event: int) -> Callable[[], bool]:
+    return lambda: app.link.last == last_event
 
 
-async def first(where: Address) -> tuple[float, float]:
-    """Milliseconds to the first picture, and to the first answer in it."""
+async def first(address: Address) -> tuple[float, float]:
+    """Milliseconds to the first paint and to the first loaded screen."""
     began = time.perf_counter()
-    app = TracedApp(where)
+    app = TracedApp(address)
     async with app.run_test(size=SIZE):
         painted = time.perf_counter() - began
-        await until(lambda: _answered(app))
+        await wait_until(lambda: _is_loaded(app))
         return 1000 * painted, 1000 * (time.perf_counter() - began)
 
 
-def _moved(table: KeyedTable | Lines, row: str | None) -> bool:
+def _has_moved(table: KeyedTable | Lines, row: str | None) -> bool:
     return table.selected != row
 
 
 async def keys(pilot: Pilot[None], name: str, count: int) -> list[float]:
-    """Milliseconds from each of so many moves of the cursor to the picture that shows it.
+    """Milliseconds from each of ``count`` cursor moves to its paint.
 
     Not by ``Pilot.press``, which waits until the whole app is idle, and it never is while events arrive.
     """
     app = pilot.app
     assert isinstance(app, TracedApp)
     app.action_show(name)
-    await until(lambda: app.current_mode == name and _answered(app))
+    await wait_until(lambda: app.current_mode == name and _is_loaded(app))
     await pilot.pause()
     table = app.screen.query("KeyedTable, Lines").first()
     assert isinstance(table, KeyedTable | Lines)
     table.focus()
-    found = []
+    times_ms = []
     for number in range(count):
         row, painted = table.selected, asyncio.Event()
         began = time.perf_counter()
         at_top, at_end = table.cursor_row == 0, table.cursor_row == table.row_count - 1
         app.post_message(Key("down" if at_top or (number % 2 and not at_end) else "up", None))
-        await until(partial(_moved, table, row), seconds=5)
+        await wait_until(partial(_has_moved, table, row), seconds=5)
         table.call_after_refresh(painted.set)
         await painted.wait()
-        found.append(1000 * (time.perf_counter() - began))
+        times_ms.append(1000 * (time.perf_counter() - began))
         await asyncio.sleep(0.02)
-    return found
+    return times_ms
 
 
-async def under_load(where: Address, store: sqlalchemy.Engine, rate: float, count: int) -> dict[str, list[float]]:
-    """The keys' times per screen while events arrive."""
-    app = TracedApp(where)
+async def under_load(address: Address, store: sqlalchemy.Engine, rate: float, count: int) -> dict[str, list[float]]:
+    """Key times by screen while events arrive."""
+    app = TracedApp(address)
     async with app.run_test(size=SIZE) as pilot:
         with happening(store, rate):
             return {name: await keys(pilot, name, count) for name in SCREENS if name in app.MODES}
 
 
-async def memory(where: Address, store: sqlalchemy.Engine, events: int) -> list[float]:
-    """Resident MB after the first and after the second half of the events, the log in front."""
-    app, found = TracedApp(where), []
+async def memory(address: Address, store: sqlalchemy.Engine, events: int) -> list[float]:
+    """Resident MB after each half of the events, with the log screen open."""
+    app, resident_mb = TracedApp(address), []
     async with app.run_test(size=SIZE) as pilot:
         app.action_show("log")
         await pilot.pause()
         for _ in range(2):
             await asyncio.to_thread(write_events, store, events // 2)
-            with read_session(store) as opened:
-                _, newest = event_range(opened)
-            await until(_heard(app, newest), seconds=600)
+            with read_session(store) as session:
+                _, last_event = event_range(session)
+            await wait_until(_has_received(app, last_event), seconds=600)
             await pilot.pause()
-            found.append(psutil.Process().memory_info().rss / 1e6)
-    return found
+            resident_mb.append(psutil.Process().memory_info().rss / 1e6)
+    return resident_mb
 
 
-def start_ms(where: Address) -> float:
+def start_ms(address: Address) -> float:
     """Milliseconds from the start of ``python -m tui`` to its first bytes on a terminal."""
     master, slave = pty.openpty()
     began = time.perf_counter()
-    command = [sys.executable, "-m", "tui", "--socket", str(where.socket)]
+    command = [sys.executable, "-m", "tui", "--socket", str(address.socket)]
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm"}) as app:
-        seen = b""
-        while b"traced" not in seen and time.perf_counter() - began < 30:
+        output = b""
+        while b"traced" not in output and time.perf_counter() - began < 30:
             if select.select([master], [], [], 0.1)[0]:
-                seen += os.read(master, 65536)
-        took = 1000 * (time.perf_counter() - began)
+                output += os.read(master, 65536)
+        elapsed_ms = 1000 * (time.perf_counter() - began)
         app.terminate()
     os.close(master)
     os.close(slave)
-    return took
+    return elapsed_ms
 
 
 def measure(trajectories: int, rate: float, count: int, events: int) -> dict[str, Any]:
     """The figures."""
     settle_memory()
     with daemon(trajectories) as (place, store):
-        where = Address(default_socket(place.data_dir))
-        starts = [asyncio.run(first(where)) for _ in range(STARTS)]
-        took = asyncio.run(under_load(where, store, rate, count))
-        resident = asyncio.run(memory(where, store, events))
-        started = start_ms(where)
+        address = Address(default_socket(place.data_dir))
+        starts = [asyncio.run(first(address)) for _ in range(STARTS)]
+        key_times = asyncio.run(under_load(address, store, rate, count))
+        resident = asyncio.run(memory(address, store, events))
+        started = start_ms(address)
     figures: dict[str, Any] = {
         "trajectories": trajectories,
         "events_per_s": rate,
         "first_paint_ms": statistics.median(painted for painted, _ in starts),
-        "first_content_ms": statistics.median(shown for _, shown in starts),
+        "first_content_ms": statistics.median(content for _, content in starts),
         "start_ms": started,
-        "key_ms": max(_percentile(times, 0.99) for times in took.values()),
-        "key_ms_median": {name: statistics.median(times) for name, times in took.items()},
+        "key_ms": max(_percentile(times, 0.99) for times in key_times.values()),
+        "key_ms_median": {name: statistics.median(times) for name, times in key_times.items()},
         "events": events,
         "resident_mb": resident,
         "memory_growth": resident[1] / resident[0],
@@ -239,12 +239,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keys", type=int, default=200, help="on each screen")
     parser.add_argument("--hour", action="store_true", help="an hour's events instead of two minutes'")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
-    events = round(given.rate * (3600 if given.hour else 120))
-    figures = measure(given.trajectories, given.rate, given.keys, events)
+    options = parser.parse_args(arguments)
+    events = round(options.rate * (3600 if options.hour else 120))
+    figures = measure(options.trajectories, options.rate, options.keys, events)
     for name, limit in AIMS.items():
         print(f"{name} {figures[name]:.2f} (limit {limit:g})")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

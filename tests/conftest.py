@@ -24,7 +24,7 @@ from tests.guard.sitecustomize import forbid_network
 
 sys.addaudithook(forbid_network)
 
-HERE = Path(__file__).parent
+TESTS_DIR = Path(__file__).parent
 REAL_THINGS = ("integration", "acceptance")
 # Directories and modules of slow tests: whole cycles, real engines, training runs, many containers, several databases.
 # Elsewhere a slow test carries its own mark.
@@ -106,7 +106,7 @@ class EventLoop(asyncio.SelectorEventLoop):
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """What runs every async test."""
+    """The backend of every async test."""
     return "asyncio", {"loop_factory": EventLoop}
 
 
@@ -125,7 +125,7 @@ def docker_refusal() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).as_posix().startswith(SLOW):
+        if item.path.is_relative_to(TESTS_DIR) and item.path.relative_to(TESTS_DIR).as_posix().startswith(SLOW):
             item.add_marker("slow")
 
 
@@ -137,7 +137,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def must_run(node: pytest.Item | pytest.Collector) -> bool:
     if node.get_closest_marker("optional"):
         return False
-    relative = node.path.relative_to(HERE) if node.path.is_relative_to(HERE) else Path()
+    relative = node.path.relative_to(TESTS_DIR) if node.path.is_relative_to(TESTS_DIR) else Path()
     return bool(node.get_closest_marker("docker")) or relative.parts[:1] in [(name,) for name in REAL_THINGS]
 
 

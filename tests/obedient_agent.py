@@ -26,84 +26,84 @@ from traced.targets.desk import Desk
 from traced.targets.desk.environment import demonstrator
 
 HINT = "work through every request"
-LACKING = "multi-step-completion"
-Said = list[Message]
+DEFICIT = "multi-step-completion"
+Script = list[Message]
 
 
 @dataclass
 class Agent:
-    """What it says in each task that it knows, able and not; whom it heeds."""
+    """A scripted agent: its able and its unable script by task, and what makes it able (hint, adapter)."""
 
-    tasks: Mapping[str, tuple[Said, Said]]
+    tasks: Mapping[str, tuple[Script, Script]]
     obeys: bool
-    trained: bool  # whether the adapter brings the capability about
+    adapter_helps: bool  # whether the adapter brings the capability about
     loaded: list[str] = field(default_factory=list)
     url: str = ""
 
     def answer(self, body: Mapping[str, Any]) -> Message:
         """The next message of the conversation."""
         messages = body["messages"]
-        told = next((one["content"] for one in messages if one["role"] == "system"), "")
-        opening = next(one["content"] for one in messages if one["role"] == "user")
-        able = (self.obeys and HINT in told) or (self.trained and body["model"] in self.loaded)
-        script = self.tasks[opening][0 if able else 1]
-        turn = sum(one["role"] == "assistant" for one in messages)
+        system_prompt = next((message["content"] for message in messages if message["role"] == "system"), "")
+        prompt = next(message["content"] for message in messages if message["role"] == "user")
+        able = (self.obeys and HINT in system_prompt) or (self.adapter_helps and body["model"] in self.loaded)
+        script = self.tasks[prompt][0 if able else 1]
+        turn = sum(message["role"] == "assistant" for message in messages)
         return script[turn] if turn < len(script) else {"role": "assistant", "content": "Goodbye."}
 
 
-def tasks_of(source_code: str, seeds: Iterable[int], desk_seeds: Iterable[int]) -> dict[str, tuple[Said, Said]]:
-    """By what the user says first: what solves the lamp shop's and the desk's tasks, and what is left undone."""
+def tasks_of(source_code: str, seeds: Iterable[int], desk_seeds: Iterable[int]) -> dict[str, tuple[Script, Script]]:
+    """The solving and the failing script of each lamp shop and desk task, by the first user message."""
     module = types.ModuleType("lamp_shop")
     exec(compile(source_code, "lamp_shop", "exec"), module.__dict__)  # a fixture of the tests
-    found: dict[str, tuple[Said, Said]] = {}
+    tasks: dict[str, tuple[Script, Script]] = {}
     for seed in seeds:
         shop = module.Environment()
-        opening = shop.reset(seed).messages[0]["content"]
-        able = list(played(shop, shop.oracle()))
-        found[opening] = able, [*able[: _first_write(able) + 1], able[-1]]
+        prompt = shop.reset(seed).messages[0]["content"]
+        able = list(play_script(shop, shop.oracle()))
+        tasks[prompt] = able, [*able[: _first_write(able) + 1], able[-1]]
     for seed in desk_seeds:
-        opening = Desk().reset(seed).messages[0]["content"]
-        found[opening] = desk_play(seed, {}), desk_play(seed, {LACKING: 1.0})
-    return found
+        prompt = Desk().reset(seed).messages[0]["content"]
+        tasks[prompt] = desk_play(seed, {}), desk_play(seed, {DEFICIT: 1.0})
+    return tasks
 
 
 @contextmanager
-def obedient(tasks: Mapping[str, tuple[Said, Said]], *, obeys: bool, trained: bool) -> Iterator[Agent]:
-    """The agent behind an engine's API, as long as the body runs."""
-    made = Agent(tasks, obeys, trained)
+def obedient(tasks: Mapping[str, tuple[Script, Script]], *, obeys: bool, adapter_helps: bool) -> Iterator[Agent]:
+    """Serve the agent behind the API of an engine while the body runs."""
+    instance = Agent(tasks, obeys, adapter_helps)
 
     class Handler(_Handler):
-        agent = made
+        agent = instance
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
-        made.url = f"http://127.0.0.1:{server.server_port}"
+        instance.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield made
+            yield instance
         finally:
             server.shutdown()
             thread.join()
 
 
-def desk_play(seed: int, faults: dict[str, float]) -> Said:
-    """How the demonstrator plays a seed of the desk, with such faults."""
+def desk_play(seed: int, faults: dict[str, float]) -> Script:
+    """The messages of the demonstrator for a desk seed with these faults."""
     desk = Desk()
     desk.reset(seed)
-    return list(played(desk, demonstrator(desk, faults=faults, rng_seed=0)))
+    return list(play_script(desk, demonstrator(desk, faults=faults, rng_seed=0)))
 
 
-def played(environment: Any, script: Iterable[Message]) -> Iterator[Message]:
-    """The messages of a script, each played as it is taken."""
+def play_script(environment: Any, script: Iterable[Message]) -> Iterator[Message]:
+    """Yield the messages of a script and step the environment with each."""
     for message in script:
         yield message
         environment.step(message)
 
 
-def _first_write(said: Sequence[Message]) -> int:
-    names = [{call["function"]["name"] for call in one.get("tool_calls") or []} for one in said]
-    return next(place for place, called in enumerate(names) if called & {"return_item", "exchange_item"})
+def _first_write(messages: Sequence[Message]) -> int:
+    names = [{call["function"]["name"] for call in message.get("tool_calls") or []} for message in messages]
+    return next(place for place, tools in enumerate(names) if tools & {"return_item", "exchange_item"})
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -122,8 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         choice = {"message": message, "logprobs": {"content": [token]}, "token_ids": [1], "finish_reason": finish}
         return self._tell({"choices": [choice], "prompt_token_ids": [1]})
 
-    def _tell(self, told: Mapping[str, Any]) -> None:
-        answer = json.dumps(told).encode()
+    def _tell(self, body: Mapping[str, Any]) -> None:
+        answer = json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class Process:
-    """Where the agent's engine is; whoever started it stops it."""
+    """Stands for an engine process at the URL of the agent; stopping it does nothing."""
 
     url: str
 
@@ -145,25 +145,23 @@ class Process:
 
 
 def at_work(url: str) -> AbstractContextManager[Any]:
-    """Stages of this process have that engine."""
+    """Patch the engine of the stages in this process with the one at ``url``."""
     return patch("traced.inference.start.start", lambda *_, **__: Process(url))
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        where = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
-        with Path(os.environ["OBEDIENT_REACHED"]).open("a") as reached:
-            reached.write(f"{where}\n")
+        address = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
+        with Path(os.environ["OBEDIENT_REACHED"]).open("a") as log:
+            log.write(f"{address}\n")
 
 
 if __name__ == "__main__":
     from traced.cli.main import main
 
     sys.addaudithook(_note)
-    stations = (
-        [patch("traced.pipeline.child_runner.STAGE_MODULE", "tests.obedient_station")] if "up" in sys.argv else []
-    )
+    patches = [patch("traced.pipeline.child_runner.STAGE_MODULE", "tests.obedient_station")] if "up" in sys.argv else []
     with contextlib.ExitStack() as patched:
-        for each in [at_work(os.environ["OBEDIENT_URL"]), *stations]:
-            patched.enter_context(each)
+        for context in [at_work(os.environ["OBEDIENT_URL"]), *patches]:
+            patched.enter_context(context)
         main()

@@ -1,4 +1,4 @@
-"""A clock that stands still until somebody sleeps on it; sleeping takes no time."""
+"""A clock that advances only by sleeping; sleeping takes no real time."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class VirtualTime:
-    """``slept`` keeps what was slept for, in order."""
+    """A virtual clock; ``slept`` lists the durations of all sleeps in order."""
 
     now: float = 1000.0
     slept: list[float] = field(default_factory=list)
@@ -16,6 +16,6 @@ class VirtualTime:
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
-        until = self.now + seconds
+        wake_at = self.now + seconds
         await asyncio.sleep(0)
-        self.now = max(self.now, until)
+        self.now = max(self.now, wake_at)

@@ -33,8 +33,8 @@ AIMS = {"lost": 0, "doubled": 0, "half-written": 0, "unfinished": 0, "orphan": 0
 
 
 @contextmanager
-def surroundings(store: str, niceness: int) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
-    """A place, its Docker engine and its database; all gone afterwards, but for a place where something was found."""
+def service_environment(store: str, niceness: int) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
+    """Provide a data directory, its Docker engine and its database; all are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder, postgres.database(store) as url:  # short
         engine = None if dockerd.missing() else dockerd.Dockerd(Path(folder) / "docker")
         variables = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -51,20 +51,20 @@ def surroundings(store: str, niceness: int) -> Iterator[tuple[Place, dockerd.Doc
 
 
 def measure(kills: int, seed: int, store: str, timeout_s: float, niceness: int) -> dict[str, Any]:
-    """One campaign's figures."""
-    with surroundings(store, niceness) as (place, engine):
-        begun = perf_counter()
+    """Run one campaign and return its figures."""
+    with service_environment(store, niceness) as (place, engine):
+        started = perf_counter()
         campaign = Campaign(place, engine, kills, seed, timeout_s, lambda line: print(line, flush=True))
         campaign.run()
-        figures = {"store": store, "seed": seed, **campaign.figures(), "seconds": perf_counter() - begun}
-        if campaign.found:
+        figures = {"store": store, "seed": seed, **campaign.figures(), "seconds": perf_counter() - started}
+        if campaign.violations:
             print(f"the end of the service's log:\n{place.last_lines(40)}", file=sys.stderr)
     figures["aims"] = {"kills": kills, "finished": 1, **AIMS}
-    reached = figures["kills"] >= kills and figures["cycles"].get("finished", 0) >= 1
+    aims_met = figures["kills"] >= kills and figures["cycles"].get("finished", 0) >= 1
     if kills >= LONG:
         figures["aims"]["boundaries_missed"] = []
-        reached = reached and not figures["boundaries_missed"]
-    figures["meets"] = reached and all(figures[name] <= most for name, most in AIMS.items())
+        aims_met = aims_met and not figures["boundaries_missed"]
+    figures["meets"] = aims_met and all(figures[name] <= limit for name, limit in AIMS.items())
     return figures
 
 
@@ -77,12 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout-s", type=float, default=4 * 3600.0)
     parser.add_argument("--nice", type=int, default=0, help="niceness of the service, to go easy on the machine")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended all the same
-    figures = measure(given.kills, given.seed, given.store, given.timeout_s, given.nice)
+    figures = measure(options.kills, options.seed, options.store, options.timeout_s, options.nice)
     for name, value in figures.items():
         print(f"{name}: {value}")
-    if given.json:
+    if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

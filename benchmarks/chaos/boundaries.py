@@ -17,7 +17,7 @@ from store.tables import ApprovalRow, StageEventRow
 
 NODES = ("collect", "analyze", "synthesize", "admit", "train", "gate", "promote", "evaluate", "report")
 BEGINS, DONE = "begins", "done"
-BOUNDARIES = tuple(f"{node} {what}" for node in NODES for what in (BEGINS, DONE))
+BOUNDARIES = tuple(f"{node} {event}" for node in NODES for event in (BEGINS, DONE))
 RECENT = 50  # rows looked at of each table; more are not written between two looks
 
 Passed = tuple[int, str]  # a row's number and the boundary
@@ -25,36 +25,36 @@ Passed = tuple[int, str]  # a row's number and the boundary
 
 @dataclass
 class Watch:
-    """Tells which boundaries were passed since it looked last; ``newest`` is the one passed last of all seen."""
+    """Report the stage boundaries passed since the last look; ``last_boundary`` is the most recent one."""
 
     store: Engine
-    newest: str = "nothing yet"
-    seen: set[Passed] = field(default_factory=set)
+    last_boundary: str = "nothing yet"
+    passed: set[Passed] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.look()
 
     def look(self) -> list[str]:
         """The boundaries passed since the last look, oldest attempt first."""
-        new = sorted(set(_passed(self.store)) - self.seen)
-        self.seen.update(new)
+        new = sorted(set(_passed(self.store)) - self.passed)
+        self.passed.update(new)
         names = [name for _, name in new]
-        self.newest = names[-1] if names else self.newest
+        self.last_boundary = names[-1] if names else self.last_boundary
         return names
 
 
 def _passed(store: Engine) -> list[Passed]:
     attempts = select(AttemptRow.seq, AttemptRow.stage, AttemptRow.state).order_by(col(AttemptRow.seq).desc())
-    approved = select(ApprovalRow.seq).order_by(col(ApprovalRow.seq).desc()).limit(RECENT)
-    promoted = (
+    approval_query = select(ApprovalRow.seq).order_by(col(ApprovalRow.seq).desc()).limit(RECENT)
+    promotion_query = (
         select(StageEventRow.seq)
         .where(StageEventRow.stage == "promote", StageEventRow.state == StageState.FINISHED.value)
         .order_by(col(StageEventRow.seq).desc())
         .limit(RECENT)
     )
-    with read_session(store) as opened:
-        rows = opened.exec(attempts.limit(RECENT)).all()
-        approvals, promotions = opened.exec(approved).all(), opened.exec(promoted).all()
+    with read_session(store) as session:
+        rows = session.exec(attempts.limit(RECENT)).all()
+        approvals, promotions = session.exec(approval_query).all(), session.exec(promotion_query).all()
     return [
         *((seq or 0, f"{stage} {BEGINS}") for seq, stage, _ in rows),
         *((seq or 0, f"{stage} {DONE}") for seq, stage, state in rows if state == AttemptState.FINISHED),

@@ -23,7 +23,7 @@ POLL_S = 0.1
 
 
 def missing() -> str:
-    """What there has to be for an engine of one's own and is not, or ""."""
+    """The missing requirement of a private Docker engine, or ""."""
     if os.geteuid():
         return "a Docker engine of one's own needs root"
     return "" if shutil.which("dockerd") else "dockerd is not installed; scripts/docker-engine.sh"
@@ -31,7 +31,7 @@ def missing() -> str:
 
 @dataclass
 class Dockerd:
-    """One engine in ``folder``, which has to have a short path (its socket lies there)."""
+    """A private Docker engine in ``folder``, whose path must be short because it holds the socket."""
 
     folder: Path
     process: "subprocess.Popen[bytes] | None" = None
@@ -71,25 +71,25 @@ class Dockerd:
 
     def _answers(self) -> bool:
         with (
-            contextlib.closing(HTTPConnection("docker", timeout=START_S)) as asking,
-            socket.socket(socket.AF_UNIX) as door,
+            contextlib.closing(HTTPConnection("docker", timeout=START_S)) as connection,
+            socket.socket(socket.AF_UNIX) as unix_socket,
         ):
             try:  # httpx leaks its socket where nobody listens
-                door.connect(str(self.folder / "docker.sock"))
-                asking.sock = door
-                asking.request("GET", "/_ping")
-                return asking.getresponse().status == HTTPStatus.OK
+                unix_socket.connect(str(self.folder / "docker.sock"))
+                connection.sock = unix_socket
+                connection.request("GET", "/_ping")
+                return connection.getresponse().status == HTTPStatus.OK
             except (OSError, HTTPException):
                 return False
 
     def kill(self) -> None:
-        """As ``kill -9`` does it."""
+        """Kill the engine with SIGKILL."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def end(self) -> None:
-        """Stop the engine, what it left running, and remove its folder."""
+        """Stop the engine and its leftover processes, and remove its folder."""
         if self.alive and self.process is not None:
             self.process.terminate()
             self.process.wait(START_S)
@@ -102,12 +102,12 @@ class Dockerd:
 
     def _of_folder(self) -> list[psutil.Process]:
         """containerd and its shims outlive an engine that was killed; their arguments name the folder."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.name().startswith("containerd") and str(self.folder) in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
 
 def _mounts(folder: Path) -> list[str]:

@@ -93,7 +93,7 @@ class Place:
 
     @property
     def marks(self) -> dict[str, str]:
-        """What every process of the service has in its environment, and no other."""
+        """Environment variables that identify the processes of this service."""
         return {"TRACED_DATA_DIR": str(self.data_dir)}
 
     @property
@@ -131,29 +131,29 @@ class Place:
         return True
 
     def kill(self) -> None:
-        """As ``kill -9`` does it; what the service started is not touched."""
+        """Kill the service with SIGKILL; its child processes are not touched."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def stop(self, timeout_s: float = 120.0) -> int:
-        """Ask it to stop (SIGTERM) and wait for the end; its exit code."""
+        """Stop the service with SIGTERM and return its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
     def status(self) -> Status:
-        """What the service says of itself. Raises ``NoDaemon``."""
+        """The status of the service. Raises ``NoDaemon``."""
         return self.ask(lambda client: client.status())
 
-    def ask(self, act: Callable[[Client], Awaitable[T]], timeout_s: float = 30.0) -> T:
-        """Ask the service for something. Raises the client's errors."""
+    def ask(self, request: Callable[[Client], Awaitable[T]], timeout_s: float = 30.0) -> T:
+        """Send a request to the service. Raises the errors of the client."""
 
-        async def asked() -> T:
+        async def send() -> T:
             async with Client(default_socket(self.data_dir), timeout_s=timeout_s) as client:
-                return await act(client)
+                return await request(client)
 
-        return asyncio.run(asked())
+        return asyncio.run(send())
 
     def last_lines(self, count: int = 12) -> str:
         """The end of the service's log."""

@@ -16,7 +16,7 @@ BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 
 
 def missing() -> str:
-    """What a server needs and is not there, or ""."""
+    """The missing requirement of a server, or ""."""
     if shutil.which("initdb") is None and not BINARIES:
         return "no PostgreSQL server is installed (no initdb); apt-get install postgresql"
     if importlib.util.find_spec("psycopg") is None:
@@ -26,12 +26,12 @@ def missing() -> str:
 
 @contextmanager
 def database(store: str) -> Iterator[str]:
-    """The URL of a fresh database on a server that runs as long as the body; "" where ``store`` is not "postgres"."""
+    """Provide the URL of a new database on a temporary server; "" where ``store`` is not "postgres"."""
     if store != "postgres":
         yield ""
         return
-    if lacking := missing():
-        raise SystemExit(lacking)
+    if requirement := missing():
+        raise SystemExit(requirement)
     with server() as running:
         yield running.url("postgres")
 
@@ -59,34 +59,34 @@ class Server:
 
 @contextmanager
 def server(options: str = "") -> Iterator[Server]:
-    """A server with ``options`` (as for ``postgres``) for as long as the body."""
+    """Provide a temporary server, started with ``options`` of ``postgres``."""
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has to be short
-    made = Server(folder, f"-c listen_addresses='' -c unix_socket_directories={folder} {options}")
+    instance = Server(folder, f"-c listen_addresses='' -c unix_socket_directories={folder} {options}")
     try:
         os.chown(folder, _owner().pw_uid, _owner().pw_gid)
         _run("initdb", "-D", f"{folder}/data", "-U", "traced", "-A", "trust", "-E", "UTF8", "--no-sync")
-        made.start()
+        instance.start()
         try:
-            yield made
+            yield instance
         finally:
             with suppress(subprocess.CalledProcessError):  # it was stopped before
-                made.stop()
+                instance.stop()
     finally:
         shutil.rmtree(folder)
 
 
 def _owner() -> pwd.struct_passwd:
-    """Who runs the server: PostgreSQL refuses root."""
+    """The user that runs the server: PostgreSQL refuses root."""
     if os.geteuid():
         return pwd.getpwuid(os.geteuid())
     return next(user for user in pwd.getpwall() if user.pw_name in ("postgres", "nobody"))
 
 
 def _run(program: str, *arguments: str) -> None:
-    found = BINARIES[-1].parent / program if BINARIES else Path(str(shutil.which(program)))
+    executable = BINARIES[-1].parent / program if BINARIES else Path(str(shutil.which(program)))
     user = _owner()
     change: dict[str, Any] = {}
     if user.pw_uid != os.geteuid():
         change = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    command = [str(found), *arguments]
+    command = [str(executable), *arguments]
     subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, **change)

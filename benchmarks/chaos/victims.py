@@ -30,20 +30,20 @@ def kinds(dockerd: Dockerd | None) -> list[str]:
     return ["daemon", *MODULES, *(OF_DOCKER if dockerd is not None else ())]
 
 
-def present(place: Place, dockerd: Dockerd | None) -> dict[str, list[psutil.Process]]:
+def running_processes(place: Place, dockerd: Dockerd | None) -> dict[str, list[psutil.Process]]:
     """The processes of each kind that run now; kinds without one are left out."""
-    found: dict[str, list[psutil.Process]] = {}
+    by_kind: dict[str, list[psutil.Process]] = {}
     for process in processes(place.marks):
         for kind, module in MODULES.items():
             with contextlib.suppress(psutil.Error, OSError):
                 if module in process.cmdline():
-                    found.setdefault(kind, []).append(process)
+                    by_kind.setdefault(kind, []).append(process)
     if place.alive:
-        found["daemon"] = [psutil.Process(place.pid)]
+        by_kind["daemon"] = [psutil.Process(place.pid)]
     if dockerd is not None and dockerd.alive and dockerd.process is not None:
-        found["dockerd"] = [psutil.Process(dockerd.process.pid)]
-        found |= {"worker": workers} if (workers := [*_workers()]) else {}
-    return found
+        by_kind["dockerd"] = [psutil.Process(dockerd.process.pid)]
+        by_kind |= {"worker": workers} if (workers := [*_workers()]) else {}
+    return by_kind
 
 
 def _workers() -> Iterator[psutil.Process]:
@@ -55,4 +55,4 @@ def _workers() -> Iterator[psutil.Process]:
     with contextlib.closing(client), contextlib.suppress(Exception):  # a container may go while it is looked at
         for container in client.containers.list(filters={"label": [LABEL]}, ignore_removed=True):
             root = psutil.Process(client.api.inspect_container(container.id)["State"]["Pid"])
-            yield from (one for one in root.children(recursive=True) if WORKER in one.cmdline())
+            yield from (process for process in root.children(recursive=True) if WORKER in process.cmdline())

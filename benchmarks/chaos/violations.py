@@ -52,7 +52,7 @@ from traced.registry.publication import verify
 
 STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
 OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)
-KEPT: Mapping[str, Any] = {
+PERMANENT_ROWS: Mapping[str, Any] = {
     "trajectory": TrajectoryRow.id,
     "approval": ApprovalRow.id,
     "adapter": AdapterRow.name,
@@ -68,71 +68,71 @@ Remembered = dict[str, set[Any]]
 
 @dataclass(frozen=True, order=True)
 class Violation:
-    """One breach: its kind and what it is about."""
+    """One violation: its kind and its subject."""
 
     kind: str
-    what: str
+    subject: str
 
 
 def remember(store: Engine, remembered: Remembered) -> None:
-    """Add what is committed now."""
-    with read_session(store) as opened:
-        for name, column in KEPT.items():
-            remembered.setdefault(name, set()).update(opened.exec(select(column)))
-        labels = opened.exec(select(LabelRow.cycle_id, LabelRow.run, LabelRow.capability, LabelRow.trajectory_id))
+    """Add the keys of the rows that are committed now."""
+    with read_session(store) as session:
+        for name, column in PERMANENT_ROWS.items():
+            remembered.setdefault(name, set()).update(session.exec(select(column)))
+        labels = session.exec(select(LabelRow.cycle_id, LabelRow.run, LabelRow.capability, LabelRow.trajectory_id))
         remembered.setdefault("label", set()).update(tuple(row) for row in labels)
 
 
 def violations(
     store: Engine, data_dir: Path, remembered: Remembered, marks: Mapping[str, str], *, docker: bool = True
 ) -> list[Violation]:
-    """Every breach found now; ``marks`` are the environment variables that all processes of the service carry."""
-    found = [*_of_processes(marks), *_of_files(data_dir)]
+    """All current violations; ``marks`` are environment variables that all processes of the service have."""
+    breaches = [*_of_processes(marks), *_of_files(data_dir)]
     now: Remembered = {}
     remember(store, now)
-    found += [
+    breaches += [
         Violation("lost", f"{name} {key}") for name, keys in remembered.items() for key in sorted(keys - now[name])
     ]
-    with read_session(store) as opened:
-        for look in (_damage, _cycles, _trajectories, _labels, _decisions, _adapters, _trainings, _attempts, _events):
-            found += look(opened)
-        found += _of_adapter_folders(opened, data_dir)
-    return sorted(found + ([*_of_containers(data_dir)] if docker else []))
+    with read_session(store) as session:
+        for check in (_damage, _cycles, _trajectories, _labels, _decisions, _adapters, _trainings, _attempts, _events):
+            breaches += check(session)
+        breaches += _of_adapter_folders(session, data_dir)
+    return sorted(breaches + ([*_of_containers(data_dir)] if docker else []))
 
 
-def _damage(opened: Session) -> Iterator[Violation]:
-    if opened.get_bind().dialect.name == "sqlite":
+def _damage(session: Session) -> Iterator[Violation]:
+    if session.get_bind().dialect.name == "sqlite":
         for check in ("integrity_check", "foreign_key_check"):
-            for row in opened.connection().execute(text(f"PRAGMA {check}")):
+            for row in session.connection().execute(text(f"PRAGMA {check}")):
                 if tuple(row) != ("ok",):
                     yield Violation("damaged", f"{check}: {tuple(row)}")
 
 
-def _cycles(opened: Session) -> Iterator[Violation]:
-    for cycle in opened.exec(select(CycleRow).where(col(CycleRow.state).in_(OPEN))):
+def _cycles(session: Session) -> Iterator[Violation]:
+    for cycle in session.exec(select(CycleRow).where(col(CycleRow.state).in_(OPEN))):
         yield Violation("unfinished", f"cycle {cycle.id} is {cycle.state}")
-    for lease in opened.exec(select(LeaseRow)):
+    for lease in session.exec(select(LeaseRow)):
         yield Violation("unfinished", f"lease of {lease.device} by {lease.holder}")
 
 
-def _trajectories(opened: Session) -> Iterator[Violation]:
-    """One trajectory per job; every cycle that was analysed has all that it was to collect."""
+def _trajectories(session: Session) -> Iterator[Violation]:
+    """Check that each job has one trajectory and each analysed cycle all its configured episodes."""
     names = ("cycle_id", "source", "split", "task_id", "trial", "model", "temperature")
     columns = [getattr(TrajectoryRow, name) for name in names]
-    jobs = [tuple(job) for job in opened.connection().execute(sqlalchemy.select(*columns))]
+    jobs = [tuple(job) for job in session.connection().execute(sqlalchemy.select(*columns))]
     yield from _doubled("trajectory of", jobs)
     collected = Counter(job[0] for job in jobs if job[2] == "train" and job[5] == "base")
-    for cycle in _analysed(opened):
-        wanted = cycle.config.get("collect", {}).get("episodes", 0)
-        if collected[cycle.id] < wanted:
-            yield Violation("lost", f"{wanted - collected[cycle.id]} of {wanted} trajectories of {cycle.id}")
+    for cycle in _analysed(session):
+        expected = cycle.config.get("collect", {}).get("episodes", 0)
+        if collected[cycle.id] < expected:
+            yield Violation("lost", f"{expected - collected[cycle.id]} of {expected} trajectories of {cycle.id}")
 
 
-def _labels(opened: Session) -> Iterator[Violation]:
-    """Every labelling run of a cycle labels the same trajectories for every capability."""
-    for cycle in _analysed(opened):
+def _labels(session: Session) -> Iterator[Violation]:
+    """Check that all labelling runs of a cycle label the same number of trajectories per capability."""
+    for cycle in _analysed(session):
         query = select(LabelRow.run, LabelRow.capability).where(LabelRow.cycle_id == cycle.id)
-        cells = Counter(tuple(cell) for cell in opened.exec(query))
+        cells = Counter(tuple(cell) for cell in session.exec(query))
         runs = cycle.config.get("analysis", {}).get("runs", 0)
         names = {capability for _, capability in cells}
         for cell in [(run, name) for run in range(runs) for name in names]:
@@ -142,43 +142,47 @@ def _labels(opened: Session) -> Iterator[Violation]:
                 )
 
 
-def _analysed(opened: Session) -> list[CycleRow]:
-    ids = set(opened.exec(select(FindingRow.cycle_id)))
-    return [cycle for cycle in opened.exec(select(CycleRow)) if cycle.id in ids]
+def _analysed(session: Session) -> list[CycleRow]:
+    ids = set(session.exec(select(FindingRow.cycle_id)))
+    return [cycle for cycle in session.exec(select(CycleRow)) if cycle.id in ids]
 
 
-def _decisions(opened: Session) -> Iterator[Violation]:
+def _decisions(session: Session) -> Iterator[Violation]:
     decisions: dict[str, str] = {}
-    for row in opened.exec(select(ApprovalRow).order_by(col(ApprovalRow.seq))):
+    for row in session.exec(select(ApprovalRow).order_by(col(ApprovalRow.seq))):
         if decisions.get(row.adapter) == row.decision:
             yield Violation("doubled", f"{row.decision} of {row.adapter}")
         decisions[row.adapter] = row.decision
-    standing: dict[str, str] = {}
-    for entry in opened.exec(select(PromotionRow).order_by(col(PromotionRow.seq))):
-        if standing.get(entry.adapter) == entry.state:
+    promotion_states: dict[str, str] = {}
+    for entry in session.exec(select(PromotionRow).order_by(col(PromotionRow.seq))):
+        if promotion_states.get(entry.adapter) == entry.state:
             yield Violation("doubled", f"promotion of {entry.adapter} as {entry.state}")
-        standing[entry.adapter] = entry.state
-    ended = {cycle.id for cycle in opened.exec(select(CycleRow)) if cycle.state == CycleState.FINISHED.value}
-    for adapter in opened.exec(select(AdapterRow)):
-        if decisions.get(adapter.name) == "approved" and adapter.name not in standing and adapter.cycle_id in ended:
+        promotion_states[entry.adapter] = entry.state
+    finished_cycles = {cycle.id for cycle in session.exec(select(CycleRow)) if cycle.state == CycleState.FINISHED.value}
+    for adapter in session.exec(select(AdapterRow)):
+        if (
+            decisions.get(adapter.name) == "approved"
+            and adapter.name not in promotion_states
+            and adapter.cycle_id in finished_cycles
+        ):
             yield Violation("lost", f"promotion of {adapter.name}")
-    yield from _doubled("gate of", opened.exec(select(GateRow.adapter)))
-    yield from _doubled("admission of", opened.exec(select(AdmissionRow.environment_hash, AdmissionRow.cycle_id)))
+    yield from _doubled("gate of", session.exec(select(GateRow.adapter)))
+    yield from _doubled("admission of", session.exec(select(AdmissionRow.environment_hash, AdmissionRow.cycle_id)))
 
 
-def _adapters(opened: Session) -> Iterator[Violation]:
-    yield from _doubled("adapter of training", opened.exec(select(AdapterRow.training_run_id)))
-    for adapter in opened.exec(select(AdapterRow)):
+def _adapters(session: Session) -> Iterator[Violation]:
+    yield from _doubled("adapter of training", session.exec(select(AdapterRow.training_run_id)))
+    for adapter in session.exec(select(AdapterRow)):
         try:
             verify(Path(adapter.path))
         except PromotionError as error:
             yield Violation("half-written", f"adapter {adapter.name}: {error.message}")
 
 
-def _trainings(opened: Session) -> Iterator[Violation]:
-    with_adapter = set(opened.exec(select(AdapterRow.training_run_id)))
-    for run in opened.exec(select(TrainingRunRow)):
-        numbers = sorted(opened.exec(select(IterationRow.iteration).where(IterationRow.run_id == run.id)))
+def _trainings(session: Session) -> Iterator[Violation]:
+    with_adapter = set(session.exec(select(AdapterRow.training_run_id)))
+    for run in session.exec(select(TrainingRunRow)):
+        numbers = sorted(session.exec(select(IterationRow.iteration).where(IterationRow.run_id == run.id)))
         if run.state == RunState.RUNNING.value:
             yield Violation("unfinished", f"training {run.id}")
         if run.state == RunState.FINISHED.value and numbers != list(range(1, len(numbers) + 1)):
@@ -187,9 +191,9 @@ def _trainings(opened: Session) -> Iterator[Violation]:
             yield Violation("lost", f"adapter of {run.id}")
 
 
-def _attempts(opened: Session) -> Iterator[Violation]:
+def _attempts(session: Session) -> Iterator[Violation]:
     done: list[tuple[str, ...]] = []
-    for row in opened.exec(select(AttemptRow)):
+    for row in session.exec(select(AttemptRow)):
         if row.state == AttemptState.RUNNING.value:
             yield Violation("unfinished", f"attempt {row.seq} at {row.stage} {row.capability}".strip())
         if row.state == AttemptState.FINISHED.value:
@@ -197,18 +201,18 @@ def _attempts(opened: Session) -> Iterator[Violation]:
     yield from _doubled("answer of", done)
 
 
-def _events(opened: Session) -> Iterator[Violation]:
-    told = [tuple(row) for row in opened.exec(select(EventRow.kind, EventRow.cycle_id))]
-    yield from _doubled("event", [event for event in told if event[0] in ("cycle begun", "cycle finished")])
-    for cycle in opened.exec(select(CycleRow)):
-        if cycle.state == CycleState.FINISHED.value and ("cycle finished", cycle.id) not in told:
+def _events(session: Session) -> Iterator[Violation]:
+    events = [tuple(row) for row in session.exec(select(EventRow.kind, EventRow.cycle_id))]
+    yield from _doubled("event", [event for event in events if event[0] in ("cycle begun", "cycle finished")])
+    for cycle in session.exec(select(CycleRow)):
+        if cycle.state == CycleState.FINISHED.value and ("cycle finished", cycle.id) not in events:
             yield Violation("lost", f"event that {cycle.id} finished")
 
 
-def _of_adapter_folders(opened: Session, data_dir: Path) -> Iterator[Violation]:
-    known = set(opened.exec(select(AdapterRow.name)))
+def _of_adapter_folders(session: Session, data_dir: Path) -> Iterator[Violation]:
+    names = set(session.exec(select(AdapterRow.name)))
     for folder in sorted(data_dir.glob("adapters/*@v*")):
-        if folder.name not in known and not folder.name.startswith("."):
+        if folder.name not in names and not folder.name.startswith("."):
             yield Violation("orphan", f"adapter directory {folder.name}")
 
 
@@ -225,9 +229,9 @@ def _of_files(data_dir: Path) -> Iterator[Violation]:
 
 
 def _parses(path: Path) -> bool:
-    told = path.read_text(encoding="utf-8")
+    content = path.read_text(encoding="utf-8")
     try:
-        for part in told.splitlines() if path.suffix == ".jsonl" else [told]:
+        for part in content.splitlines() if path.suffix == ".jsonl" else [content]:
             json.loads(part)
     except ValueError:
         return False
@@ -241,14 +245,14 @@ def _of_processes(marks: Mapping[str, str]) -> Iterator[Violation]:
 
 def processes(marks: Mapping[str, str]) -> list[psutil.Process]:
     """Live processes that carry all of ``marks`` in their environment."""
-    found = []
+    matches = []
     for process in psutil.process_iter():
         try:
             if process.environ().items() >= marks.items() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                matches.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return matches
 
 
 def _of_containers(data_dir: Path) -> Iterator[Violation]:
@@ -261,7 +265,7 @@ def _of_containers(data_dir: Path) -> Iterator[Violation]:
         client.close()
 
 
-def _doubled(what: str, keys: Iterable[Any]) -> Iterator[Violation]:
+def _doubled(subject: str, keys: Iterable[Any]) -> Iterator[Violation]:
     for key, count in Counter(keys).items():
         if count > 1:
-            yield Violation("doubled", f"{what} {key}: {count} times")
+            yield Violation("doubled", f"{subject} {key}: {count} times")

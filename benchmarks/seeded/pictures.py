@@ -9,7 +9,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from benchmarks.tui import daemon, until
+from benchmarks.tui import daemon, wait_until
 from traced.client import default_socket
 from tui.app import TracedApp
 from tui.connection import Address
@@ -23,25 +23,25 @@ def _shows(app: TracedApp, name: str) -> bool:
     return app.current_mode == name and isinstance(app.screen, Live) and app.screen.is_loaded
 
 
-async def draw(where: Address, into: Path) -> None:
-    """One file for each screen."""
-    app = TracedApp(where)
+async def draw(address: Address, folder: Path) -> None:
+    """Save a screenshot of each screen in ``folder``."""
+    app = TracedApp(address)
     async with app.run_test(size=SIZE) as pilot:
         for name in SCREENS:
             app.action_show(name)
-            await until(partial(_shows, app, name))
+            await wait_until(partial(_shows, app, name))
             await pilot.pause(6.0)  # devices are told every two seconds
-            app.save_screenshot(f"{name}.svg", path=str(into))
+            app.save_screenshot(f"{name}.svg", path=str(folder))
 
 
 def main() -> None:
-    """Draw them."""
+    """Draw the pictures of all screens."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.seeded.pictures", description=__doc__)
     parser.add_argument("--into", type=Path, default=Path("docs/pictures"))
-    given = parser.parse_args()
-    given.into.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.into.mkdir(parents=True, exist_ok=True)
     with daemon(trajectories=2000) as (place, _):
-        asyncio.run(draw(Address(default_socket(place.data_dir)), given.into))
+        asyncio.run(draw(Address(default_socket(place.data_dir)), options.into))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_
 DAY = timedelta(days=1)
 SILENCE = timedelta(minutes=15)
 BATCH = 2000  # trajectories of production in a transaction; the first of them have exchanges
-RUNS, LABELLED, TASKS, TRIALS, ITERATIONS = 5, 60, 30, 4, 16
+RUNS, LABELLED_TRAJECTORIES, TASKS, TRIALS, ITERATIONS = 5, 60, 30, 4, 16
 CAPABILITIES = [
     Capability(
         "date-reasoning",
@@ -98,7 +98,7 @@ CAPABILITIES = [
     ),
 ]
 WORKED_ON = (("date-reasoning",), ("compound-requests",), ("compound-requests", "payment-methods", "policy-checks"))
-REFUSED = ("c-0003", "payment-methods")  # whose environment was not admitted
+REFUSED_ENVIRONMENT = ("c-0003", "payment-methods")  # whose environment was not admitted
 RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("source", {"bytes": 6114, "refused": []}),
@@ -149,7 +149,7 @@ FAILED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Seeded:
-    """The names of what is there."""
+    """The names of the seeded records."""
 
     cycles: list[str]
     waiting: str
@@ -177,81 +177,101 @@ def seed_store(
     """Fill an empty store as of ``at``, and publish its adapters in ``folder``; ``trajectories`` of them in all."""
     rng = random.Random(seed)
     names = ["c-0001", "c-0002", "c-0003"]
-    made: dict[str, str] = {}
-    with write_session(store) as opened:
+    environment_hashes: dict[str, str] = {}
+    with write_session(store) as session:
         for number, name in enumerate(names):
-            begun = at - (len(names) - number) * DAY
-            _cycle(opened, rng, name, begun, number)
+            started_at = at - (len(names) - number) * DAY
+            _cycle(session, rng, name, started_at, number)
             for capability in CAPABILITIES[: number + 2]:
-                made[capability.name] = _environment(opened, name, capability.name, begun + DAY / 8)
-        live = _adapter(opened, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), made, folder)
-        rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made, folder)
-        canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made, folder)
-        waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made, folder)
-        _played_in_environment(opened, waiting, names[2], made["policy-checks"])
+                environment_hashes[capability.name] = _environment(session, name, capability.name, started_at + DAY / 8)
+        live = _adapter(
+            session, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), environment_hashes, folder
+        )
+        rejected = _adapter(
+            session, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), environment_hashes, folder
+        )
+        canary = _adapter(
+            session, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), environment_hashes, folder
+        )
+        waiting = _adapter(
+            session, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), environment_hashes, folder
+        )
+        _played_in_environment(session, waiting, names[2], environment_hashes["policy-checks"])
         for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
-            why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
-            promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
-        promotions.promote(opened, live, actor="ada", at=at - 0.4 * DAY)
-        promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.38 * DAY, share=0.05))
-        promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))
-    kept = _production(store, rng, at, max(trajectories - len(names) * TASKS * TRIALS, 40), [live, canary])
-    with write_session(store) as opened:
-        canary_talks(opened, random.Random(seed), at, live, canary)
-    return Seeded(names, waiting, live, canary, rejected, made, kept + len(names) * TASKS * TRIALS)
+            reason = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
+            promotions.save_approval(session, Approval(name, decision, "ada", at - 0.4 * DAY, reason))
+        promotions.promote(session, live, actor="ada", at=at - 0.4 * DAY)
+        promotions.put_on_trial(session, Promotion(canary, PromotionState.CANARY, "ada", at - 0.38 * DAY, share=0.05))
+        promotions.put_on_trial(session, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))
+    production_count = _production(store, rng, at, max(trajectories - len(names) * TASKS * TRIALS, 40), [live, canary])
+    with write_session(store) as session:
+        canary_talks(session, random.Random(seed), at, live, canary)
+    return Seeded(
+        names, waiting, live, canary, rejected, environment_hashes, production_count + len(names) * TASKS * TRIALS
+    )
 
 
-def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, number: int) -> None:
+def _cycle(session: Session, rng: random.Random, name: str, started_at: datetime, number: int) -> None:
     last = number == 2
     state = CycleState.WAITING if last else CycleState.FINISHED
     rate = 0.40 + 0.07 * number
     summary = {} if last else {"base": rate, "routed": rate + 0.09, "test_seeds": 100}
     config = {"target": "desk", "training": {"iterations": ITERATIONS}}
-    ended = None if last else begun + DAY / 2
-    cycles.save_cycle(opened, Cycle(name, "desk", "bundled", number, config, state, begun, ended, summary))
+    ended_at = None if last else started_at + DAY / 2
+    cycles.save_cycle(session, Cycle(name, "desk", "bundled", number, config, state, started_at, ended_at, summary))
     stages = ("collect", "analyze", "synthesize", "admit", "train", "gate")
     for place, stage in enumerate(stages):
-        for of in WORKED_ON[number] if place >= 2 else (None,):
-            refused = (name, of) == REFUSED
-            if refused and place > 3:
+        for target in WORKED_ON[number] if place >= 2 else (None,):
+            is_refused = (name, target) == REFUSED_ENVIRONMENT
+            if is_refused and place > 3:
                 continue
-            end = StageState.FAILED if refused and place == 3 else StageState.FINISHED
-            for offset, what in ((0, StageState.STARTED), (0.8, end)):
-                moment = begun + DAY / 20 * (place + offset)
-                detail = {} if what is StageState.STARTED else _detail(stage, of, rate, number, refused=refused)
-                cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of, detail))
-                save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of} | detail))
-    recorded = list(_collected(rng, name, rate))
-    save_trajectories(opened, [of_its_task(one) for one in recorded])
-    known = CAPABILITIES[: number + 2]
-    capabilities.save_capabilities(opened, name, known)
-    analysed = recorded[:LABELLED]
-    capabilities.save_labels(opened, name, [one for each in known for one in _labels(rng, each.name, analysed)])
+            end = StageState.FAILED if is_refused and place == 3 else StageState.FINISHED
+            for offset, stage_state in ((0, StageState.STARTED), (0.8, end)):
+                moment = started_at + DAY / 20 * (place + offset)
+                detail = (
+                    {}
+                    if stage_state is StageState.STARTED
+                    else _detail(stage, target, rate, number, is_refused=is_refused)
+                )
+                cycles.save_stage_event(session, StageEvent(name, stage, stage_state, moment, target, detail))
+                save_event(
+                    session, Event(moment, f"stage {stage_state.value}", stage, name, {"capability": target} | detail)
+                )
+    trajectories = list(_collected(rng, name, rate))
+    save_trajectories(session, [of_its_task(trial) for trial in trajectories])
+    cycle_capabilities = CAPABILITIES[: number + 2]
+    capabilities.save_capabilities(session, name, cycle_capabilities)
+    analysed = trajectories[:LABELLED_TRAJECTORIES]
+    capabilities.save_labels(
+        session, name, [label for capability in cycle_capabilities for label in _labels(rng, capability.name, analysed)]
+    )
     findings = []
-    for place, each in enumerate(known):
+    for place, capability in enumerate(cycle_capabilities):
         plus = rng.uniform(0.05, 0.15)
         minus = plus + rng.uniform(0.05, 0.55) / (place * 0.4 + 1)
         delta, counts = minus - plus, {"lacking_in_failures": rng.randrange(8, 30)}
         agreeing = RUNS - place % 3
-        kept = delta >= 0.2
+        is_retained = delta >= 0.2
         findings.append(
-            Finding(name, each.name, delta, rng.uniform(0.1, 0.5), plus, minus, RUNS, agreeing, kept, counts)
+            Finding(
+                name, capability.name, delta, rng.uniform(0.1, 0.5), plus, minus, RUNS, agreeing, is_retained, counts
+            )
         )
-    capabilities.save_findings(opened, findings)
+    capabilities.save_findings(session, findings)
 
 
-def _detail(stage: str, capability: str | None, rate: float, number: int, *, refused: bool) -> dict[str, Any]:
-    """What the closing event of a stage tells."""
-    if refused and stage == "admit":
+def _detail(stage: str, capability: str | None, rate: float, number: int, *, is_refused: bool) -> dict[str, Any]:
+    """The detail of the closing event of a stage."""
+    if is_refused and stage == "admit":
         return {"reason": "no environment was admitted in 3 attempts: diversity"}
     version = sum(capability in worked_on for worked_on in WORKED_ON[: number + 1])
-    told: dict[str, dict[str, Any]] = {
+    details: dict[str, dict[str, Any]] = {
         "collect": {"episodes": TASKS * TRIALS, "success": rate, "infrastructure": 2},
         "admit": {"admitted": True, "refused_by": []},
         "train": {"adapter": f"{capability}@v{version}"},
         "gate": {"answer": "pass"},
     }
-    return told.get(stage, {})
+    return details.get(stage, {})
 
 
 def _collected(rng: random.Random, cycle: str, rate: float) -> Iterator[Trajectory]:
@@ -265,58 +285,66 @@ def _collected(rng: random.Random, cycle: str, rate: float) -> Iterator[Trajecto
 
 
 def _labels(rng: random.Random, capability: str, analysed: list[Trajectory]) -> Iterator[Label]:
-    for one in analysed:
-        needed = rng.random() < 0.6
-        last = len(of_its_task(one).messages) - 1
-        lacks = rng.random() < (0.75 if one.outcome is Outcome.FAILURE else 0.12)
+    for trial in analysed:
+        is_needed = rng.random() < 0.6
+        last = len(of_its_task(trial).messages) - 1
+        lacks = rng.random() < (0.75 if trial.outcome is Outcome.FAILURE else 0.12)
         for run in range(RUNS):
-            verdict = (Verdict.LACKING if lacks else Verdict.PRESENT) if needed else Verdict.NA
+            verdict = (Verdict.LACKING if lacks else Verdict.PRESENT) if is_needed else Verdict.NA
             if rng.random() < 0.06:
                 verdict = rng.choice(list(Verdict))
-            cited = None if verdict is Verdict.NA else min(rng.randrange(2, len(one.messages)), last)
-            yield Label(one.id, capability, run, verdict, cited)
+            cited_turn = None if verdict is Verdict.NA else min(rng.randrange(2, len(trial.messages)), last)
+            yield Label(trial.id, capability, run, verdict, cited_turn)
 
 
-def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> str:
+def _environment(session: Session, cycle: str, capability: str, at: datetime) -> str:
     source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
     key = hashlib.sha256(source.encode()).hexdigest()
-    environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
-    failed = FAILED if (cycle, capability) == REFUSED else {}
+    environments.save_environment(session, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
+    failed = FAILED if (cycle, capability) == REFUSED_ENVIRONMENT else {}
     checks = [
         Check(name, name not in failed, failed.get(name, evidence), 0.4 + 0.3 * len(name)) for name, evidence in CHECKS
     ]
-    environments.save_admission(opened, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
+    environments.save_admission(session, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
     return key
 
 
-def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, str], folder: Path) -> str:
-    capability, cycle, at, gain = of.capability, of.cycle, of.at, of.gain
-    name, run, environment = f"{capability}@v{of.number}", f"run-{capability}-{of.number}", made[capability]
-    config = {"lr": 2e-3, "groups": 8, "rollouts": 8, "iterations": ITERATIONS}
-    begun = at - timedelta(minutes=40)
-    made_by = TrainingRun(run, cycle, capability, environment, "bundled", 7, config, RunState.RUNNING, begun)
-    training.save_training_run(opened, made_by)
-    training.save_iterations(
-        opened, [IterationMetrics(run, number, _figures(rng, number)) for number in range(ITERATIONS)]
+def _adapter(
+    session: Session, rng: random.Random, spec: _Version, environment_hashes: dict[str, str], folder: Path
+) -> str:
+    capability, cycle, at, gain = spec.capability, spec.cycle, spec.at, spec.gain
+    name, run, environment = (
+        f"{capability}@v{spec.number}",
+        f"run-{capability}-{spec.number}",
+        environment_hashes[capability],
     )
-    training.set_training_state(opened, run, RunState.FINISHED, at=at, rollouts=64 * ITERATIONS)
-    with tempfile.TemporaryDirectory() as made_there:
+    config = {"lr": 2e-3, "groups": 8, "rollouts": 8, "iterations": ITERATIONS}
+    started_at = at - timedelta(minutes=40)
+    training_run = TrainingRun(run, cycle, capability, environment, "bundled", 7, config, RunState.RUNNING, started_at)
+    training.save_training_run(session, training_run)
+    training.save_iterations(
+        session, [IterationMetrics(run, number, _figures(rng, number)) for number in range(ITERATIONS)]
+    )
+    training.set_training_state(session, run, RunState.FINISHED, at=at, rollouts=64 * ITERATIONS)
+    with tempfile.TemporaryDirectory() as staging:
         for file in REQUIRED:
-            (Path(made_there) / file).write_text(name)  # no weights: it can be approved and not be served
-        published = publish(Path(made_there), folder / "adapters", capability, origin=run)
+            (Path(staging) / file).write_text(name)  # no weights: it can be approved and not be served
+        published = publish(Path(staging), folder / "adapters", capability, origin=run)
     path, files = str(published.path), published.files
-    version = AdapterVersion(name, capability, of.number, path, files, cycle, run, environment, at)
-    adapters.save_adapter(opened, version)
+    version = AdapterVersion(name, capability, spec.number, path, files, cycle, run, environment, at)
+    adapters.save_adapter(session, version)
     figures = {
         "environment": (200, 0.31, 3 * gain, 2.4 * gain, 3.6 * gain, 0.05),
         "target": (300, 0.47, gain, 0.35 * gain, 1.6 * gain, 0.0),
         "untouched": (300, 0.61, -0.01, -0.028, 0.012, -0.03),
     }
-    compared = [
-        PairedDifference(on, seeds, base, base + by, by, low, high, 0.95, required, GateAnswer.PASS)
-        for on, (seeds, base, by, low, high, required) in figures.items()
+    differences = [
+        PairedDifference(
+            comparison, seeds, base, base + difference, difference, low, high, 0.95, required, GateAnswer.PASS
+        )
+        for comparison, (seeds, base, difference, low, high, required) in figures.items()
     ]
-    gates.save_gate(opened, GateResult(name, GateAnswer.PASS, compared, 2), cycle_id=cycle, at=at)
+    gates.save_gate(session, GateResult(name, GateAnswer.PASS, differences, 2), cycle_id=cycle, at=at)
     pairs = []
     for seed in range(60):
         base = rng.random() < 0.47
@@ -324,57 +352,59 @@ def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, 
         for model, well in (("base", base), (name, better)):
             outcome = Outcome.SUCCESS if well else Outcome.FAILURE
             key = f"{name}-gate-{seed:03d}-{model}"
-            task = str(10_000 * of.number + seed)
+            task = str(10_000 * spec.number + seed)
             pairs.append(trajectory(rng, key, outcome, split="gate", task_id=task, model=model, cycle_id=cycle))
-    save_trajectories(opened, [of_its_task(one) for one in pairs])
+    save_trajectories(session, [of_its_task(trial) for trial in pairs])
     options = {"base": -0.4, name: -1.1}
-    routing.save_routing(opened, [RoutingChoice(pairs[1].id, name, options, 0.012)])
-    save_event(opened, Event(at, "stage finished", "gate", cycle, {"capability": capability, "answer": "pass"}))
+    routing.save_routing(session, [RoutingChoice(pairs[1].id, name, options, 0.012)])
+    save_event(session, Event(at, "stage finished", "gate", cycle, {"capability": capability, "answer": "pass"}))
     return name
 
 
-def _played_in_environment(opened: Session, name: str, cycle: str, environment: str) -> None:
-    """The gate's episodes in the synthetic environment."""
+def _played_in_environment(session: Session, name: str, cycle: str, environment: str) -> None:
+    """Save the episodes of the gate in the synthetic environment."""
     rng = random.Random(name)
     for seed in range(100_000, 100_040):
         base = rng.random() < 0.31
         for model, well in (("base", base), (name, base or rng.random() < 0.7)):
             outcome = Outcome.SUCCESS if well and rng.random() < 0.97 else Outcome.FAILURE
-            of = {"source": f"env:{environment[:12]}", "split": "", "task_id": str(seed), "model": model}
-            played = trajectory(rng, f"{name}-env-{seed}-{model}", outcome, **of, cycle_id=cycle)
-            save_trajectories(opened, [of_its_task(played)])
+            fields = {"source": f"env:{environment[:12]}", "split": "", "task_id": str(seed), "model": model}
+            trial = trajectory(rng, f"{name}-env-{seed}-{model}", outcome, **fields, cycle_id=cycle)
+            save_trajectories(session, [of_its_task(trial)])
 
 
 def _figures(rng: random.Random, iteration: int) -> dict[str, float]:
-    grown = 1 - math.exp(-iteration / 6)
+    progress = 1 - math.exp(-iteration / 6)
     return {
         "iteration": iteration,
-        "reward": 0.22 + 0.5 * grown + rng.gauss(0, 0.02),
-        "success": 0.15 + 0.5 * grown + rng.gauss(0, 0.03),
-        "mixed_groups": max(0.75 - 0.3 * grown + rng.gauss(0, 0.05), 0),
-        "entropy": 1.1 - 0.5 * grown + rng.gauss(0, 0.02),
+        "reward": 0.22 + 0.5 * progress + rng.gauss(0, 0.02),
+        "success": 0.15 + 0.5 * progress + rng.gauss(0, 0.03),
+        "mixed_groups": max(0.75 - 0.3 * progress + rng.gauss(0, 0.05), 0),
+        "entropy": 1.1 - 0.5 * progress + rng.gauss(0, 0.02),
         "loss": rng.gauss(0, 0.01),
         "tokens_per_second": 900 + rng.gauss(0, 40),
         "seconds": 31 + rng.gauss(0, 2),
-        "kl_from_base": 0.04 * grown**2,
+        "kl_from_base": 0.04 * progress**2,
     }
 
 
 def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, count: int, models: list[str]) -> int:
     for first in range(0, count, BATCH):
-        with write_session(store) as opened:
-            recorded, routes, exchanges, feedback = [], [], [], []
+        with write_session(store) as session:
+            trajectories, routes, exchanges, feedback = [], [], [], []
             for number in range(first, min(first + BATCH, count)):
                 model = rng.choices(["base", *models], (6, 3, 1))[0]
                 outcome = rng.choices(list(Outcome), (5, 3, 0.2, 4))[0]
                 moment = at - DAY * rng.uniform(0.01, 6)
                 key, conversation = f"router-{number:06d}", f"conv-{number:06d}"
-                told = trajectory(rng, key, outcome, split="", task_id=conversation, model=model)
-                recorded.append(replace(told, end_cause=EndCause.SILENCE, parts={}))
+                episode = trajectory(rng, key, outcome, split="", task_id=conversation, model=model)
+                trajectories.append(replace(episode, end_cause=EndCause.SILENCE, parts={}))
                 if number < BATCH:
-                    scores = {"base": -rng.uniform(0.1, 2), **{each: -rng.uniform(0.1, 4) for each in models}}
-                    why = "no decision within 2 s" if rng.random() < 0.02 else ""
-                    routes.append(ConversationRoute(conversation, model, {} if why else scores, 0.015, why, moment))
+                    scores = {"base": -rng.uniform(0.1, 2), **{name: -rng.uniform(0.1, 4) for name in models}}
+                    reason = "no decision within 2 s" if rng.random() < 0.02 else ""
+                    routes.append(
+                        ConversationRoute(conversation, model, {} if reason else scores, 0.015, reason, moment)
+                    )
                     status = 200 if rng.random() < 0.98 else 502
                     tokens = (rng.randrange(200, 900), rng.randrange(10, 90))
                     exchanges.append(
@@ -382,11 +412,11 @@ def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, coun
                     )
                     if rng.random() < 0.2:
                         feedback.append(Feedback(conversation, moment, score=float(rng.random() < 0.7), who="customer"))
-            save_trajectories(opened, recorded)
-            serving.save_routes(opened, routes)
-            serving.save_exchanges(opened, exchanges)
+            save_trajectories(session, trajectories)
+            serving.save_routes(session, routes)
+            serving.save_exchanges(session, exchanges)
             for exchange in exchanges:
-                serving.settle_exchanges(opened, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
-            for one in feedback:
-                serving.save_feedback(opened, one)
+                serving.settle_exchanges(session, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
+            for entry in feedback:
+                serving.save_feedback(session, entry)
     return count

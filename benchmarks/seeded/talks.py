@@ -40,68 +40,73 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class _Story:
-    """What a customer wants, and what the shop knows of it."""
+    """The request of a customer and the facts about the order."""
 
     order: str
     item: str
     days: int
-    ask: str
+    request: str
     city: str
 
 
 def _story(rng: random.Random) -> _Story:
     order, item = f"W{rng.randrange(1000, 9999)}", rng.choice(ITEMS)
-    days, ask, city = rng.randrange(3, 60), rng.choice(ASKS), rng.choice(CITIES)
-    return _Story(order, item, days, ask.format(order=order, item=item, days=days, city=city), city)
+    days, request, city = rng.randrange(3, 60), rng.choice(ASKS), rng.choice(CITIES)
+    return _Story(order, item, days, request.format(order=order, item=item, days=days, city=city), city)
 
 
-def _led(rng: random.Random, outcome: Outcome, of: _Story) -> list[Message]:
-    """One conversation that ends so: a failure promises what a tool has refused, forgets a part, or gives up."""
-    order, item, failed = {"order_id": of.order}, of.item, outcome is Outcome.FAILURE
-    cancels, pays = "cancel" in of.ask, "payment" in of.ask
-    messages: list[Message] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": of.ask}]
-    status = {"status": "packed"} if cancels else {"status": "delivered", "delivered_days_ago": of.days}
-    looked = ("get_order", order, {"id": of.order, "items": [item]} | status | {"paid_by": "card"})
-    messages += _called(rng, *looked)
+def _conversation(rng: random.Random, outcome: Outcome, story: _Story) -> list[Message]:
+    """A conversation with this outcome; a failure promises a refused action, forgets a part, or gives up."""
+    order, item, failed = {"order_id": story.order}, story.item, outcome is Outcome.FAILURE
+    cancels, pays = "cancel" in story.request, "payment" in story.request
+    messages: list[Message] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": story.request}]
+    status = {"status": "packed"} if cancels else {"status": "delivered", "delivered_days_ago": story.days}
+    lookup = ("get_order", order, {"id": story.order, "items": [item]} | status | {"paid_by": "card"})
+    messages += _tool_call(rng, *lookup)
     if failed and rng.random() < 0.5:
-        return [*messages, *_promised(rng, of, cancels=cancels, pays=pays)]
+        return [*messages, *_false_promise(rng, story, cancels=cancels, pays=pays)]
     if cancels:
-        messages += _called(rng, "cancel_order", order, {"status": "cancelled"})
+        messages += _tool_call(rng, "cancel_order", order, {"status": "cancelled"})
         if failed:
-            return [*messages, _said(f"Order {of.order} is cancelled. Anything else?")]
-    if pays or of.days <= RETURNED_WITHIN:
-        paid = ("change_payment", order | {"method": "gift card"}, {"status": "changed"})
-        sent = ("change_address", {"item": item, "city": of.city}, {"status": "changed"})
-        back = ("start_return", order | {"item": item}, {"return": f"R{of.order[1:]}"})
-        messages += _called(rng, *(looked if failed else paid if pays else sent if cancels else back))
+            return [*messages, _assistant_message(f"Order {story.order} is cancelled. Anything else?")]
+    if pays or story.days <= RETURNED_WITHIN:
+        payment_change = ("change_payment", order | {"method": "gift card"}, {"status": "changed"})
+        address_change = ("change_address", {"item": item, "city": story.city}, {"status": "changed"})
+        back = ("start_return", order | {"item": item}, {"return": f"R{story.order[1:]}"})
+        messages += _tool_call(
+            rng, *(lookup if failed else payment_change if pays else address_change if cancels else back)
+        )
     elif outcome is Outcome.SUCCESS:
-        over = f"It was delivered {of.days} days ago, and returns end after 30: the {item} cannot be taken back."
-        gone = f"Order {of.order} is cancelled. The {item} is on its way already, and cannot go to {of.city} any more."
-        return [*messages, _said(gone if cancels else over)]
+        too_late = f"It was delivered {story.days} days ago, and returns end after 30: the {item} cannot be taken back."
+        on_its_way = (
+            f"Order {story.order} is cancelled. The {item} is on its way already, "
+            f"and cannot go to {story.city} any more."
+        )
+        return [*messages, _assistant_message(on_its_way if cancels else too_late)]
     unsure = "I am not sure that I can help with that."
-    return [*messages, _said("All of it is done." if outcome is Outcome.SUCCESS else unsure)]
+    return [*messages, _assistant_message("All of it is done." if outcome is Outcome.SUCCESS else unsure)]
 
 
-def _promised(rng: random.Random, of: _Story, *, cancels: bool, pays: bool) -> list[Message]:
-    """Something is tried that the tool refuses, and the customer is told that it is done."""
-    order, late = {"order_id": of.order}, of.days > RETURNED_WITHIN
+def _false_promise(rng: random.Random, story: _Story, *, cancels: bool, pays: bool) -> list[Message]:
+    """A tool call that fails, and an answer that claims its success."""
+    order, late = {"order_id": story.order}, story.days > RETURNED_WITHIN
     if cancels:
-        call, why = ("cancel_order", {"order_id": f"{of.order}, {of.item}"}), "no such order"
-        told = f"Both are done: {of.order} is cancelled, and the {of.item} goes to {of.city}."
+        call, error = ("cancel_order", {"order_id": f"{story.order}, {story.item}"}), "no such order"
+        text = f"Both are done: {story.order} is cancelled, and the {story.item} goes to {story.city}."
     elif pays:
-        call, why = ("change_payment", order | {"method": "voucher"}), "no such method: card, gift card"
-        told = "Your gift card pays for it now."
+        call, error = ("change_payment", order | {"method": "voucher"}), "no such method: card, gift card"
+        text = "Your gift card pays for it now."
     else:
-        call = ("start_return", order | {"item": of.item if late else f"{of.item} (1)"})
-        why = "the 30 days are over" if late else "no such item in the order"
-        told = f"Your {of.item} can be returned; you will hear from us."
-    return [*_called(rng, *call, {"error": why}), _said(told)]
+        call = ("start_return", order | {"item": story.item if late else f"{story.item} (1)"})
+        error = "the 30 days are over" if late else "no such item in the order"
+        text = f"Your {story.item} can be returned; you will hear from us."
+    return [*_tool_call(rng, *call, {"error": error}), _assistant_message(text)]
 
 
 def of_its_task(trial: Trajectory) -> Trajectory:
-    """The trial, telling what its task asks."""
+    """The trial with the text of its task."""
     story = _story(random.Random(trial.task_id))
-    return replace(trial, messages=_led(random.Random(trial.id), trial.outcome, story))
+    return replace(trial, messages=_conversation(random.Random(trial.id), trial.outcome, story))
 
 
 def trajectory(rng: random.Random, key: str, outcome: Outcome, **changes: Any) -> Trajectory:
@@ -114,7 +119,7 @@ def trajectory(rng: random.Random, key: str, outcome: Outcome, **changes: Any) -
         "trial": 0,
         "model": "base",
         "temperature": 1.0,
-        "messages": _led(rng, outcome, _story(rng)),
+        "messages": _conversation(rng, outcome, _story(rng)),
         "tools": TOOLS,
         "turns": [],
         "reward": 1.0 if outcome is Outcome.SUCCESS else rng.choice((0.0, 0.25, 0.5)),
@@ -125,11 +130,11 @@ def trajectory(rng: random.Random, key: str, outcome: Outcome, **changes: Any) -
     return Trajectory(**(values | changes))
 
 
-def _said(text: str) -> Message:
+def _assistant_message(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def _called(rng: random.Random, name: str, arguments: dict[str, Any], result: dict[str, Any]) -> list[Message]:
+def _tool_call(rng: random.Random, name: str, arguments: dict[str, Any], result: dict[str, Any]) -> list[Message]:
     key = f"call_{rng.randrange(10**9):09d}"
     function = {"name": name, "arguments": json.dumps(arguments)}
     calls = [{"id": key, "type": "function", "function": function}]

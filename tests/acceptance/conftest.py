@@ -20,8 +20,8 @@ from tests.guard import sitecustomize
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
+class CommandResult:
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -33,32 +33,32 @@ class Ran:
         return json.loads(self.out.splitlines()[-1])
 
 
-Traced = Callable[..., Ran]
+Traced = Callable[..., CommandResult]
 
 
 @pytest.fixture(autouse=True)
 def stray_calls(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where calls beyond this machine are noted, whichever process makes them."""
-    noted = tmp_path_factory.mktemp("stray") / "calls"
+    """The file in which all processes record network calls beyond this machine."""
+    calls_file = tmp_path_factory.mktemp("stray") / "calls"
     monkeypatch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent), prepend=os.pathsep)
-    monkeypatch.setenv(sitecustomize.NOTED_IN, str(noted))
-    yield noted
-    refuse(noted)
+    monkeypatch.setenv(sitecustomize.NOTED_IN, str(calls_file))
+    yield calls_file
+    refuse(calls_file)
 
 
-def refuse(noted: Path) -> None:
-    """Fail when a stray call was noted; what has been told is forgotten."""
-    if noted.exists():
-        told = noted.read_text()
-        noted.unlink()
-        raise AssertionError(told)
+def refuse(calls_file: Path) -> None:
+    """Fail when a stray call was recorded, and delete the record."""
+    if calls_file.exists():
+        calls = calls_file.read_text()
+        calls_file.unlink()
+        raise AssertionError(calls)
 
 
 @pytest.fixture
 def traced(tmp_path: Path, stray_calls: Path) -> Traced:
     """Run ``traced ARGS`` in an empty directory with its own data directory; ``env`` adds variables, PYTHONPATH too."""
 
-    def run(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 240) -> Ran:
+    def run(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 240) -> CommandResult:
         env = env or {}
         path = os.pathsep.join(filter(None, (os.environ["PYTHONPATH"], env.get("PYTHONPATH"))))
         done = subprocess.run(
@@ -71,6 +71,6 @@ def traced(tmp_path: Path, stray_calls: Path) -> Traced:
             check=False,
         )
         refuse(stray_calls)
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     return run

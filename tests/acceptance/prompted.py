@@ -21,8 +21,8 @@ from traced.config.settings import configuration, load_settings
 @contextmanager
 def on_store(directory: Path) -> Iterator[Session]:
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
-    with write_session(store) as on:
-        yield on
+    with write_session(store) as session:
+        yield session
     store.dispose()
 
 
@@ -30,17 +30,17 @@ def analysed(directory: Path, settings: Mapping[str, Any]) -> Path:
     """A new data directory of a cycle with these settings, an adapter, and an environment that nothing admitted."""
     directory.mkdir()
     save_cycle(directory)
-    with on_store(directory) as on:
-        row = on.get_one(CycleRow, CYCLE)
+    with on_store(directory) as session:
+        row = session.get_one(CycleRow, CYCLE)
         row.config = configuration(load_settings(directory, settings))
-        on.add(row)
-        capabilities.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
+        session.add(row)
+        capabilities.save_findings(session, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
     return directory
 
 
 def admit(directory: Path) -> Path:
     """Let the directory's environment be admitted."""
-    with on_store(directory) as on:
+    with on_store(directory) as session:
         report = AdmissionReport(environment_hash(LAMP_SHOP), True, [])
-        environments.save_admission(on, report, cycle_id=CYCLE, at=T0)
+        environments.save_admission(session, report, cycle_id=CYCLE, at=T0)
     return directory

@@ -33,20 +33,20 @@ def data_dir(tmp_path: Path) -> Path:
     """A data directory with two adapter versions whose gates passed, and a training that is parked; nothing is due."""
     directory = tmp_path / "traced-data"
     engine = open_store(sqlite_url(directory / "traced.db"))
-    with write_session(engine) as opened:
-        seed_cycle(opened)
-        seed_adapter(opened, directory, 1)
-        seed_adapter(opened, directory, 2)
-        set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
+    with write_session(engine) as session:
+        seed_cycle(session)
+        seed_adapter(session, directory, 1)
+        seed_adapter(session, directory, 2)
+        set_cycle_state(session, "c1", CycleState.FINISHED, at=now())
         for _ in range(3):
-            begin_attempt(opened, "c1", KEY, holder="h", at=now())
-        quarantine(opened, QuarantinedInput("p3", "c1", KEY, "3 attempts failed, the last one: [hung]", {}, now()))
+            begin_attempt(session, "c1", KEY, holder="h", at=now())
+        quarantine(session, QuarantinedInput("p3", "c1", KEY, "3 attempts failed, the last one: [hung]", {}, now()))
     engine.dispose()
     return directory
 
 
 class Daemon(subprocess.Popen[str]):
-    """``traced up`` as a process. ``lines`` is its log, whole once it has ended; ``ends_with`` is how it must end."""
+    """``traced up`` as a process; ``lines`` is its log, ``ends_with`` the expected exit code."""
 
     lines: list[str]
     ends_with = 0
@@ -54,7 +54,7 @@ class Daemon(subprocess.Popen[str]):
 
 @contextmanager
 def daemon(data_dir: Path, **variables: str) -> Iterator[Daemon]:
-    """``traced up`` on the directory, from its first line that says it is ready to its orderly end."""
+    """Run ``traced up`` on the directory: wait until it is ready, and stop it at the end."""
     command = [sys.executable, "-m", "traced", "up", "--data-dir", str(data_dir), "--set", "log.format=json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     with Daemon(command, cwd=data_dir.parent, env=environment, stderr=subprocess.PIPE, text=True) as running:
@@ -83,14 +83,14 @@ def at_home(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
 
 
 def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
-    """The audit's entries, oldest first; the decisions among the events say the same."""
+    """The audit entries, oldest first; checks that the events contain the last one."""
     engine = open_store(sqlite_url(data_dir / "traced.db"))
-    with read_session(engine) as opened:
-        entries = list_audit(opened)[::-1]
-        events = [event.subject for event in list_events(opened) if event.kind == entries[-1].action]
+    with read_session(engine) as session:
+        entries = list_audit(session)[::-1]
+        events = [event.subject for event in list_events(session) if event.kind == entries[-1].action]
     engine.dispose()
     assert entries[-1].subject in events
-    return [(one.action, one.subject, one.who, one.reason) for one in entries]
+    return [(entry.action, entry.subject, entry.who, entry.reason) for entry in entries]
 
 
 def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_dir: Path, at_home: str) -> None:
@@ -100,11 +100,11 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
     assert approved.code == 0, approved.err
     assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"
     assert (approved.json["subject"], approved.json["live"]) == (ADAPTER, [ADAPTER])
-    again = traced("approve", ADAPTER, "--json")
-    assert again.json == approved.json
+    repeated = traced("approve", ADAPTER, "--json")
+    assert repeated.json == approved.json
     assert "error-recovery@v2 is rejected. Live: error-recovery@v1" in traced("reject", "error-recovery@v2").out
-    refused = traced("reject", ADAPTER, "--json")
-    assert (refused.code, refused.json["error"]["hint"]) == (1, f"traced rollback {ADAPTER}")
+    refusal = traced("reject", ADAPTER, "--json")
+    assert (refusal.code, refusal.json["error"]["hint"]) == (1, f"traced rollback {ADAPTER}")
     undone = traced("rollback", "--reason", "complaints", "--json")
     assert (undone.json["rolled_back"], undone.json["restored"], undone.json["live"]) == (ADAPTER, None, [])
     assert (
@@ -124,11 +124,11 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
 
 
 def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None:
-    file, told = data_dir / "traced.toml", data_dir.parent / "notify"
+    file, notify_socket = data_dir / "traced.toml", data_dir.parent / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(told))
+        manager.bind(str(notify_socket))
         manager.settimeout(120)
-        with daemon(data_dir, NOTIFY_SOCKET=str(told)) as running:
+        with daemon(data_dir, NOTIFY_SOCKET=str(notify_socket)) as running:
             states = [manager.recv(4096).decode()]
             for text in ("log = 3", "[log]\nlevel = 'debug'\n[executor]\nfailures = 9\n"):
                 file.write_text(text)
@@ -144,18 +144,18 @@ def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None
 
 def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(traced: Traced, data_dir: Path) -> None:
     with hold_directory(data_dir, now=now, version="test"):
-        ran = traced("approve", ADAPTER)
-    assert ran.code == 1
-    assert f"(process {os.getpid()}" in " ".join(ran.err.split())
-    assert "does not answer; no decision was stored" in " ".join(ran.err.split())
+        result = traced("approve", ADAPTER)
+    assert result.code == 1
+    assert f"(process {os.getpid()}" in " ".join(result.err.split())
+    assert "does not answer; no decision was stored" in " ".join(result.err.split())
     assert traced("status", "--json").json["waiting"] == [ADAPTER, "error-recovery@v2"]
 
 
 def test_two_do_not_work_on_cycles_at_once_and_decisions_do_not_wait_for_them(traced: Traced, data_dir: Path) -> None:
     with hold_directory(data_dir, now=now, version="test", file_name=CYCLE_LOCK):
         for verb in ("collect", "demo"):
-            ran = traced(verb)
-            assert ran.code == 1
-            assert f"is in use by process {os.getpid()}" in " ".join(ran.err.split())
+            result = traced(verb)
+            assert result.code == 1
+            assert f"is in use by process {os.getpid()}" in " ".join(result.err.split())
         approved = traced("approve", ADAPTER, "--json")
     assert approved.json["live"] == [ADAPTER]

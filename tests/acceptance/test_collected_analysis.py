@@ -23,33 +23,36 @@ CYCLE, EPISODES = "desk-bundled-0-1", 12
 
 @pytest.fixture
 def collected(tmp_path: Path) -> None:
-    """A cycle that has collected under the settings that are everybody's."""
+    """A cycle that has collected with the default settings."""
     settings = load_settings(tmp_path / "traced-data")
     settings.data_dir.mkdir()
     store = open_store(settings.store_url)
     episodes = [replace(demonstrate(seed, FAULTS, 1), model="base", cycle_id=CYCLE) for seed in range(EPISODES)]
-    with write_session(store) as opened:
-        save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 0, configuration(settings), CycleState.RUNNING, T0))
-        save_trajectories(opened, episodes)
+    with write_session(store) as session:
+        save_cycle(session, Cycle(CYCLE, "desk", "bundled", 0, configuration(settings), CycleState.RUNNING, T0))
+        save_trajectories(session, episodes)
     store.dispose()
 
 
 @pytest.mark.usefixtures("collected")
 def test_two_are_compared_and_one_is_chosen_for_what_was_collected_before(traced: Traced) -> None:
     with scripted_server(Thinking()) as server:
-        both = analyze(traced, server, "--compare", "builtin,llm", "--json")
-        assert both.code == 0, both.err
-        asked = len(server.requests)
-        alone = analyze(traced, server, "--analyst", "llm", "--json")
-        assert alone.code == 0, alone.err
-        assert len(server.requests) == asked
-        again = analyze(traced, server, "--analyst", "llm", "--json")
-    llm = next(side for side in both.json["comparison"]["sides"] if side["analyst"] == "llm")
-    assert (both.json["cycle"], alone.json["cycle"]) == (CYCLE, CYCLE)
-    assert {one["capability"] for one in alone.json["capabilities"]} == {VERIFICATION["name"], ANSWERING["name"]}
-    assert {one["runs"] for one in alone.json["capabilities"]} == {RUNS}
-    assert alone.json["capabilities"] == llm["findings"]
-    assert again.json == alone.json
+        comparison = analyze(traced, server, "--compare", "builtin,llm", "--json")
+        assert comparison.code == 0, comparison.err
+        request_count = len(server.requests)
+        analysis = analyze(traced, server, "--analyst", "llm", "--json")
+        assert analysis.code == 0, analysis.err
+        assert len(server.requests) == request_count
+        repeated = analyze(traced, server, "--analyst", "llm", "--json")
+    llm = next(side for side in comparison.json["comparison"]["sides"] if side["analyst"] == "llm")
+    assert (comparison.json["cycle"], analysis.json["cycle"]) == (CYCLE, CYCLE)
+    assert {capability["capability"] for capability in analysis.json["capabilities"]} == {
+        VERIFICATION["name"],
+        ANSWERING["name"],
+    }
+    assert {capability["runs"] for capability in analysis.json["capabilities"]} == {RUNS}
+    assert analysis.json["capabilities"] == llm["findings"]
+    assert repeated.json == analysis.json
 
 
 @pytest.mark.usefixtures("collected")
@@ -58,12 +61,12 @@ def test_what_one_has_analysed_another_does_not_analyse_again(traced: Traced) ->
     builtin = traced("analyze", "--json")
     assert builtin.code == 0, builtin.err
     with scripted_server(Thinking()) as server:
-        ran = analyze(traced, server, "--analyst", "llm", "--json")
-        assert ran.code == 1
-        told = ran.json["error"]
-        assert "analysis.analyst = 'builtin', not 'llm'" in told["message"]
-        assert "--set analysis.analyst=builtin" in told["hint"]
+        result = analyze(traced, server, "--analyst", "llm", "--json")
+        assert result.code == 1
+        error = result.json["error"]
+        assert "analysis.analyst = 'builtin', not 'llm'" in error["message"]
+        assert "--set analysis.analyst=builtin" in error["hint"]
         assert not server.requests
-        both = analyze(traced, server, "--compare", "builtin,llm", "--json")
-    assert both.code == 0, both.err
+        comparison = analyze(traced, server, "--compare", "builtin,llm", "--json")
+    assert comparison.code == 0, comparison.err
     assert traced("analyze", "--json").json == builtin.json

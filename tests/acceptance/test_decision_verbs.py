@@ -13,10 +13,10 @@ def data_dir(tmp_path: Path) -> Path:
     """A data directory with one adapter whose gate passed and one whose gate was inconclusive."""
     directory = tmp_path / "traced-data"
     engine = open_store(sqlite_url(directory / "traced.db"))
-    with write_session(engine) as opened:
-        seed_cycle(opened)
-        seed_adapter(opened, directory, 1)
-        seed_adapter(opened, directory, 2, GateAnswer.INCONCLUSIVE)
+    with write_session(engine) as session:
+        seed_cycle(session)
+        seed_adapter(session, directory, 1)
+        seed_adapter(session, directory, 2, GateAnswer.INCONCLUSIVE)
     engine.dispose()
     return directory
 
@@ -31,27 +31,27 @@ def test_approve_then_rollback(traced: Traced, data_dir: Path) -> None:
     undone = traced("rollback", "--json")
     assert undone.json["rolled_back"] == "error-recovery@v1"
     assert (undone.json["restored"], undone.json["live"]) == (None, [])
-    again = traced("rollback")
-    assert again.code == 1
-    assert "nothing is live" in again.err
+    repeated = traced("rollback")
+    assert repeated.code == 1
+    assert "nothing is live" in repeated.err
 
 
 def test_inconclusive_cannot_be_approved_and_nothing_is_written(traced: Traced, data_dir: Path) -> None:
-    ran = traced("approve", "error-recovery@v2")
-    assert ran.code == 1
-    assert "error-recovery@v2 cannot be approved: its gate answered inconclusive" in ran.err
-    assert "Try: traced explain error-recovery@v2" in ran.err
+    result = traced("approve", "error-recovery@v2")
+    assert result.code == 1
+    assert "error-recovery@v2 cannot be approved: its gate answered inconclusive" in result.err
+    assert "Try: traced explain error-recovery@v2" in result.err
     rejected = traced("reject", "error-recovery@v2", "--reason", "not shown", "--json")
     assert rejected.json["decision"]["decision"] == "rejected"
 
 
 def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> None:
     traced("approve", "error-recovery@v1", "--who", "ann", "--reason", "good")
-    shown = traced("status")
-    assert "error-recovery@v1" in shown.out
-    assert "live" in shown.out
-    told = traced("explain", "error-recovery@v1")
-    assert told.code == 0, told.err
+    status = traced("status")
+    assert "error-recovery@v1" in status.out
+    assert "live" in status.out
+    explanation = traced("explain", "error-recovery@v1")
+    assert explanation.code == 0, explanation.err
     for piece in (
         "lacking in t1 (desk task 7, messages 1)",
         "judged by    1 source",
@@ -64,7 +64,7 @@ def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> No
         "because good",
         "live by ann",
     ):
-        assert piece in told.out
+        assert piece in explanation.out
     chain = traced("explain", "error-recovery@v1", "--json").json
     assert chain["environment"]["source_code"] == "class Environment: ..."
     assert chain["missing"] == []
@@ -86,25 +86,25 @@ def test_an_unknown_adapter_and_an_empty_directory_are_clear_messages(
 def test_a_file_that_is_no_database_is_one_clear_message(traced: Traced, tmp_path: Path) -> None:
     (tmp_path / "traced-data").mkdir()
     (tmp_path / "traced-data" / "traced.db").write_text("this is no database" * 100)
-    ran = traced("status")
-    assert ran.code == 1
-    assert "traced.db failed: file is not a database" in ran.err
-    assert "Traceback" not in ran.err
+    result = traced("status")
+    assert result.code == 1
+    assert "traced.db failed: file is not a database" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_a_canary_begins_goes_live_at_a_word_and_ends_with_a_rollback(traced: Traced, data_dir: Path) -> None:
-    begun = traced("approve", "error-recovery@v1", "--policy", "canary")
-    assert "error-recovery@v1 is approved and has 5 % of its conversations as a canary" in begun.out
-    assert "Live: the base model only" in begun.out
+    approval = traced("approve", "error-recovery@v1", "--policy", "canary")
+    assert "error-recovery@v1 is approved and has 5 % of its conversations as a canary" in approval.out
+    assert "Live: the base model only" in approval.out
     assert traced("status", "--json").json["adapters"][0]["traffic"] == "canary 5 %"
-    told = traced("explain", "error-recovery@v1").out
-    assert "promotion    canary 5 % " in told
-    assert "canary       0 of 30 judged at 5 %" in told
-    again = traced("approve", "error-recovery@v1", "--policy", "canary", "--json").json
-    assert (again["promotion"]["state"], again["promotion"]["share"]) == ("canary", 0.05)
-    refused = traced("reject", "error-recovery@v1")
-    assert (refused.code, "error-recovery@v1 is on trial (canary)" in refused.err) == (1, True)
-    assert "Try: traced rollback error-recovery@v1" in refused.err
+    explanation = traced("explain", "error-recovery@v1").out
+    assert "promotion    canary 5 % " in explanation
+    assert "canary       0 of 30 judged at 5 %" in explanation
+    repeated = traced("approve", "error-recovery@v1", "--policy", "canary", "--json").json
+    assert (repeated["promotion"]["state"], repeated["promotion"]["share"]) == ("canary", 0.05)
+    refusal = traced("reject", "error-recovery@v1")
+    assert (refusal.code, "error-recovery@v1 is on trial (canary)" in refusal.err) == (1, True)
+    assert "Try: traced rollback error-recovery@v1" in refusal.err
     full = traced("approve", "error-recovery@v1", "--policy", "immediate", "--json").json
     assert full["live"] == ["error-recovery@v1"]
     traced("rollback")

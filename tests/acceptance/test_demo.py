@@ -37,19 +37,21 @@ def settings(**changed: int) -> list[str]:
 
 
 def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_path: Path) -> None:
-    ran = traced("demo", "--yes", "--json", *settings(), timeout=1400)
-    assert ran.code == 0, ran.err
-    told = ran.json
-    routed = any(adapter["promoted"] for adapter in told["adapters"])
-    assert list(told) == KEYS + ["routing"] * routed
-    assert ran.out.count("\n") == 1, "stdout holds more than the JSON object"
-    assert 0 <= told["floor"] < told["base"] < 1
-    assert told["peak_rss_bytes"] < 4 * 2**30
-    ended = {line.split(" failed at the stage ")[0] for line in ran.err.splitlines() if " failed at the stage " in line}
-    trained = {adapter["capability"] for adapter in told["adapters"]}
-    assert trained | ended, "no capability was retained"
-    assert told["rollouts"] == 32 * len(trained)
-    for adapter in told["adapters"]:
+    result = traced("demo", "--yes", "--json", *settings(), timeout=1400)
+    assert result.code == 0, result.err
+    report = result.json
+    routed = any(adapter["promoted"] for adapter in report["adapters"])
+    assert list(report) == KEYS + ["routing"] * routed
+    assert result.out.count("\n") == 1, "stdout holds more than the JSON object"
+    assert 0 <= report["floor"] < report["base"] < 1
+    assert report["peak_rss_bytes"] < 4 * 2**30
+    failed_capabilities = {
+        line.split(" failed at the stage ")[0] for line in result.err.splitlines() if " failed at the stage " in line
+    }
+    trained_capabilities = {adapter["capability"] for adapter in report["adapters"]}
+    assert trained_capabilities | failed_capabilities, "no capability was retained"
+    assert report["rollouts"] == 32 * len(trained_capabilities)
+    for adapter in report["adapters"]:
         assert adapter["promoted"] == (adapter["gate"] == "pass")
         assert (adapter["alone"] is not None) == adapter["promoted"]
     page = tmp_path / "traced-data" / "runs" / "desk-bundled-0-1" / "report.html"
@@ -58,24 +60,24 @@ def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_p
 
 
 def test_without_docker_the_demo_stops_before_it_works(traced: Traced, tmp_path: Path) -> None:
-    ran = traced("demo", "--yes", env={"DOCKER_HOST": "unix:///nowhere/docker.sock"})
-    assert ran.code == 1
-    assert "no Docker engine answers" in ran.err
-    assert "scripts/docker-engine.sh" in ran.err
-    assert "Traceback" not in ran.err
+    result = traced("demo", "--yes", env={"DOCKER_HOST": "unix:///nowhere/docker.sock"})
+    assert result.code == 1
+    assert "no Docker engine answers" in result.err
+    assert "scripts/docker-engine.sh" in result.err
+    assert "Traceback" not in result.err
 
 
 def test_who_keeps_everything_to_decide_does_not_have_it_decided(traced: Traced) -> None:
-    ran = traced("demo", "--yes", "--keep")
-    assert ran.code == 1
-    assert "use one of them" in ran.err
+    result = traced("demo", "--yes", "--keep")
+    assert result.code == 1
+    assert "use one of them" in result.err
 
 
 def test_a_missing_model_is_named(traced: Traced, tmp_path: Path) -> None:
-    ran = traced("demo", "--yes", "--model", tmp_path / "nowhere")
-    assert ran.code == 1
-    assert str(tmp_path / "nowhere") in ran.err
-    assert "Traceback" not in ran.err
+    result = traced("demo", "--yes", "--model", tmp_path / "nowhere")
+    assert result.code == 1
+    assert str(tmp_path / "nowhere") in result.err
+    assert "Traceback" not in result.err
 
 
 def lines_of(stream: IO[str]) -> Iterator[str]:
@@ -94,8 +96,10 @@ def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path,
         words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as demo:
         assert demo.stderr is not None
-        told = (re.search(r"(\d+)/300", line) for line in lines_of(demo.stderr))
-        assert any(found and 60 <= int(found[1]) < 300 for found in told), "it never got to its 60th episode"
+        matches = (re.search(r"(\d+)/300", line) for line in lines_of(demo.stderr))
+        assert any(progress and 60 <= int(progress[1]) < 300 for progress in matches), (
+            "it never got to its 60th episode"
+        )
         children = psutil.Process(demo.pid).children(recursive=True)
         assert children
         demo.send_signal(number)

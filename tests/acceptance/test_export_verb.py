@@ -12,30 +12,30 @@ from tests.acceptance.conftest import Traced
 from tests.unit.store.chain import CAPABILITY, CYCLE
 
 FILE = Path(__file__).parent.parent / "data" / "environments" / "lamp_shop.py"
-AT = datetime(2026, 1, 2, tzinfo=UTC)
+MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> str:
+def stored_hash(tmp_path: Path) -> str:
     """Hash of lamp_shop, written for a capability in the data directory and not judged."""
     (tmp_path / "traced-data").mkdir()
     source = FILE.read_text()
     hashed = environment_hash(source)
     store = open_store(f"sqlite:///{tmp_path / 'traced-data' / 'traced.db'}")
-    with write_session(store) as opened:
-        cycles.save_cycle(opened, CYCLE)
-        capabilities.save_capabilities(opened, CYCLE.id, [CAPABILITY])
-        made = EnvironmentRecord(hashed, source, CYCLE.id, CAPABILITY.name, 7, "builtin", AT)
-        environments.save_environment(opened, made)
+    with write_session(store) as session:
+        cycles.save_cycle(session, CYCLE)
+        capabilities.save_capabilities(session, CYCLE.id, [CAPABILITY])
+        record = EnvironmentRecord(hashed, source, CYCLE.id, CAPABILITY.name, 7, "builtin", MOMENT)
+        environments.save_environment(session, record)
     store.dispose()
     return hashed
 
 
 def judge(tmp_path: Path, hashed: str, *checks: Check) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'traced-data' / 'traced.db'}")
-    with write_session(store) as opened:
+    with write_session(store) as session:
         report = AdmissionReport(hashed, all(check.passed for check in checks), list(checks))
-        environments.save_admission(opened, report, cycle_id=CYCLE.id, at=AT)
+        environments.save_admission(session, report, cycle_id=CYCLE.id, at=MOMENT)
     store.dispose()
 
 
@@ -47,9 +47,9 @@ def test_a_file_is_exported_with_a_warning_and_only_once(traced: Traced, tmp_pat
     assert folder == tmp_path / f"{done.json['package']}-verifiers"
     assert (folder / done.json["package"] / "environment.py").read_bytes() == FILE.read_bytes()
     assert not (tmp_path / "traced-data").exists()
-    again = traced("export", FILE, "--to", "verifiers")
-    assert (again.code, again.out) == (1, "")
-    assert "exists already" in again.err
+    repeated = traced("export", FILE, "--to", "verifiers")
+    assert (repeated.code, repeated.out) == (1, "")
+    assert "exists already" in repeated.err
     other = traced("export", FILE, "--to", "openenv")
     assert other.code == 0, other.err
     assert "openenv validate" in other.out
@@ -59,25 +59,27 @@ def test_a_file_is_exported_with_a_warning_and_only_once(traced: Traced, tmp_pat
 
 
 def test_a_stored_environment_is_found_by_the_beginning_of_its_hash(
-    traced: Traced, tmp_path: Path, stored: str
+    traced: Traced, tmp_path: Path, stored_hash: str
 ) -> None:
-    judge(tmp_path, stored, Check("oracle", False, {}, 0.1))
-    refused = traced("export", f"env:{stored[:12]}", "--to", "openenv", "--into", "refused")
-    assert refused.code == 0, refused.err
-    assert "refused this environment (oracle)" in refused.err
-    judge(tmp_path, stored, Check("oracle", True, {}, 0.1))
-    for number, named in enumerate((stored, stored[:6], FILE)):
-        done = traced("export", named, "--to", "verifiers", "--into", f"admitted-{number}", "--json")
+    judge(tmp_path, stored_hash, Check("oracle", False, {}, 0.1))
+    result = traced("export", f"env:{stored_hash[:12]}", "--to", "openenv", "--into", "refused")
+    assert result.code == 0, result.err
+    assert "refused this environment (oracle)" in result.err
+    judge(tmp_path, stored_hash, Check("oracle", True, {}, 0.1))
+    for number, argument in enumerate((stored_hash, stored_hash[:6], FILE)):
+        done = traced("export", argument, "--to", "verifiers", "--into", f"admitted-{number}", "--json")
         assert done.code == 0, done.err
         assert (done.json["admitted"], done.json["warning"], done.err) == (True, "", "")
-        told = (tmp_path / f"admitted-{number}" / "README.md").read_text()
-        assert CAPABILITY.description in told
-        assert "admitted 2026-01-02" in told
+        readme = (tmp_path / f"admitted-{number}" / "README.md").read_text()
+        assert CAPABILITY.description in readme
+        assert "admitted 2026-01-02" in readme
 
 
-@pytest.mark.parametrize("named", ["env:00000000", "0000", "lamp_shop", "nothing.py", "env:", "../x"])
-def test_what_is_neither_file_nor_hash_is_told_apart_from_nothing(traced: Traced, stored: str, named: str) -> None:
-    done = traced("export", named, "--to", "verifiers", "--json")
+@pytest.mark.parametrize("argument", ["env:00000000", "0000", "lamp_shop", "nothing.py", "env:", "../x"])
+def test_what_is_neither_file_nor_hash_is_told_apart_from_nothing(
+    traced: Traced, stored_hash: str, argument: str
+) -> None:
+    done = traced("export", argument, "--to", "verifiers", "--json")
     assert done.code == 1
     assert done.json["error"]["type"] == "NoSuchEnvironment"
     assert done.json["error"]["hint"]

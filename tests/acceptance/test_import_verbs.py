@@ -44,63 +44,67 @@ def test_import_then_analyze_names_capabilities_and_repeating_changes_nothing(tr
     first = traced("import", file, "--format", "tau-bench", "--json")
     assert first.code == 0, first.err
     assert first.json["outcomes"] == {"success": 8, "failure": 16}
-    again = traced("import", file, "--json").json
-    assert (first.json["added"], again["added"], again["known"]) == (24, 0, 24)
-    assert first.json["cycle"] == again["cycle"]
+    repeated = traced("import", file, "--json").json
+    assert (first.json["added"], repeated["added"], repeated["known"]) == (24, 0, 24)
+    assert first.json["cycle"] == repeated["cycle"]
     analyzed = traced("analyze", "--json")
     assert analyzed.code == 0, analyzed.err
     assert analyzed.json["cycle"] == first.json["cycle"]
-    assert [found["runs"] for found in analyzed.json["capabilities"]]
+    assert [capability["runs"] for capability in analyzed.json["capabilities"]]
     assert traced("analyze", "--json").json == analyzed.json
 
 
 def test_the_privileged_part_is_nowhere_in_the_data_directory(traced: Traced, tmp_path: Path) -> None:
-    planted: list[Any] = [{**record, "info": {**record["info"], "planted": CANARY}} for record in records()]
+    canary_records: list[Any] = [{**record, "info": {**record["info"], "planted": CANARY}} for record in records()]
     file = tmp_path / "planted.json"
-    file.write_text(json.dumps([*planted, {"task_id": 1, "reward": 2, "info": CANARY}]))
+    file.write_text(json.dumps([*canary_records, {"task_id": 1, "reward": 2, "info": CANARY}]))
     assert CANARY in file.read_text()
-    ran = traced("import", file)
-    assert (ran.code, CANARY in ran.err) == (0, False)
+    result = traced("import", file)
+    assert (result.code, CANARY in result.err) == (0, False)
     assert traced("analyze").code == 0
-    kept = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
-    assert [path.suffix for path in kept if path.parent.name == "imports"] == [".jsonl"]
-    assert not [path for path in kept if CANARY.encode() in path.read_bytes()]
+    files = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
+    assert [path.suffix for path in files if path.parent.name == "imports"] == [".jsonl"]
+    assert not [path for path in files if CANARY.encode() in path.read_bytes()]
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> Path:
+def damaged_file(tmp_path: Path) -> Path:
     """Three records, the second of which has no reward; pretty-printed, so that it has a line of its own."""
-    broken = records()
-    del broken[1]["reward"]
+    damaged_records = records()
+    del damaged_records[1]["reward"]
     file = tmp_path / "damaged.json"
-    file.write_text(json.dumps(broken, indent=1))
+    file.write_text(json.dumps(damaged_records, indent=1))
     return file
 
 
 def test_strictly_a_damaged_record_names_its_line_and_nothing_is_stored(
-    traced: Traced, tmp_path: Path, damaged: Path
+    traced: Traced, tmp_path: Path, damaged_file: Path
 ) -> None:
-    ran = traced("import", damaged, "--strict", "--json")
-    assert ran.code == 1
-    assert f"{damaged}: record 2, line" in ran.json["error"]["message"]
-    named = int(ran.json["error"]["message"].partition("line ")[2].partition(",")[0])
-    starts = [n for n, text in enumerate(damaged.read_text().splitlines(), 1) if text == " {"]
-    assert starts[1] <= named < starts[2]
-    assert "--strict" in ran.err
+    result = traced("import", damaged_file, "--strict", "--json")
+    assert result.code == 1
+    assert f"{damaged_file}: record 2, line" in result.json["error"]["message"]
+    line_number = int(result.json["error"]["message"].partition("line ")[2].partition(",")[0])
+    starts = [n for n, text in enumerate(damaged_file.read_text().splitlines(), 1) if text == " {"]
+    assert starts[1] <= line_number < starts[2]
+    assert "--strict" in result.err
     assert stored_rows(tmp_path / "traced-data") == 0
     assert list((tmp_path / "traced-data" / "imports").iterdir()) == []
 
 
 @pytest.mark.parametrize("options", [(), ("--skip-bad",)])
 def test_the_good_records_are_stored_and_the_bad_ones_kept_aside(
-    traced: Traced, tmp_path: Path, damaged: Path, options: tuple[str, ...]
+    traced: Traced, tmp_path: Path, damaged_file: Path, options: tuple[str, ...]
 ) -> None:
-    ran = traced("import", damaged, *options, "--json")
-    assert ran.code == 0, ran.err
-    assert (ran.json["added"], ran.json["bad"], len(ran.json["skipped"])) == (2, 1, 1)
-    assert "record 2" in ran.err
-    [aside] = [json.loads(line) for line in Path(ran.json["bad_file"]).read_text().splitlines()]
-    assert (aside["file"], aside["record"], aside["reason"]) == (str(damaged), 2, "the key 'reward' is missing")
+    result = traced("import", damaged_file, *options, "--json")
+    assert result.code == 0, result.err
+    assert (result.json["added"], result.json["bad"], len(result.json["skipped"])) == (2, 1, 1)
+    assert "record 2" in result.err
+    [rejected] = [json.loads(line) for line in Path(result.json["bad_file"]).read_text().splitlines()]
+    assert (rejected["file"], rejected["record"], rejected["reason"]) == (
+        str(damaged_file),
+        2,
+        "the key 'reward' is missing",
+    )
     assert stored_rows(tmp_path / "traced-data") == 2
 
 
@@ -120,28 +124,28 @@ def test_a_file_that_is_not_there_or_of_no_known_format_is_refused(traced: Trace
 def test_a_wrong_format_is_an_error_that_names_the_right_one(traced: Traced, tmp_path: Path) -> None:
     file = tmp_path / "conversations.jsonl"
     file.write_text(f"{json.dumps({'messages': HELLO})}\n" * 150)
-    ran = traced("import", file, "--format", "langfuse")
-    assert ran.code == 1
-    assert "--format openai" in ran.err
-    assert "none of the first 100 records" in ran.err
+    result = traced("import", file, "--format", "langfuse")
+    assert result.code == 1
+    assert "--format openai" in result.err
+    assert "none of the first 100 records" in result.err
 
 
 def test_nothing_good_is_a_failure(traced: Traced, tmp_path: Path) -> None:
     file = tmp_path / "conversations.jsonl"
     file.write_text('{"messages": []}\n{"messages": 3}\n')
-    ran = traced("import", file, "--json")
-    assert ran.code == 1
-    assert "all 2 records" in ran.json["error"]["message"]
+    result = traced("import", file, "--json")
+    assert result.code == 1
+    assert "all 2 records" in result.json["error"]["message"]
     file.write_text('{"id": "a", "run_type": "tool", "name": "f"}\n')
     assert "hold no model call" in traced("import", file).err
 
 
 @pytest.mark.parametrize("name", ["langsmith-langchain.jsonl", "langfuse-openai.jsonl", "tau2-airline.json"])
 def test_exports_of_other_tools(traced: Traced, tmp_path: Path, name: str) -> None:
-    ran = traced("import", DATA / "exports" / name, "--agent", "clerk", "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["source"] == name.partition("-")[0].replace("tau2", "tau2-bench")
-    assert (ran.json["outcomes"]["success"], ran.json["outcomes"]["failure"]) == (1, 1)
+    result = traced("import", DATA / "exports" / name, "--agent", "clerk", "--json")
+    assert result.code == 0, result.err
+    assert result.json["source"] == name.partition("-")[0].replace("tau2", "tau2-bench")
+    assert (result.json["outcomes"]["success"], result.json["outcomes"]["failure"]) == (1, 1)
     assert list((tmp_path / "traced-data" / "imports").iterdir()) == []
 
 
@@ -154,12 +158,12 @@ def test_what_is_to_be_redacted_is_nowhere_in_the_data_directory(traced: Traced,
     ]
     file = tmp_path / "conversations.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(lines).encode()))
-    ran = traced("import", file, "--set", 'serving.redact=["sk-[0-9]+"]', "--json")
-    assert ran.code == 0, ran.err
-    assert (ran.json["added"], ran.json["bad"], ran.json["outcomes"]) == (1, 2, {"unknown": 1})
-    assert "[redacted]" in Path(ran.json["bad_file"]).read_text()
-    kept = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
-    assert not [path for path in kept if b"sk-123456" in path.read_bytes()]
+    result = traced("import", file, "--set", 'serving.redact=["sk-[0-9]+"]', "--json")
+    assert result.code == 0, result.err
+    assert (result.json["added"], result.json["bad"], result.json["outcomes"]) == (1, 2, {"unknown": 1})
+    assert "[redacted]" in Path(result.json["bad_file"]).read_text()
+    files = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"sk-123456" in path.read_bytes()]
 
 
 def many_conversations(path: Path) -> None:
@@ -171,7 +175,7 @@ def many_conversations(path: Path) -> None:
 
 
 def many_runs(path: Path) -> None:
-    """The traces of the export over and over, their runs far apart."""
+    """Write many copies of the traces of the export, with the runs of one trace far apart."""
     lines = (DATA / "exports" / "langsmith-openai.jsonl").read_text().splitlines()
     loaded = [(line, json.loads(line)["trace_id"]) for line in lines]
     with path.open("w") as file:
@@ -185,8 +189,8 @@ def many_runs(path: Path) -> None:
 
 
 def many_records(path: Path) -> None:
-    short = [{**record, "traj": record["traj"][:6]} for record in records()]
-    path.write_text(json.dumps([{**record, "trial": trial} for trial in range(700) for record in short]))
+    shortened = [{**record, "traj": record["traj"][:6]} for record in records()]
+    path.write_text(json.dumps([{**record, "trial": trial} for trial in range(700) for record in shortened]))
 
 
 @pytest.mark.parametrize("write", [many_conversations, many_runs, many_records])
@@ -200,25 +204,25 @@ def test_a_killed_import_goes_on_and_ends_like_an_undisturbed_one(traced: Traced
             os.sched_yield()
         running.send_signal(signal.SIGKILL)
     assert running.returncode == -signal.SIGKILL
-    before = stored_rows(tmp_path / "traced-data")
-    ran = traced("import", file, "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["resumed"]
+    rows_before = stored_rows(tmp_path / "traced-data")
+    result = traced("import", file, "--json")
+    assert result.code == 0, result.err
+    assert result.json["resumed"]
     settings = load_settings(tmp_path / "undisturbed")
     store = open_store(settings.store_url)
-    whole = import_file(store, settings, ImportRequest(file), at=datetime.now(UTC))
+    undisturbed = import_file(store, settings, ImportRequest(file), at=datetime.now(UTC))
     store.dispose()
-    assert 500 <= before < sum(whole.outcomes.values())
+    assert 500 <= rows_before < sum(undisturbed.outcomes.values())
     assert rows(tmp_path / "traced-data") == rows(tmp_path / "undisturbed")
-    assert (ran.json["cycle"], ran.json["outcomes"]) == (whole.cycle, whole.outcomes)
-    assert (ran.json["bad"], ran.json["passed"]) == (whole.bad, whole.passed)
-    if whole.bad_file is not None:
-        assert Path(ran.json["bad_file"]).read_bytes() == whole.bad_file.read_bytes()
-    assert [path.suffix for path in folder.iterdir()] == ([".jsonl"] if whole.bad else [])
+    assert (result.json["cycle"], result.json["outcomes"]) == (undisturbed.cycle, undisturbed.outcomes)
+    assert (result.json["bad"], result.json["passed"]) == (undisturbed.bad, undisturbed.passed)
+    if undisturbed.bad_file is not None:
+        assert Path(result.json["bad_file"]).read_bytes() == undisturbed.bad_file.read_bytes()
+    assert [path.suffix for path in folder.iterdir()] == ([".jsonl"] if undisturbed.bad else [])
 
 
 def test_there_is_nothing_to_analyze_in_an_empty_directory(traced: Traced) -> None:
-    ran = traced("analyze")
-    assert ran.code == 1
-    assert "Traceback" not in ran.err
-    assert "traced collect" in ran.err
+    result = traced("analyze")
+    assert result.code == 1
+    assert "Traceback" not in result.err
+    assert "traced collect" in result.err

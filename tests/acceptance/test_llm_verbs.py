@@ -17,16 +17,16 @@ from tests.unit.store.chain import CYCLE, T0
 from traced.llm.connection import StoreLedger
 
 
-def at(server: Scripted, *more: str) -> list[str]:
-    chosen = ["llm.model=scripted", f"llm.base_url={server.url}", *more]
-    return [word for one in chosen for word in ("--set", one)]
+def at(server: Scripted, *extra: str) -> list[str]:
+    settings = ["llm.model=scripted", f"llm.base_url={server.url}", *extra]
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Traced, tmp_path: Path) -> None:
     with scripted_server(able, key=KEY) as server:
         (tmp_path / "key").write_text(KEY)
-        ran = traced("llm", "check", *at(server, "llm.api_key_file=key"))
-        assert ran.code == 0, ran.err
+        result = traced("llm", "check", *at(server, "llm.api_key_file=key"))
+        assert result.code == 0, result.err
         for line in (
             f"ok  server        {server.url} answers and lists 1 model",
             "ok  key           accepted, from key",
@@ -35,11 +35,11 @@ def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Trace
             "ok  tool call     works",
             "scripted works with traced.",
         ):
-            assert line in ran.out
-        told = traced("llm", "check", *at(server), "--json", env={"OPENAI_API_KEY": KEY})
-        assert (told.code, told.json["ok"], told.json["way"]) == (0, True, "json_schema")
-        assert told.json["seen"][1]["told"] == "accepted, from the variable OPENAI_API_KEY"
-    assert KEY not in ran.out + ran.err + told.out + told.err
+            assert line in result.out
+        json_result = traced("llm", "check", *at(server), "--json", env={"OPENAI_API_KEY": KEY})
+        assert (json_result.code, json_result.json["ok"], json_result.json["way"]) == (0, True, "json_schema")
+        assert json_result.json["seen"][1]["told"] == "accepted, from the variable OPENAI_API_KEY"
+    assert KEY not in result.out + result.err + json_result.out + json_result.err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["key"]
 
 
@@ -50,10 +50,10 @@ def test_check_on_a_server_that_says_the_key_back(traced: Traced, debug: str) ->
 
     env = {"OPENAI_API_KEY": KEY, "TRACED_DEBUG": debug, "OPENAI_LOG": "debug" if debug else ""}
     with scripted_server(script) as server:
-        ran = traced("llm", "check", *at(server), env=env)
-    assert ran.code == 1
-    assert "status 500: You sent Bearer ***" in ran.out
-    assert KEY not in ran.out + ran.err
+        result = traced("llm", "check", *at(server), env=env)
+    assert result.code == 1
+    assert "status 500: You sent Bearer ***" in result.out
+    assert KEY not in result.out + result.err
 
 
 def test_what_the_surroundings_say_sends_nothing_elsewhere(traced: Traced) -> None:
@@ -68,54 +68,54 @@ def test_what_the_surroundings_say_sends_nothing_elsewhere(traced: Traced) -> No
             "ALL_PROXY": "socks5://127.0.0.1:9",
             "SSL_CERT_FILE": "/nonexistent",
         }
-        ran = traced("llm", "check", *at(server), env=env)
-        assert (ran.code, ran.err) == (0, ""), ran.err
+        result = traced("llm", "check", *at(server), env=env)
+        assert (result.code, result.err) == (0, ""), result.err
         assert (len(server.requests), elsewhere.connections) == (5, 0)
 
 
 @pytest.mark.parametrize("variable", ["ALL_PROXY=socks5://127.0.0.1:9", "SSL_CERT_FILE=/nonexistent"])
 def test_surroundings_that_allow_no_connection_are_named(traced: Traced, variable: str) -> None:
     name, _, value = variable.partition("=")
-    chosen = ["--set", "llm.model=m", "--set", "llm.base_url=http://192.0.2.7/v1"]
-    ran = traced("llm", "check", *chosen, env={name: value})
-    assert ran.code == 1
-    assert "the model m at http://192.0.2.7/v1 is not reachable from here" in ran.err
-    assert name in ran.err.partition("Try:")[2]
+    options = ["--set", "llm.model=m", "--set", "llm.base_url=http://192.0.2.7/v1"]
+    result = traced("llm", "check", *options, env={name: value})
+    assert result.code == 1
+    assert "the model m at http://192.0.2.7/v1 is not reachable from here" in result.err
+    assert name in result.err.partition("Try:")[2]
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "pattern"),
     [("", r"looked up 'api\.openai\.com'"), ("http://192.0.2.7/v1", r"connected to \('192\.0\.2\.7', 80\)")],
 )
-def test_a_command_that_calls_another_address_fails_the_test(traced: Traced, address: str, told: str) -> None:
-    chosen = ["--set", "llm.model=m", "--set", f"llm.base_url={address}"]
-    with pytest.raises(AssertionError, match=told):
-        traced("llm", "check", *chosen, env={"OPENAI_API_KEY": KEY})
+def test_a_command_that_calls_another_address_fails_the_test(traced: Traced, address: str, pattern: str) -> None:
+    options = ["--set", "llm.model=m", "--set", f"llm.base_url={address}"]
+    with pytest.raises(AssertionError, match=pattern):
+        traced("llm", "check", *options, env={"OPENAI_API_KEY": KEY})
 
 
 def test_check_without_a_model_or_a_key_says_what_to_set(traced: Traced) -> None:
-    ran = traced("llm", "check", "--json")
-    assert (ran.code, ran.json["error"]["type"]) == (1, "LlmError")
-    assert "llm.model" in ran.json["error"]["hint"]
-    ran = traced("llm", "check", "--set", "llm.model=m")
-    assert "OPENAI_API_KEY is not set" in ran.err
-    assert "llm.base_url for your own server" in ran.err
+    result = traced("llm", "check", "--json")
+    assert (result.code, result.json["error"]["type"]) == (1, "LlmError")
+    assert "llm.model" in result.json["error"]["hint"]
+    result = traced("llm", "check", "--set", "llm.model=m")
+    assert "OPENAI_API_KEY is not set" in result.err
+    assert "llm.base_url for your own server" in result.err
 
 
 def test_status_tells_what_each_stage_of_a_cycle_took(traced: Traced, tmp_path: Path) -> None:
     store = open_store(sqlite_url(tmp_path / "traced-data" / "traced.db"))
-    with write_session(store) as opened:
-        save_cycle(opened, CYCLE)
+    with write_session(store) as session:
+        save_cycle(session, CYCLE)
     assert traced("status", "--json").json["costs"] == []
     ledger = StoreLedger(store, lambda: T0)
     reply = Reply("{}", "stop", 61_000, 500, 0.25, 12.0)
     for number, stage in enumerate(["analyze", "analyze", "synthesize"]):
-        asked = Question(Purpose("c1", stage), (ChatMessage("user", str(number)),))
-        ledger.keep(asked.key("m", None), asked, "m", replace(reply, estimated=stage == "synthesize"))
+        question = Question(Purpose("c1", stage), (ChatMessage("user", str(number)),))
+        ledger.keep(question.key("m", None), question, "m", replace(reply, estimated=stage == "synthesize"))
     store.dispose()
-    told = {(one["cycle"], one["stage"]): one for one in traced("status", "--json").json["costs"]}
-    assert list(told) == [("c1", "analyze"), ("c1", "synthesize")]
-    assert told["c1", "analyze"] == {
+    costs = {(row["cycle"], row["stage"]): row for row in traced("status", "--json").json["costs"]}
+    assert list(costs) == [("c1", "analyze"), ("c1", "synthesize")]
+    assert costs["c1", "analyze"] == {
         "cycle": "c1",
         "stage": "analyze",
         "calls": 2,
@@ -125,6 +125,6 @@ def test_status_tells_what_each_stage_of_a_cycle_took(traced: Traced, tmp_path: 
         "seconds": 24.0,
         "estimated": 0,
     }
-    shown = [[cell.strip() for cell in line.split("\u2502")] for line in traced("status").out.splitlines()]
-    assert ["", "c1", "analyze", "2", "122,000 + 1,000", "0.5", "24", ""] in shown
-    assert ["", "c1", "synthesize", "1", "~61,000 + ~500", "~0.25", "12", ""] in shown
+    cells = [[cell.strip() for cell in line.split("\u2502")] for line in traced("status").out.splitlines()]
+    assert ["", "c1", "analyze", "2", "122,000 + 1,000", "0.5", "24", ""] in cells
+    assert ["", "c1", "synthesize", "1", "~61,000 + ~500", "~0.25", "12", ""] in cells

@@ -31,7 +31,7 @@ class Environment:
             pass
 """
 AT_WORK_S = 1.0  # of processor time: far more than it takes to load
-ENDED = "1@1.00"  # no process is that one
+ENDED_PROCESS = "1@1.00"  # no process is that one
 
 
 @pytest.fixture
@@ -41,22 +41,22 @@ def engine() -> Iterator[Any]:
     client.close()
 
 
-def admitted(directory: Path, source: str) -> str:
-    """The name of the one environment of a new data directory."""
+def store_environment(directory: Path, source: str) -> str:
+    """Save an environment in a new data directory; returns its hash."""
     ensure_image(build_missing=True)
     name, store = environment_hash(source), open_store(sqlite_url(directory / "traced.db"))
-    with write_session(store) as opened:
-        seed_cycle(opened)
-        set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
-        save_environment(opened, EnvironmentRecord(name, source, "c1", "error-recovery", 7, "builtin", now()))
+    with write_session(store) as session:
+        seed_cycle(session)
+        set_cycle_state(session, "c1", CycleState.FINISHED, at=now())
+        save_environment(session, EnvironmentRecord(name, source, "c1", "error-recovery", 7, "builtin", now()))
     store.dispose()
     return name
 
 
 def containers(engine: Any, name: str) -> list[Any]:
     marks = {"label": f"{LABEL_ENVIRONMENT}={name}"}
-    found: list[Any] = engine.containers.list(all=True, filters=marks, ignore_removed=True)
-    return found
+    matches: list[Any] = engine.containers.list(all=True, filters=marks, ignore_removed=True)
+    return matches
 
 
 async def play(directory: Path, name: str) -> None:
@@ -66,7 +66,7 @@ async def play(directory: Path, name: str) -> None:
 
 async def test_the_container_goes_with_the_daemon(tmp_path: Path, engine: Any) -> None:
     directory = tmp_path / "traced-data"
-    name = admitted(directory, f"{LAMP_SHOP}\nNUMBER = {id(tmp_path)}\n")
+    name = store_environment(directory, f"{LAMP_SHOP}\nNUMBER = {id(tmp_path)}\n")
     with daemon(directory):
         await play(directory, name)
         assert len(containers(engine, name)) == 1
@@ -78,18 +78,20 @@ def test_a_daemon_that_was_killed_while_a_container_worked_has_none_left_after_i
 ) -> None:
     """The container computes on, and hears of nobody's end; another owner's, which nobody watches either, is spared."""
     directory = tmp_path / "traced-data"
-    name = admitted(directory, f"{BUSY}\nNUMBER = {id(tmp_path)}\n")
-    others = engine.containers.create(
-        ensure_image().tag, labels=labels(f"other-{name[:12]}", "none") | {LABEL_PROCESS: ENDED}, network_mode="none"
+    name = store_environment(directory, f"{BUSY}\nNUMBER = {id(tmp_path)}\n")
+    other_container = engine.containers.create(
+        ensure_image().tag,
+        labels=labels(f"other-{name[:12]}", "none") | {LABEL_PROCESS: ENDED_PROCESS},
+        network_mode="none",
     )
 
     async def at_work() -> psutil.Process:
-        playing = asyncio.create_task(play(directory, name))
+        task = asyncio.create_task(play(directory, name))
         while (worker := await asyncio.to_thread(_worker, engine, name)) is None:
-            assert not playing.done(), playing.result()
+            assert not task.done(), task.result()
         running.kill()
         with pytest.raises(ClientError):
-            await playing
+            await task
         return worker
 
     try:
@@ -102,17 +104,17 @@ def test_a_daemon_that_was_killed_while_a_container_worked_has_none_left_after_i
             assert containers(engine, name) == []
             assert psutil.wait_procs([worker], timeout=60)[1] == []
         assert sum("leftover of an ended process: container" in line for line in restarted.lines) == 1
-        others.reload()
-        assert others.status == "created"
+        other_container.reload()
+        assert other_container.status == "created"
     finally:
-        for container in (others, *containers(engine, name)):
+        for container in (other_container, *containers(engine, name)):
             container.remove(force=True)
 
 
 def _worker(engine: Any, name: str) -> psutil.Process | None:
-    """The process in the container that computes, once it does."""
-    found = [container for container in containers(engine, name) if container.status == "running"]
-    for container in found:
+    """The process in the container that computes, None before it does."""
+    running_containers = [container for container in containers(engine, name) if container.status == "running"]
+    for container in running_containers:
         for process in psutil.Process(container.attrs["State"]["Pid"]).children():
             if process.cpu_times().user > AT_WORK_S:
                 return process

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from sandbox.hashing import environment_hash
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from tests.acceptance.conftest import Ran
+from tests.acceptance.conftest import CommandResult
 from tests.acceptance.prompted import admit, analysed, on_store
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP
 from tests.obedient_agent import HINT, Agent, at_work, obedient, tasks_of
@@ -67,16 +67,16 @@ def tasks() -> dict[str, Any]:
 
 
 def training_seeds() -> list[int]:
-    """Those that the capability's training draws its groups from."""
+    """The seeds from which the training of the capability draws its groups."""
     seed, groups = derive_seed(0, COMPOUND), int(SMALL["training.groups"])
     low, high = TRAINING_SEEDS
-    drawn = [derive_seed(seed, iteration, draw) for iteration in range(2) for draw in range(groups)]
-    return [low + one % (high - low) for one in drawn]
+    samples = [derive_seed(seed, iteration, draw) for iteration in range(2) for draw in range(groups)]
+    return [low + sample % (high - low) for sample in samples]
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Of a cycle that has analysed, admitted an environment and trained an adapter in it."""
+    """A data directory whose cycle has analysed, admitted an environment and trained an adapter in it."""
     return admit(analysed(tmp_path / "traced-data", SMALL))
 
 
@@ -85,18 +85,18 @@ def proposals(body: dict[str, Any], nth: int) -> str:
 
 
 def variables(data_dir: Path, agent: Agent) -> dict[str, str]:
-    there = {"OBEDIENT_URL": agent.url, "OBEDIENT_REACHED": str(data_dir / "reached")}
-    return os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | there
+    agent_variables = {"OBEDIENT_URL": agent.url, "OBEDIENT_REACHED": str(data_dir / "reached")}
+    return os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | agent_variables
 
 
 def words(server: Scripted | None) -> list[str]:
-    told = dict(SMALL)
+    settings = dict(SMALL)
     if server is not None:
-        told |= {"llm.base_url": server.url, "llm.model": "scripted"}
-    return [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
+        settings |= {"llm.base_url": server.url, "llm.model": "scripted"}
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def run(data_dir: Path, agent: Agent, *arguments: str) -> Ran:
+def run(data_dir: Path, agent: Agent, *arguments: str) -> CommandResult:
     done = subprocess.run(
         [sys.executable, "-m", "tests.obedient_agent", *arguments, "--data-dir", str(data_dir)],
         cwd=Path(__file__).parents[2],
@@ -106,14 +106,14 @@ def run(data_dir: Path, agent: Agent, *arguments: str) -> Ran:
         timeout=240,
         check=False,
     )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-def optimized(data_dir: Path, agent: Agent) -> tuple[Ran, Scripted]:
+def optimized(data_dir: Path, agent: Agent) -> tuple[CommandResult, Scripted]:
     with scripted_server(proposals) as server:
-        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), "--json")
-    assert ran.code == 0, ran.err
-    return ran, server
+        result = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), "--json")
+    assert result.code == 0, result.err
+    return result, server
 
 
 def answers(gates: Mapping[str, Any]) -> dict[str, str]:
@@ -123,63 +123,79 @@ def answers(gates: Mapping[str, Any]) -> dict[str, str]:
 def test_where_only_the_prompt_helps_it_is_enough_and_nothing_else_was_reached(
     data_dir: Path, tasks: dict[str, Any]
 ) -> None:
-    with obedient(tasks, obeys=True, trained=False) as agent:
-        ran, server = optimized(data_dir, agent)
-        told = ran.json
-        assert (told["enough"], told["text"]) == ("a prompt is enough", f"In every conversation, {HINT}.")
-        assert answers(told["gates"])["prompt"] == "pass"
-        assert answers(told["gates"])["adapter"] != "pass"
-        evolution = told["evolution"]
+    with obedient(tasks, obeys=True, adapter_helps=False) as agent:
+        result, server = optimized(data_dir, agent)
+        report = result.json
+        assert (report["enough"], report["text"]) == ("a prompt is enough", f"In every conversation, {HINT}.")
+        assert answers(report["gates"])["prompt"] == "pass"
+        assert answers(report["gates"])["adapter"] != "pass"
+        evolution = report["evolution"]
         assert (evolution["validation"], evolution["stopped_by"]) == (1.0, "perfect")
         assert evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
-        check_quiet(ran)
+        check_quiet(result)
         check_reached(data_dir, agent, server)
         check_seeds(data_dir)
 
 
-def check_quiet(ran: Ran) -> None:
-    """Nothing of gepa's on the terminal: one line of JSON, and progress."""
-    assert len(ran.out.splitlines()) == 1
-    lines = [line.partition("] ")[2] or line for line in ran.err.splitlines()]
+def check_quiet(result: CommandResult) -> None:
+    """Check that the terminal shows one line of JSON and progress, and no output of gepa."""
+    assert len(result.out.splitlines()) == 1
+    lines = [line.partition("] ")[2] or line for line in result.err.splitlines()]
     assert lines
-    assert all(line.startswith(("Evolve a prompt for", "Gate ")) for line in lines), ran.err
+    assert all(line.startswith(("Evolve a prompt for", "Gate ")) for line in lines), result.err
 
 
 def check_reached(data_dir: Path, agent: Agent, server: Scripted) -> None:
-    """The engine, the language model and Docker's socket, and no other address."""
-    reached = set((data_dir / "reached").read_text().splitlines())
+    """Check that only the engine, the language model and the socket of Docker were reached."""
+    addresses = set((data_dir / "reached").read_text().splitlines())
     ports = [int(url.rpartition(":")[2].partition("/")[0]) for url in (agent.url, server.url)]
-    assert {one for one in reached if not one.startswith("/")} == {f"('127.0.0.1', {port})" for port in ports}
+    assert {address for address in addresses if not address.startswith("/")} == {
+        f"('127.0.0.1', {port})" for port in ports
+    }
 
 
 def check_seeds(data_dir: Path) -> None:
-    """What was gated was played on seeds that nothing was evolved on; no test seed was played."""
-    with on_store(data_dir) as on:
-        played = list_trajectories(on, TrajectoryFilter(cycle_id=CYCLE))
+    """Check that the gate used other seeds than the evolution, and no test seed."""
+    with on_store(data_dir) as session:
+        trajectories = list_trajectories(session, TrajectoryFilter(cycle_id=CYCLE))
     shop = f"env:{environment_hash(LAMP_SHOP)[:12]}"
-    evolved = {one.task_id for one in played if one.source == shop and one.model.startswith("base+")}
-    adapters = {one.task_id for one in played if one.source == shop and one.model == ADAPTER}
+    evolved = {
+        trajectory.task_id
+        for trajectory in trajectories
+        if trajectory.source == shop and trajectory.model.startswith("base+")
+    }
+    adapters = {
+        trajectory.task_id for trajectory in trajectories if trajectory.source == shop and trajectory.model == ADAPTER
+    }
     assert adapters == {str(seed) for seed in range(GATE_SEEDS, GATE_SEEDS + SEEDS)}
     assert adapters < evolved
-    assert {one.split for one in played if one.model != "demonstrator"} <= {"", "gate", "train"}
-    useless = {int(one.task_id) for one in played if one.model.startswith("base+") and one.split == "gate"}
+    assert {trajectory.split for trajectory in trajectories if trajectory.model != "demonstrator"} <= {
+        "",
+        "gate",
+        "train",
+    }
+    useless = {
+        int(trajectory.task_id)
+        for trajectory in trajectories
+        if trajectory.model.startswith("base+") and trajectory.split == "gate"
+    }
     assert useless == set(SPLITS["gate"][:SEEDS])
 
 
 def test_where_only_the_adapter_helps_it_is_needed(data_dir: Path, tasks: dict[str, Any]) -> None:
-    with obedient(tasks, obeys=False, trained=True) as agent:
-        told = optimized(data_dir, agent)[0].json
-        assert told["enough"] == "the adapter is needed"
-        assert answers(told["gates"])["adapter"] == "pass"
-        assert told["evolution"]["kept"] == 0
-        assert told["evolution"]["budget"] - 12 < told["evolution"]["rollouts"] <= ROLLOUTS
+    with obedient(tasks, obeys=False, adapter_helps=True) as agent:
+        report = optimized(data_dir, agent)[0].json
+        assert report["enough"] == "the adapter is needed"
+        assert answers(report["gates"])["adapter"] == "pass"
+        assert report["evolution"]["kept"] == 0
+        assert report["evolution"]["budget"] - 12 < report["evolution"]["rollouts"] <= ROLLOUTS
 
 
 def test_where_both_help_the_prompt_is_enough_because_it_is_no_worse(data_dir: Path, tasks: dict[str, Any]) -> None:
-    with obedient(tasks, obeys=True, trained=True) as agent:
-        told = optimized(data_dir, agent)[0].json
-        assert told["enough"] == "a prompt is enough"
-        assert answers(told["gates"]) == {"prompt": "pass", "adapter": "pass", "comparison": "pass"}
+    with obedient(tasks, obeys=True, adapter_helps=True) as agent:
+        report = optimized(data_dir, agent)[0].json
+        assert report["enough"] == "a prompt is enough"
+        assert answers(report["gates"]) == {"prompt": "pass", "adapter": "pass", "comparison": "pass"}
 
 
 def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enough_and_the_report_says_so(
@@ -189,43 +205,43 @@ def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enoug
         async with open_context(settings, CYCLE, Progress(Console(quiet=True)), Meter()) as context:
             return gather(context)
 
-    with obedient(tasks, obeys=True, trained=False) as agent, scripted_server(proposals) as server:
+    with obedient(tasks, obeys=True, adapter_helps=False) as agent, scripted_server(proposals) as server:
         overrides = SMALL | {"llm.base_url": server.url, "llm.model": "scripted"}
-        station = {"stage": PROMPT, "given": [COMPOUND, environment_hash(LAMP_SHOP)], "cycle_id": CYCLE}
+        job = {"stage": PROMPT, "given": [COMPOUND, environment_hash(LAMP_SHOP)], "cycle_id": CYCLE}
         with at_work(agent.url), open(os.devnull, "wb") as nobody:
-            why_not = work(Reporter(nobody.fileno()), {"data_dir": str(data_dir), "overrides": overrides, **station})[
+            reason = work(Reporter(nobody.fileno()), {"data_dir": str(data_dir), "overrides": overrides, **job})[
                 "value"
             ]
     [prompt] = asyncio.run(figures(load_settings(data_dir, overrides))).prompts
-    assert why_not == f"a prompt is enough: traced show patch {prompt.patch}"
+    assert reason == f"a prompt is enough: traced show patch {prompt.patch}"
     assert prompt.is_enough
     assert "a prompt is enough (" in prompt_sentence(prompt)
 
 
 def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir: Path, tasks: dict[str, Any]) -> None:
-    with obedient(tasks, obeys=True, trained=False) as agent, scripted_server(proposals) as server:
-        none = ["--set", "prompting.max_tokens=1"]
-        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), *none)
-    assert ran.code == 0, ran.err
+    with obedient(tasks, obeys=True, adapter_helps=False) as agent, scripted_server(proposals) as server:
+        options = ["--set", "prompting.max_tokens=1"]
+        result = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), *options)
+    assert result.code == 0, result.err
     assert len(server.requests) == 1  # a budget is overrun by less than one reply
-    assert "14 tokens of 1 spent on optimize-prompt" in ran.out
-    assert "(to raise it: prompting.max_tokens, max_cost, max_minutes)" in ran.out
-    assert "proposed texts: 1, improvements: 0" in ran.out
-    assert CAPABILITY.description in ran.out
+    assert "14 tokens of 1 spent on optimize-prompt" in result.out
+    assert "(to raise it: prompting.max_tokens, max_cost, max_minutes)" in result.out
+    assert "proposed texts: 1, improvements: 0" in result.out
+    assert CAPABILITY.description in result.out
 
 
 def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
     data_dir: Path, tasks: dict[str, Any]
 ) -> None:
     nobody = ["--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=it", "--set", "llm.patience_s=0.1"]
-    with obedient(tasks, obeys=True, trained=False) as agent:
-        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(None), *nobody, "--json")
-    assert ran.code == 1
-    assert ran.json["error"]["message"].startswith(
+    with obedient(tasks, obeys=True, adapter_helps=False) as agent:
+        result = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(None), *nobody, "--json")
+    assert result.code == 1
+    assert result.json["error"]["message"].startswith(
         f"the language model cannot be used for {COMPOUND}: the model it at http"
     )
-    assert ran.json["error"]["hint"].startswith("traced llm check")
-    assert ran.json["error"]["hint"].endswith("then repeat the command; earlier answers are reused")
+    assert result.json["error"]["hint"].startswith("traced llm check")
+    assert result.json["error"]["hint"].endswith("then repeat the command; earlier answers are reused")
     assert count_played(data_dir) == int(SMALL["prompting.validation"]) + int(SMALL["prompting.minibatch"])
 
 
@@ -233,39 +249,42 @@ def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
 def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
     data_dir: Path, tasks: dict[str, Any], end: signal.Signals
 ) -> None:
-    reached = threading.Event()
+    request_arrived = threading.Event()
 
     def answer(body: dict[str, Any], nth: int) -> Any:
         if nth == 1:
-            reached.set()
+            request_arrived.set()
             return Silence(200)
         return proposals(body, nth)
 
-    with obedient(tasks, obeys=True, trained=False) as agent, scripted_server(answer) as server:
-        asked = ["optimize-prompt", COMPOUND, *words(server)]
+    with obedient(tasks, obeys=True, adapter_helps=False) as agent, scripted_server(answer) as server:
+        arguments = ["optimize-prompt", COMPOUND, *words(server)]
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.obedient_agent", *asked, "--data-dir", str(data_dir)],
+            [sys.executable, "-m", "tests.obedient_agent", *arguments, "--data-dir", str(data_dir)],
             cwd=Path(__file__).parents[2],
             env=variables(data_dir, agent),
             stderr=subprocess.PIPE,
             text=True,
         ) as first:
-            assert reached.wait(120)
+            assert request_arrived.wait(120)
             first.send_signal(end)
-            _, told = first.communicate()
+            _, stderr = first.communicate()
         if end is signal.SIGINT:
-            assert first.returncode == 130, told
-            assert "no file is incomplete. To resume: traced optimize-prompt" in told
-        assert "Traceback" not in told
-        played = count_played(data_dir)
-        assert played >= 9
-        ran = run(data_dir, agent, *asked, "--json")
-        assert ran.code == 0, ran.err
+            assert first.returncode == 130, stderr
+            assert "no file is incomplete. To resume: traced optimize-prompt" in stderr
+        assert "Traceback" not in stderr
+        episode_count = count_played(data_dir)
+        assert episode_count >= 9
+        result = run(data_dir, agent, *arguments, "--json")
+        assert result.code == 0, result.err
         assert server.requests[2] == server.requests[1]  # what was not answered
-        assert len(server.requests) == ran.json["spent"]["calls"] + 1
-        assert ran.json["enough"] == "a prompt is enough"
+        assert len(server.requests) == result.json["spent"]["calls"] + 1
+        assert result.json["enough"] == "a prompt is enough"
 
 
 def count_played(data_dir: Path) -> int:
-    with on_store(data_dir) as on:
-        return sum(one.model.startswith("base+") for one in list_trajectories(on, TrajectoryFilter(cycle_id=CYCLE)))
+    with on_store(data_dir) as session:
+        return sum(
+            trajectory.model.startswith("base+")
+            for trajectory in list_trajectories(session, TrajectoryFilter(cycle_id=CYCLE))
+        )

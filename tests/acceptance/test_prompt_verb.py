@@ -28,62 +28,64 @@ SETTINGS = [word for key, value in TINY.items() for word in ("--set", f"{key}={v
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Of the cycle that these settings carry on, with an environment that nothing has admitted."""
+    """A data directory with a cycle of these settings and an environment without an admission."""
     return analysed(tmp_path / "traced-data", TINY)
 
 
 @pytest.fixture
-def admitted(data_dir: Path) -> Path:
+def admitted_dir(data_dir: Path) -> Path:
     return admit(data_dir)
 
 
 def test_without_a_cycle_it_says_how_to_begin(traced: Traced) -> None:
-    ran = traced("optimize-prompt", COMPOUND)
-    assert ran.code == 1
-    assert "has no cycle" in ran.err
-    assert "Try: traced collect" in ran.err
+    result = traced("optimize-prompt", COMPOUND)
+    assert result.code == 1
+    assert "has no cycle" in result.err
+    assert "Try: traced collect" in result.err
 
 
 def test_an_unknown_capability_is_told_from_those_that_there_are(traced: Traced, data_dir: Path) -> None:
-    ran = traced("optimize-prompt", "flying", "--json", *SETTINGS)
-    assert ran.code == 1
-    assert ran.json["error"]["message"] == f"'flying' is not a retained capability of cycle {CYCLE}"
-    assert ran.json["error"]["hint"] == f"one of: {COMPOUND}"
+    result = traced("optimize-prompt", "flying", "--json", *SETTINGS)
+    assert result.code == 1
+    assert result.json["error"]["message"] == f"'flying' is not a retained capability of cycle {CYCLE}"
+    assert result.json["error"]["hint"] == f"one of: {COMPOUND}"
 
 
 def test_without_an_admitted_environment_it_names_the_verb_that_admits(traced: Traced, data_dir: Path) -> None:
-    ran = traced("optimize-prompt", COMPOUND, *SETTINGS)
-    assert ran.code == 1
-    assert f"{COMPOUND} has no admitted environment" in ran.err
-    assert f"Try: traced admit {COMPOUND}" in ran.err
+    result = traced("optimize-prompt", COMPOUND, *SETTINGS)
+    assert result.code == 1
+    assert f"{COMPOUND} has no admitted environment" in result.err
+    assert f"Try: traced admit {COMPOUND}" in result.err
 
 
-def test_without_a_language_model_it_names_the_setting(traced: Traced, admitted: Path) -> None:
-    ran = traced("optimize-prompt", COMPOUND, *SETTINGS)
-    assert ran.code == 1
-    assert "the setting llm.model is empty" in ran.err
-    assert "llm.model" in ran.err
+def test_without_a_language_model_it_names_the_setting(traced: Traced, admitted_dir: Path) -> None:
+    result = traced("optimize-prompt", COMPOUND, *SETTINGS)
+    assert result.code == 1
+    assert "the setting llm.model is empty" in result.err
+    assert "llm.model" in result.err
 
 
 @pytest.fixture
 def patched(data_dir: Path) -> str:
-    """The id of a patch that is enough; there is an older one that is not."""
-    with on_store(data_dir) as on:
-        save_patch(on, PromptPatch(CYCLE, COMPOUND, "Do some of it.", FIGURES | {"enough": "neither"}, T0))
-        return save_patch(on, PromptPatch(CYCLE, COMPOUND, "Do all of it.\n\nAnd [bold]all[/].", FIGURES, later(9)))
+    """The id of a sufficient patch; an older, insufficient one exists too."""
+    with on_store(data_dir) as session:
+        save_patch(session, PromptPatch(CYCLE, COMPOUND, "Do some of it.", FIGURES | {"enough": "neither"}, T0))
+        return save_patch(
+            session, PromptPatch(CYCLE, COMPOUND, "Do all of it.\n\nAnd [bold]all[/].", FIGURES, later(9))
+        )
 
 
 def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_adapter(
     traced: Traced, patched: str
 ) -> None:
-    shown = traced("show", "patch", patched[:8])
-    assert shown.code == 0, shown.err
-    assert f"{COMPOUND}: a prompt is enough" in shown.out
-    assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in shown.out
-    assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in shown.out
-    assert "compared     both sides on the same seeds" in shown.out
-    assert "rollouts (the number of the adapter's training); reward on" in shown.out
-    assert "append the text to your agent's system prompt" in shown.out
+    result = traced("show", "patch", patched[:8])
+    assert result.code == 0, result.err
+    assert f"{COMPOUND}: a prompt is enough" in result.out
+    assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in result.out
+    assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in result.out
+    assert "compared     both sides on the same seeds" in result.out
+    assert "rollouts (the number of the adapter's training); reward on" in result.out
+    assert "append the text to your agent's system prompt" in result.out
     assert traced("show", "patch", patched, "--json").json["enough"] == "a prompt is enough"
     assert f"prompt       a prompt is enough: traced show patch {patched[:12]}" in traced("explain", ADAPTER).out
 
@@ -91,53 +93,54 @@ def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_ada
 def test_patches_are_listed_newest_first_and_the_one_that_is_enough_stands_in_the_status(
     traced: Traced, patched: str
 ) -> None:
-    listed = traced("prompts")
-    rows = [line for line in listed.out.splitlines() if COMPOUND in line]
+    listing = traced("prompts")
+    rows = [line for line in listing.out.splitlines() if COMPOUND in line]
     assert [patched[:12] in row for row in rows] == [True, False]
     assert "a prompt is enough" in rows[0]
     assert "40 % to 60 % on 200 seeds" in rows[0]
     assert "neither" in rows[1]
-    assert "traced show patch PATCH --into FILE" in listed.out
-    assert [one["text"] for one in traced("prompts", COMPOUND, "--json").json["prompts"]][1] == "Do some of it."
+    assert "traced show patch PATCH --into FILE" in listing.out
+    assert [row["text"] for row in traced("prompts", COMPOUND, "--json").json["prompts"]][1] == "Do some of it."
     assert "No prompt patches. Next: traced optimize-prompt flying" in traced("prompts", "flying").out
-    said = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE writes its text"
-    assert said in traced("status").out
-    assert [one["id"] for one in traced("status", "--json").json["prompts"]] == [patched]
+    sentence = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE writes its text"
+    assert sentence in traced("status").out
+    assert [row["id"] for row in traced("status", "--json").json["prompts"]] == [patched]
 
 
 def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(traced: Traced, patched: str) -> None:
-    short = patched[:12]
-    assert f"Then record that: traced approve {short}" in traced("show", "patch", short).out
-    taken = traced("approve", short, "--who", "ann", "--reason", "it reads well")
-    assert taken.out == (
-        f"the prompt {short} for {COMPOUND} is approved. Next: traced show patch {short} --into FILE writes its text\n"
+    short_id = patched[:12]
+    assert f"Then record that: traced approve {short_id}" in traced("show", "patch", short_id).out
+    approval = traced("approve", short_id, "--who", "ann", "--reason", "it reads well")
+    assert approval.out == (
+        f"the prompt {short_id} for {COMPOUND} is approved. Next: "
+        f"traced show patch {short_id} --into FILE writes its text\n"
     )
-    assert f"A prompt is enough for {COMPOUND}: {short}, approved by ann" in traced("status").out
-    assert [one["decision"] for one in traced("status", "--json").json["prompts"]] == ["approved"]
-    shown = traced("show", "patch", short).out
-    assert "decision     approved by ann on 20" in shown
-    assert ", because it reads well" in shown
-    assert "record that" not in shown
-    assert traced("show", "patch", short, "--json").json["decision"]["who"] == "ann"
+    assert f"A prompt is enough for {COMPOUND}: {short_id}, approved by ann" in traced("status").out
+    assert [row["decision"] for row in traced("status", "--json").json["prompts"]] == ["approved"]
+    output = traced("show", "patch", short_id).out
+    assert "decision     approved by ann on 20" in output
+    assert ", because it reads well" in output
+    assert "record that" not in output
+    assert traced("show", "patch", short_id, "--json").json["decision"]["who"] == "ann"
     assert "approved by ann" in traced("prompts").out
-    assert f"traced show patch {short}; approved by ann on 20" in traced("explain", ADAPTER).out
-    assert traced("reject", short, "--json").json["decision"]["decision"] == "rejected"
+    assert f"traced show patch {short_id}; approved by ann on 20" in traced("explain", ADAPTER).out
+    assert traced("reject", short_id, "--json").json["decision"]["decision"] == "rejected"
     older = traced("prompts", "--json").json["prompts"][1]["patch"]
-    refused = traced("approve", older)
-    assert (refused.code, "cannot be approved: neither" in refused.err) == (1, True)
+    refusal = traced("approve", older)
+    assert (refusal.code, "cannot be approved: neither" in refusal.err) == (1, True)
     assert "Try: traced prompts" in traced("approve", "ffff").err
-    assert "--policy: can only be used with an adapter" in traced("approve", short, "--policy", "canary").err
+    assert "--policy: can only be used with an adapter" in traced("approve", short_id, "--policy", "canary").err
 
 
 def test_whoever_decided_and_however_narrow_the_terminal_the_list_names_the_prompt(
     traced: Traced, patched: str
 ) -> None:
     assert traced("approve", patched, "--who", "ann [/] \x1b[31m", "--reason", "\x1b[2J").code == 0
-    listed = traced("prompts", env={"COLUMNS": "80"})
-    assert listed.code == 0
-    assert patched[:12] in listed.out
-    shown = [traced(*words).out for words in (["status"], ["show", "patch", patched], ["explain", ADAPTER])]
-    assert all("ann [/]" in one and "\x1b" not in one for one in shown)
+    listing = traced("prompts", env={"COLUMNS": "80"})
+    assert listing.code == 0
+    assert patched[:12] in listing.out
+    outputs = [traced(*words).out for words in (["status"], ["show", "patch", patched], ["explain", ADAPTER])]
+    assert all("ann [/]" in output and "\x1b" not in output for output in outputs)
     assert len(traced("explain", ADAPTER, "--json").json["prompt_decisions"]) == 1
 
 
@@ -146,20 +149,20 @@ def test_its_text_is_taken_into_a_file_that_was_not_there(traced: Traced, patche
     assert f"Wrote the text to {file}" in traced("show", "patch", patched[:6], "--into", file).out
     assert file.read_text() == "Do all of it.\n\nAnd [bold]all[/].\n"
     file.write_text("mine")
-    again = traced("show", "patch", patched[:6], "--into", file)
-    assert (again.code, file.read_text()) == (1, "mine")
-    assert "already exists" in again.err
+    repeated = traced("show", "patch", patched[:6], "--into", file)
+    assert (repeated.code, file.read_text()) == (1, "mine")
+    assert "already exists" in repeated.err
     assert "cannot be written" in traced("show", "patch", patched[:6], "--into", tmp_path / "no" / "patch").err
 
 
 def test_a_patch_that_is_not_there_or_not_one_names_what_lists_them(traced: Traced, patched: str) -> None:
-    ran = traced("show", "patch", "zz")
-    assert ran.code == 1
-    assert "Try: traced prompts" in ran.err
-    both = traced("show", "patch", "")
-    assert both.code == 1
-    assert "2 prompt patches have ids that begin with ''" in both.err
-    assert patched[:12] in both.err
+    result = traced("show", "patch", "zz")
+    assert result.code == 1
+    assert "Try: traced prompts" in result.err
+    ambiguous = traced("show", "patch", "")
+    assert ambiguous.code == 1
+    assert "2 prompt patches have ids that begin with ''" in ambiguous.err
+    assert patched[:12] in ambiguous.err
 
 
 FIGURES: dict[str, Any] = {

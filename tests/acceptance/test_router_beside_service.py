@@ -24,23 +24,27 @@ def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None
     with (tmp_path / "out").open("wb") as out:
         service = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
-        first = eventually(lambda: served(log), within_s=90)
+        first = eventually(lambda: served_urls(log), within_s=90)
         assert "base" in [entry["id"] for entry in ask(f"{first[-1]}/models")["data"]]
-        (router,) = [one for one in psutil.Process(service.pid).children() if "traced.gateway" in one.cmdline()]
+        (router,) = [
+            process for process in psutil.Process(service.pid).children() if "traced.gateway" in process.cmdline()
+        ]
         router.kill()
-        again = eventually(lambda: [url for url in served(log) if url not in first], within_s=90)
-        assert ask(f"{again[-1]}/models")["object"] == "list"
+        restarted = eventually(lambda: [url for url in served_urls(log) if url not in first], within_s=90)
+        assert ask(f"{restarted[-1]}/models")["object"] == "list"
         family = psutil.Process(service.pid).children(recursive=True)
         service.send_signal(signal.SIGTERM)
         assert service.wait(90) == 0
-        assert [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+        assert [
+            process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ] == []
     finally:
         service.kill()
         service.wait()
 
 
-def served(log: Path) -> list[str]:
-    """The addresses that routers have said they serve at."""
+def served_urls(log: Path) -> list[str]:
+    """The addresses of all routers in the log."""
     return re.findall(r"serving at (\S+/v1)", log.read_text()) if log.exists() else []
 
 

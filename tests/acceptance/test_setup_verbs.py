@@ -21,38 +21,38 @@ def test_init_makes_a_settings_file_once(traced: Traced, tmp_path: Path) -> None
 def test_unknown_key_names_key_file_and_nearest_key(traced: Traced, tmp_path: Path) -> None:
     path = tmp_path / "traced.toml"
     path.write_text("[training]\nlearning_rate = 1\nlrr = 3\n")
-    ran = traced("doctor", "--json")
-    assert ran.code == 2
-    assert f'unknown key "training.learning_rate" in {path}' in ran.err
-    assert "Traceback" not in ran.err
-    assert ran.json["error"]["type"] == "ConfigError"
+    result = traced("doctor", "--json")
+    assert result.code == 2
+    assert f'unknown key "training.learning_rate" in {path}' in result.err
+    assert "Traceback" not in result.err
+    assert result.json["error"]["type"] == "ConfigError"
     path.write_text("[training]\nlrr = 3\n")
     assert 'nearest valid key: "training.lr"' in traced("doctor").err
 
 
 def test_wrong_usage_exits_2_and_suggests(traced: Traced) -> None:
-    ran = traced("docter")
-    assert ran.code == 2
-    assert "doctor" in ran.err
+    result = traced("docter")
+    assert result.code == 2
+    assert "doctor" in result.err
     assert traced("doctor", "--set", "nonsense").code == 2
 
 
 def test_the_data_directory_may_come_from_the_environment(traced: Traced, tmp_path: Path) -> None:
-    ran = traced("init", "--json", env={"TRACED_DATA_DIR": str(tmp_path / "elsewhere")})
-    assert ran.json["data_dir"] == str(tmp_path / "elsewhere")
+    result = traced("init", "--json", env={"TRACED_DATA_DIR": str(tmp_path / "elsewhere")})
+    assert result.json["data_dir"] == str(tmp_path / "elsewhere")
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_message(traced: Traced) -> None:
-    ran = traced("init", "--data-dir", "/dev/null/data")
-    assert ran.code == 2
-    assert "/dev/null/data/traced.toml cannot be written: Not a directory" in ran.err
-    assert "Try: choose another --data-dir" in ran.err
+    result = traced("init", "--data-dir", "/dev/null/data")
+    assert result.code == 2
+    assert "/dev/null/data/traced.toml cannot be written: Not a directory" in result.err
+    assert "Try: choose another --data-dir" in result.err
 
 
 def test_doctor_names_the_next_command_for_what_is_missing(traced: Traced, tmp_path: Path) -> None:
-    ran = traced("doctor", "--model", tmp_path / "no-model", "--json", env=NO_DOCKER)
-    assert ran.code == 1
-    findings = {finding["name"]: finding for finding in ran.json["findings"]}
+    result = traced("doctor", "--model", tmp_path / "no-model", "--json", env=NO_DOCKER)
+    assert result.code == 1
+    findings = {finding["name"]: finding for finding in result.json["findings"]}
     assert list(findings)[:4] == ["python", "packages", "torch", "docker"]
     assert findings["python"]["ok"]
     assert findings["torch"]["ok"]
@@ -64,34 +64,34 @@ def test_doctor_names_the_next_command_for_what_is_missing(traced: Traced, tmp_p
 
 
 def test_a_cycle_whose_language_model_is_missing_is_refused_before_it_collects(traced: Traced) -> None:
-    ran = traced("collect", "--set", "training.prompt_first=true", "--json")
-    assert ran.code == 1
-    told = ran.json["error"]
-    assert told["message"] == "training.prompt_first=true needs a language model: the setting llm.model is empty"
-    assert told["hint"].endswith("then: traced llm check")
+    result = traced("collect", "--set", "training.prompt_first=true", "--json")
+    assert result.code == 1
+    error = result.json["error"]
+    assert error["message"] == "training.prompt_first=true needs a language model: the setting llm.model is empty"
+    assert error["hint"].endswith("then: traced llm check")
     assert traced("status", "--json").json["cycles"] == []
 
 
 def test_doctor_sees_a_package_that_shadows_ours(traced: Traced, tmp_path: Path) -> None:
     (tmp_path / "other" / "agents").mkdir(parents=True)
     (tmp_path / "other" / "agents" / "__init__.py").write_text("")
-    ran = traced("doctor", "--json", env=NO_DOCKER | {"PYTHONPATH": str(tmp_path / "other")})
-    packages = next(finding for finding in ran.json["findings"] if finding["name"] == "packages")
+    result = traced("doctor", "--json", env=NO_DOCKER | {"PYTHONPATH": str(tmp_path / "other")})
+    packages = next(finding for finding in result.json["findings"] if finding["name"] == "packages")
     assert not packages["ok"]
     assert str(tmp_path / "other" / "agents") in packages["seen"]
 
 
 def test_without_docker_the_image_is_refused_with_the_way_to_get_an_engine(traced: Traced) -> None:
-    ran = traced("sandbox", "image", "--from-host", env=NO_DOCKER)
-    assert ran.code == 1
-    assert "no Docker engine answers" in ran.err
-    assert "scripts/docker-engine.sh" in ran.err
-    assert "Traceback" not in ran.err
+    result = traced("sandbox", "image", "--from-host", env=NO_DOCKER)
+    assert result.code == 1
+    assert "no Docker engine answers" in result.err
+    assert "scripts/docker-engine.sh" in result.err
+    assert "Traceback" not in result.err
 
 
 @pytest.mark.docker
 def test_the_image_is_built_from_this_interpreter(traced: Traced) -> None:
-    ran = traced("sandbox", "image", "--from-host", "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["tag"].startswith("traced-sandbox:")
-    assert ran.json["origin"] == "host"
+    result = traced("sandbox", "image", "--from-host", "--json")
+    assert result.code == 0, result.err
+    assert result.json["tag"].startswith("traced-sandbox:")
+    assert result.json["origin"] == "host"

@@ -24,10 +24,10 @@ from agents.synthesizer.builtin import synthesize
 from agents.synthesizer.llm.answer import extract_file
 from sandbox.admission.context import CheckContext
 from sandbox.contract import Message
-from tests.acceptance.conftest import Ran
+from tests.acceptance.conftest import CommandResult
 from tests.guard import sitecustomize
 from tests.integration.synthesis.world import fenced
-from tests.obedient_agent import HINT, Agent, desk_play, obedient, played
+from tests.obedient_agent import HINT, Agent, desk_play, obedient, play_script
 from tests.scripted_analyst import ScriptedQuestion, Thinking, labelled_cell
 from tests.scripted_model import Scripted, ScriptedReply, scripted_server
 from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 DESKS = "multi-step-completion"  # as the desk calls it
 NAME = "all-of-a-request"  # as the model does
-MEANT = {
+CANDIDATE = {
     "name": NAME,
     "title": "All of a request",
     "description": "Do everything that the customer asks for.",
@@ -78,17 +78,17 @@ SETTINGS: dict[str, Any] = {
     "devices.cpu_memory": 1,
     "devices.yield_s": 0.1,
 }
-Said = list[Message]
-SHORT = {"training__iterations": 1, "training__groups": 2, "training__rollouts": 2, "training__max_turns": 4}
+Script = list[Message]
+SHORT_TRAINING = {"training__iterations": 1, "training__groups": 2, "training__rollouts": 2, "training__max_turns": 4}
 SOON_S = 500.0
 
 
 @dataclass
 class World:
-    """What there is to do, what the model writes, and which tasks ask for all of a request."""
+    """The source that the model writes, the scripts by task, and which tasks need the capability."""
 
     source: str
-    tasks: dict[str, tuple[Said, Said]]
+    tasks: dict[str, tuple[Script, Script]]
     asks: dict[str, bool]
 
 
@@ -96,20 +96,25 @@ class World:
 def world() -> World:
     trajectories, labels = demonstrations()
     source = extract_file(fenced(synthesize(capability(DESKS), trajectories, labels, seed=0)))
-    tasks: dict[str, tuple[Said, Said]] = {}
+    tasks: dict[str, tuple[Script, Script]] = {}
     asks: dict[str, bool] = {}
     collected = _collected()
-    solved = [seed for seed in collected if DESKS in needed_capabilities(seed)][::3]
+    solved_seeds = [seed for seed in collected if DESKS in needed_capabilities(seed)][::3]
     for seed in [*collected, *SPLITS["gate"][:SEEDS], *SPLITS["test"][:8]]:
-        opening = Desk().reset(seed).messages[0]["content"]
+        prompt = Desk().reset(seed).messages[0]["content"]
         able, unable = desk_play(seed, {}), desk_play(seed, {DESKS: 1.0})
-        tasks[opening] = able, able if seed in solved else unable
-        asks[opening] = DESKS in needed_capabilities(seed)
+        tasks[prompt] = able, able if seed in solved_seeds else unable
+        asks[prompt] = DESKS in needed_capabilities(seed)
     shop = environment_class(source)()
-    for seed in [*_probed(KEPT_AS + source), *_trained(), *range(GATE_SEEDS, GATE_SEEDS + SEEDS), *_validation()]:
-        opening = shop.reset(seed).messages[0]["content"]
-        able = list(played(shop, shop.oracle()))
-        tasks[opening] = able, [able[0], able[-1]]
+    for seed in [
+        *_probed(KEPT_AS + source),
+        *_training_seeds(),
+        *range(GATE_SEEDS, GATE_SEEDS + SEEDS),
+        *_validation(),
+    ]:
+        prompt = shop.reset(seed).messages[0]["content"]
+        able = list(play_script(shop, shop.oracle()))
+        tasks[prompt] = able, [able[0], able[-1]]
     return World(source, tasks, asks)
 
 
@@ -118,11 +123,11 @@ def _collected() -> list[int]:
 
 
 def _probed(source: str) -> list[int]:
-    bench = cast(CheckContext, SimpleNamespace(source=SimpleNamespace(source_code=source)))
-    return CheckContext.panel(bench, SETTINGS["admission.base_seeds"])
+    context = cast(CheckContext, SimpleNamespace(source=SimpleNamespace(source_code=source)))
+    return CheckContext.panel(context, SETTINGS["admission.base_seeds"])
 
 
-def _trained() -> list[int]:
+def _training_seeds() -> list[int]:
     seed, low, high = derive_seed(0, NAME), *TRAINING_SEEDS
     groups = [(iteration, draw) for iteration in range(2) for draw in range(SETTINGS["training.groups"])]
     return [low + derive_seed(seed, *group) % (high - low) for group in groups]
@@ -133,25 +138,25 @@ def _validation() -> range:
 
 
 def model_of(world: World) -> Callable[[dict[str, Any], int], ScriptedReply]:
-    """A model that finds one capability, labels it soundly, writes an admitted environment, and knows the hint."""
+    """A scripted model that finds and labels one capability, writes a sound environment, and proposes the hint."""
 
-    def label(asked: ScriptedQuestion) -> ScriptedReply | None:
-        if asked.kind != "label":
+    def label(question: ScriptedQuestion) -> ScriptedReply | None:
+        if question.kind != "label":
             return None
-        (read,) = asked.delimited("conversation")
-        asks = next(asks for opening, asks in world.asks.items() if opening in read)
-        said = [line for line in read.splitlines() if " agent" in line.partition(":")[0]]
-        last = said[-1].partition(" ")[0].removeprefix("m")
-        done = sum("agent calls" in line for line in said) > 2
+        (conversation,) = question.delimited("conversation")
+        asks = next(asks for prompt, asks in world.asks.items() if prompt in conversation)
+        agent_lines = [line for line in conversation.splitlines() if " agent" in line.partition(":")[0]]
+        last = agent_lines[-1].partition(" ")[0].removeprefix("m")
+        done = sum("agent calls" in line for line in agent_lines) > 2
         return {
             "cells": [labelled_cell(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]
         }
 
-    thinking = Thinking(replacement=label, candidates=[MEANT])
+    thinking = Thinking(replacement=label, candidates=[CANDIDATE])
 
     def answer(body: dict[str, Any], nth: int) -> ScriptedReply:
-        told = str(body["messages"][0]["content"])
-        if told.startswith(evolution.SYSTEM[:60]):
+        system_prompt = str(body["messages"][0]["content"])
+        if system_prompt.startswith(evolution.SYSTEM[:60]):
             return f"```\nIn every conversation, {HINT}.\n```"
         if "response_format" in body or "tools" in body:
             return thinking(body, nth)
@@ -162,40 +167,42 @@ def model_of(world: World) -> Callable[[dict[str, Any], int], ScriptedReply]:
 
 @dataclass
 class Service:
-    """A ``traced up`` that runs; ``ask`` runs another verb beside it."""
+    """A running ``traced up``; ``ask`` runs another command beside it."""
 
     data_dir: Path
     environment: dict[str, str]
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def ask(self, *arguments: str) -> Ran:
+    def ask(self, *arguments: str) -> CommandResult:
         command = [sys.executable, "-m", "traced", *arguments, "--data-dir", str(self.data_dir)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def until(self, *states: str) -> Any:
-        """The status, once the cycle has come to one of ``states``."""
+    def wait_until(self, *states: str) -> Any:
+        """Wait until the cycle is in one of ``states``; returns the status."""
 
-        def reached() -> Any:
+        def find_status() -> Any:
             assert self.process.poll() is None, self.log.read_text()
             status = self.ask("status", "--json").json
             return status if status["cycles"] and status["cycles"][0]["state"] in states else None
 
-        return eventually(reached, within_s=SOON_S, every_s=0.2, message=self.log.read_text)
+        return eventually(find_status, within_s=SOON_S, every_s=0.2, message=self.log.read_text)
 
 
 @contextmanager
-def running(folder: Path, agent: Agent, server: Scripted, **more: Any) -> Iterator[Service]:
-    """The service, with nothing that it starts reaching beyond this machine."""
+def running(folder: Path, agent: Agent, server: Scripted, **overrides: Any) -> Iterator[Service]:
+    """Run the service; checks that no process reaches beyond this machine."""
     stray, log = folder / "stray", folder / "log"
-    given = SETTINGS | {"llm.base_url": server.url} | {key.replace("__", "."): value for key, value in more.items()}
-    load_settings(folder, given)
-    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    settings = (
+        SETTINGS | {"llm.base_url": server.url} | {key.replace("__", "."): value for key, value in overrides.items()}
+    )
+    load_settings(folder, settings)
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     guarded = {"PYTHONPATH": str(Path(sitecustomize.__file__).parent), sitecustomize.NOTED_IN: str(stray)}
-    there = {"OBEDIENT_URL": agent.url, "OBEDIENT_REACHED": str(folder / "reached")}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | guarded | there
+    agent_variables = {"OBEDIENT_URL": agent.url, "OBEDIENT_REACHED": str(folder / "reached")}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | guarded | agent_variables
     command = [sys.executable, "-m", "tests.obedient_agent", "up", "--data-dir", str(folder / "data"), *words]
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment, stdout=out, stderr=out)
@@ -223,21 +230,21 @@ def _ready(service: Service) -> None:
 
 def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world: World) -> None:
     with (
-        obedient(world.tasks, obeys=False, trained=True) as agent,
+        obedient(world.tasks, obeys=False, adapter_helps=True) as agent,
         scripted_server(model_of(world)) as server,
-        running(tmp_path, agent, server, **SHORT) as service,
+        running(tmp_path, agent, server, **SHORT_TRAINING) as service,
     ):
         service.ask("cycle", "start")
-        told = service.until("waiting", "finished", "failed")
-        assert told["waiting"] == [f"{NAME}@v1"]
-        assert {one["stage"]: one["calls"] for one in told["costs"]} == {
+        status = service.wait_until("waiting", "finished", "failed")
+        assert status["waiting"] == [f"{NAME}@v1"]
+        assert {row["stage"]: row["calls"] for row in status["costs"]} == {
             "analyze": len(server.requests) - 1 - SEEDS,
             "gate": SEEDS,  # which of the target's tasks the capability does not touch
             "synthesize": 1,
         }
-        assert (told["parked"], told["held_up"]) == ([], [])
+        assert (status["parked"], status["held_up"]) == ([], [])
         chain = service.ask("explain", f"{NAME}@v1").out
-        assert f"capability   {NAME}: {MEANT['description']}" in chain
+        assert f"capability   {NAME}: {CANDIDATE['description']}" in chain
         assert "written by the llm synthesizer" in chain
         assert "pass after 1 rounds" in chain
 
@@ -246,29 +253,29 @@ def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_
     tmp_path: Path, world: World
 ) -> None:
     with (
-        obedient(world.tasks, obeys=True, trained=False) as agent,
+        obedient(world.tasks, obeys=True, adapter_helps=False) as agent,
         scripted_server(model_of(world)) as server,
         running(tmp_path, agent, server, training__prompt_first="true") as service,
     ):
         service.ask("cycle", "start")
-        told = service.until("waiting", "finished", "failed")
-        assert (told["cycles"][0]["state"], told["adapters"], told["parked"]) == ("finished", [], [])
-        [patch] = told["prompts"]
+        status = service.wait_until("waiting", "finished", "failed")
+        assert (status["cycles"][0]["state"], status["adapters"], status["parked"]) == ("finished", [], [])
+        [patch] = status["prompts"]
         assert (patch["capability"], patch["enough"], patch["decision"]) == (NAME, "a prompt is enough", "none")
-        short = patch["id"][:12]
-        assert f"traced approve {short} records its use" in service.ask("status").out
-        done = service.ask("approve", short, "--who", "ann", "--reason", "it reads well", "--json").json
+        short_id = patch["id"][:12]
+        assert f"traced approve {short_id} records its use" in service.ask("status").out
+        done = service.ask("approve", short_id, "--who", "ann", "--reason", "it reads well", "--json").json
         assert (done["subject"], done["cycle"], done["decision"]["who"]) == (patch["id"], patch["cycle"], "ann")
         assert done["text"] == f"In every conversation, {HINT}."
-        again = service.ask("approve", short, "--who", "bob")
-        assert f"the prompt {short} for {NAME} was approved by ann on " in again.out
-        assert f"{short}, approved by ann" in service.ask("status").out
-        assert ", because it reads well" in service.ask("show", "patch", short).out
+        repeated = service.ask("approve", short_id, "--who", "bob")
+        assert f"the prompt {short_id} for {NAME} was approved by ann on " in repeated.out
+        assert f"{short_id}, approved by ann" in service.ask("status").out
+        assert ", because it reads well" in service.ask("show", "patch", short_id).out
     report = next((tmp_path / "data" / "runs").glob("*/report.html")).read_text()
     assert "a prompt is enough" in report
     with closing(sqlite3.connect(tmp_path / "data" / "traced.db")) as store:
-        told_of = "SELECT who, action, subject, reason, detail FROM audit WHERE action LIKE '%prompt'"
-        kept = store.execute(told_of).fetchall()
-    [(*entry, detail)] = kept
+        query = "SELECT who, action, subject, reason, detail FROM audit WHERE action LIKE '%prompt'"
+        rows = store.execute(query).fetchall()
+    [(*entry, detail)] = rows
     assert entry == ["ann", "approve-prompt", patch["id"], "it reads well"]
     assert {"cycle": patch["cycle"], "text": done["text"]}.items() <= json.loads(detail).items()

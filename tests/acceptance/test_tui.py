@@ -22,7 +22,7 @@ pytestmark = pytest.mark.optional
 
 @dataclass
 class Terminal:
-    """A session of a tmux server of its own; ``name`` is that server's."""
+    """A tmux session on a private server with this name."""
 
     name: str
 
@@ -39,19 +39,19 @@ class Terminal:
     def shows(self) -> str:
         return self.tmux("capture-pane", "-p")
 
-    def until(self, *texts: str) -> None:
+    def wait_until(self, *texts: str) -> None:
         eventually(lambda: all(text in self.shows() for text in texts), message=self.shows)
 
 
 @pytest.fixture
 def service() -> Iterator[tuple[Place, Seeded]]:
-    """A service on a seeded store, whose target is paused: it begins nothing by itself."""
+    """A service on a seeded store with a paused target, so that it starts no cycle."""
     with tempfile.TemporaryDirectory(prefix="tu-", dir="/tmp") as folder:  # short: a socket's path is
         place = Place(Path(folder), settings="")
         store = place.open_store()
         seeded = seed_store(store, place.data_dir, datetime.now(UTC))
-        with write_session(store) as opened:
-            pause_target(opened, "desk", actor="a test", at=datetime.now(UTC))
+        with write_session(store) as session:
+            pause_target(session, "desk", actor="a test", at=datetime.now(UTC))
         store.dispose()
         place.start()
         try:
@@ -62,31 +62,31 @@ def service() -> Iterator[tuple[Place, Seeded]]:
 
 @pytest.fixture
 def terminal(service: tuple[Place, Seeded]) -> Iterator[Terminal]:
-    """`traced tui` in it."""
+    """A terminal that runs `traced tui`."""
     if shutil.which("tmux") is None:
         pytest.skip("no tmux is here")
     place, _ = service
-    made = Terminal(place.folder.name)
+    instance = Terminal(place.folder.name)
     command = [sys.executable, "-m", "traced", "tui", "--data-dir", str(place.data_dir)]
-    made.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", *command)
+    instance.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", *command)
     try:
-        yield made
+        yield instance
     finally:
-        subprocess.run(["tmux", "-L", made.name, "kill-server"], capture_output=True, check=False, timeout=30)
+        subprocess.run(["tmux", "-L", instance.name, "kill-server"], capture_output=True, check=False, timeout=30)
 
 
 def test_an_adapter_is_approved_by_keys_and_promoted(service: tuple[Place, Seeded], terminal: Terminal) -> None:
     place, seeded = service
-    terminal.until("● connected", "approve or reject", seeded.waiting, "7 Serving  8 Log")
+    terminal.wait_until("● connected", "approve or reject", seeded.waiting, "7 Serving  8 Log")
     terminal.press("6")
-    terminal.until("a Approve")
+    terminal.wait_until("a Approve")
     terminal.press("a")
-    terminal.until("Reason (stored")
+    terminal.wait_until("Reason (stored")
     terminal.type("read the harmed ones")
     terminal.press("C-y")
-    terminal.until("✓ approved by", "● live")
+    terminal.wait_until("✓ approved by", "● live")
     status = place.status()
-    assert [one.live for one in status.adapters if one.name == seeded.waiting] == [True]
+    assert [adapter.live for adapter in status.adapters if adapter.name == seeded.waiting] == [True]
     assert status.waiting == []
     entry = place.ask(lambda client: client.audit(1))[0]
     assert (entry.action, entry.subject, entry.reason) == ("approve", seeded.waiting, "read the harmed ones")

@@ -131,7 +131,7 @@ def test_broken_toml_names_the_file_and_line(tmp_path: Path) -> None:
 
 
 def keys_of(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """The dotted keys of a settings file."""
+    """Return the dotted keys of a settings file."""
     inner = [keys_of(value, f"{prefix}{key}.") for key, value in table.items() if isinstance(value, dict)]
     return [prefix + key for key, value in table.items() if not isinstance(value, dict)] + [*chain(*inner)]
 

@@ -1,4 +1,4 @@
-"""Run-time proof of the import rules: what a package really loads, in a fresh interpreter."""
+"""Run-time check of the import rules: the modules that a package loads in a new interpreter."""
 
 import json
 import resource
@@ -10,7 +10,7 @@ import pytest
 
 from traced import client
 
-OURS = {"traced", "agents", "sandbox", "store", "benchmarks", "tui"}
+OWN_PACKAGES = {"traced", "agents", "sandbox", "store", "benchmarks", "tui"}
 CLIENT = {"traced.client", *(f"traced.client.{file.stem}" for file in Path(client.__file__).parent.glob("[!_]*.py"))}
 # What each may load beyond itself; the synthesizer's runtime is written into the container, beside the contract.
 ALLOWED = {
@@ -40,9 +40,9 @@ def loaded_by(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_a_lower_package_loads_none_above_it(package: str) -> None:
-    ours = {name for name in loaded_by(LOAD_ALL, package) if name.partition(".")[0] in OURS}
-    assert len(ours) > 3
-    assert {name for name in ours if name.partition(".")[0] != package} <= ALLOWED[package]
+    own_modules = {name for name in loaded_by(LOAD_ALL, package) if name.partition(".")[0] in OWN_PACKAGES}
+    assert len(own_modules) > 3
+    assert {name for name in own_modules if name.partition(".")[0] != package} <= ALLOWED[package]
 
 
 HEAVY = {
@@ -90,9 +90,9 @@ def test_help_answers_at_once() -> None:
 
 
 def _help_seconds() -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "traced", "--help"], capture_output=True, text=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert "doctor" in done.stdout
-    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+    return (end.ru_utime + end.ru_stime) - (start.ru_utime + start.ru_stime)

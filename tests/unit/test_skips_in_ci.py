@@ -1,4 +1,4 @@
-"""The rule of tests/conftest.py on skips, proved on a suite of its own."""
+"""The rule of tests/conftest.py on skips, checked on a test suite created here."""
 
 import os
 import shutil
@@ -39,9 +39,9 @@ def failed_files(place: Path, ci: str) -> set[str]:
     for name, source in SUITE.items():
         (place / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "tests" / name).write_text(source)
-    ours = Path(__file__).parent.parent
-    shutil.copy(ours / "conftest.py", place / "tests" / "conftest.py")
-    shutil.copytree(ours / "guard", place / "tests" / "guard", dirs_exist_ok=True)
+    tests_dir = Path(__file__).parent.parent
+    shutil.copy(tests_dir / "conftest.py", place / "tests" / "conftest.py")
+    shutil.copytree(tests_dir / "guard", place / "tests" / "guard", dirs_exist_ok=True)
     (place / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\n    optional\n    other\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--import-mode=importlib", "--continue-on-collection-errors", "-rfE", "tests"],

@@ -1,4 +1,4 @@
-"""The chaos campaign's checker: silent on a sound place, and it names a planted breach of each kind."""
+"""The checker of the chaos campaign: no violation in a correct data directory, and each planted one is reported."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ class Place:
     store: Engine
     remembered: Remembered
 
-    def found(self) -> list[Violation]:
+    def find_violations(self) -> list[Violation]:
         marks = {"TRACED_DATA_DIR": str(self.data_dir)}
         return violations(self.store, self.data_dir, self.remembered, marks, docker=False)
 
@@ -52,16 +52,16 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
-        _evidence(opened)
-        _adapter(opened, tmp_path, "r1")
-        promotions.save_approval(opened, approval())
-        promotions.promote(opened, f"{NAME}@v1", actor="Ada", at=later(8))
-        attempt = attempts.begin_attempt(opened, "c1", KEY, holder="h", at=T0)
-        attempts.end_attempt(opened, attempt.seq, attempts.AttemptState.FINISHED, at=T0, evidence={})
-        save_event(opened, Event(T0, "cycle begun", "c1", "c1"))
-        save_event(opened, Event(T0, "cycle finished", "c1", "c1"))
-        cycles.set_cycle_state(opened, "c1", CycleState.FINISHED, at=later(9))
+    with write_session(store) as session:
+        _evidence(session)
+        _adapter(session, tmp_path, "r1")
+        promotions.save_approval(session, approval())
+        promotions.promote(session, f"{NAME}@v1", actor="Ada", at=later(8))
+        attempt = attempts.begin_attempt(session, "c1", KEY, holder="h", at=T0)
+        attempts.end_attempt(session, attempt.seq, attempts.AttemptState.FINISHED, at=T0, evidence={})
+        save_event(session, Event(T0, "cycle begun", "c1", "c1"))
+        save_event(session, Event(T0, "cycle finished", "c1", "c1"))
+        cycles.set_cycle_state(session, "c1", CycleState.FINISHED, at=later(9))
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / f"{HASH}.py").write_text(SOURCE)
     remembered: Remembered = {}
@@ -70,77 +70,77 @@ def place(tmp_path: Path) -> Iterator[Place]:
     store.dispose()
 
 
-def _evidence(opened: Session) -> None:
-    """A cycle of two trajectories that two runs labelled, and its environment."""
+def _evidence(session: Session) -> None:
+    """Save a cycle of two trajectories labelled by two runs, and its environment."""
     config = {"collect": {"episodes": 2}, "analysis": {"runs": 2}}
-    cycles.save_cycle(opened, replace(CYCLE, config=config))
-    save_trajectories(opened, [trajectory("t1"), trajectory("t2", trial=1)])
-    capabilities.save_capabilities(opened, "c1", [CAPABILITY])
-    capabilities.save_labels(opened, "c1", [Label(t, NAME, run, Verdict.NA) for t in ("t1", "t2") for run in (0, 1)])
-    capabilities.save_findings(opened, [FINDING])
-    environments.save_environment(opened, EnvironmentRecord(HASH, SOURCE, "c1", NAME, 7, "builtin", T0))
-    environments.save_admission(opened, replace(REPORT, environment_hash=HASH), cycle_id="c1", at=later(3))
+    cycles.save_cycle(session, replace(CYCLE, config=config))
+    save_trajectories(session, [trajectory("t1"), trajectory("t2", trial=1)])
+    capabilities.save_capabilities(session, "c1", [CAPABILITY])
+    capabilities.save_labels(session, "c1", [Label(t, NAME, run, Verdict.NA) for t in ("t1", "t2") for run in (0, 1)])
+    capabilities.save_findings(session, [FINDING])
+    environments.save_environment(session, EnvironmentRecord(HASH, SOURCE, "c1", NAME, 7, "builtin", T0))
+    environments.save_admission(session, replace(REPORT, environment_hash=HASH), cycle_id="c1", at=later(3))
 
 
-def _adapter(opened: Session, data_dir: Path, run: str, *, save: bool = True) -> None:
-    """A training of two iterations, what it published, and the gate of that."""
-    made = data_dir / "runs" / run
-    made.mkdir(parents=True)
+def _adapter(session: Session, data_dir: Path, run: str, *, save: bool = True) -> None:
+    """Save a training run of two iterations, its published adapter and the adapter's gate."""
+    source = data_dir / "runs" / run
+    source.mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (made / name).write_text(f'{{"run": "{run}"}}')
-    published = publish(made, data_dir / "adapters", NAME, origin=run)
-    training.save_training_run(opened, TrainingRun(run, "c1", NAME, HASH, "m", 0, {}, RunState.FINISHED, T0))
-    training.save_iterations(opened, [IterationMetrics(run, number, {}) for number in (1, 2)])
+        (source / name).write_text(f'{{"run": "{run}"}}')
+    published = publish(source, data_dir / "adapters", NAME, origin=run)
+    training.save_training_run(session, TrainingRun(run, "c1", NAME, HASH, "m", 0, {}, RunState.FINISHED, T0))
+    training.save_iterations(session, [IterationMetrics(run, number, {}) for number in (1, 2)])
     if save:
         files = (str(published.path), published.files)
         version = AdapterVersion(published.name, NAME, published.version, *files, "c1", run, HASH, T0)
-        adapters.save_adapter(opened, version)
-        gates.save_gate(opened, replace(GATE, adapter=published.name), cycle_id="c1", at=later(6))
+        adapters.save_adapter(session, version)
+        gates.save_gate(session, replace(GATE, adapter=published.name), cycle_id="c1", at=later(6))
 
 
 def test_a_sound_place_has_none(place: Place) -> None:
-    assert place.found() == []
+    assert place.find_violations() == []
 
 
-def _second_gate(opened: Session) -> None:
-    gates.save_gate(opened, GATE, cycle_id="c1", at=later(7))
+def _second_gate(session: Session) -> None:
+    gates.save_gate(session, GATE, cycle_id="c1", at=later(7))
 
 
-def _second_admission(opened: Session) -> None:
-    environments.save_admission(opened, replace(REPORT, environment_hash=HASH), cycle_id="c1", at=later(4))
+def _second_admission(session: Session) -> None:
+    environments.save_admission(session, replace(REPORT, environment_hash=HASH), cycle_id="c1", at=later(4))
 
 
-def _second_approval(opened: Session) -> None:
-    promotions.save_approval(opened, approval(seconds=70))
+def _second_approval(session: Session) -> None:
+    promotions.save_approval(session, approval(seconds=70))
 
 
-def _second_trajectory(opened: Session) -> None:
-    save_trajectories(opened, [trajectory("t9")])
+def _second_trajectory(session: Session) -> None:
+    save_trajectories(session, [trajectory("t9")])
 
 
-def _second_answer(opened: Session) -> None:
-    attempt = attempts.begin_attempt(opened, "c1", KEY, holder="h", at=T0)
-    attempts.end_attempt(opened, attempt.seq, attempts.AttemptState.FINISHED, at=T0, evidence={})
+def _second_answer(session: Session) -> None:
+    attempt = attempts.begin_attempt(session, "c1", KEY, holder="h", at=T0)
+    attempts.end_attempt(session, attempt.seq, attempts.AttemptState.FINISHED, at=T0, evidence={})
 
 
-def _second_event(opened: Session) -> None:
-    save_event(opened, Event(T0, "cycle finished", "c1", "c1"))
+def _second_event(session: Session) -> None:
+    save_event(session, Event(T0, "cycle finished", "c1", "c1"))
 
 
-def _running_attempt(opened: Session) -> None:
-    attempts.begin_attempt(opened, "c1", replace(KEY, stage="analyze"), holder="h", at=T0)
+def _running_attempt(session: Session) -> None:
+    attempts.begin_attempt(session, "c1", replace(KEY, stage="analyze"), holder="h", at=T0)
 
 
-def _lease(opened: Session) -> None:
-    assert leases.acquire(opened, "cpu", "me", "train", "c1", at=T0, ttl=later(9) - T0)
+def _lease(session: Session) -> None:
+    assert leases.acquire(session, "cpu", "me", "train", "c1", at=T0, ttl=later(9) - T0)
 
 
-def _open_cycle(opened: Session) -> None:
-    cycles.set_cycle_state(opened, "c1", CycleState.INTERRUPTED, at=T0)
+def _open_cycle(session: Session) -> None:
+    cycles.set_cycle_state(session, "c1", CycleState.INTERRUPTED, at=T0)
 
 
-def _running_training(opened: Session) -> None:
-    training.set_training_state(opened, "r1", RunState.RUNNING, at=T0)
+def _running_training(session: Session) -> None:
+    training.set_training_state(session, "r1", RunState.RUNNING, at=T0)
 
 
 ROWS = {
@@ -159,12 +159,14 @@ ROWS = {
 
 @pytest.mark.parametrize(("expected", "plant"), ROWS.items(), ids=ROWS)
 def test_rows_that_should_not_be(place: Place, expected: str, plant: Callable[[Session], None]) -> None:
-    with write_session(place.store) as opened:
-        plant(opened)
-    assert [f"{one.kind}: {one.what}"[: len(expected)] for one in place.found()] == [expected]
+    with write_session(place.store) as session:
+        plant(session)
+    assert [f"{violation.kind}: {violation.subject}"[: len(expected)] for violation in place.find_violations()] == [
+        expected
+    ]
 
 
-GONE = {
+DELETED_ROWS = {
     "lost: trajectory t2": ["labels WHERE trajectory_id='t2'", "trajectories WHERE id='t2'"],
     "lost: label": ["labels WHERE run=1 AND trajectory_id='t1'"],
     "lost: promotion": ["promotions"],
@@ -174,20 +176,20 @@ GONE = {
 }
 
 
-@pytest.mark.parametrize(("expected", "rows"), GONE.items(), ids=GONE)
+@pytest.mark.parametrize(("expected", "rows"), DELETED_ROWS.items(), ids=DELETED_ROWS)
 def test_rows_that_are_gone(place: Place, expected: str, rows: list[str]) -> None:
-    with write_session(place.store) as opened:
-        for each in ["trajectory_turns", *rows]:
-            opened.execute(text(f"DELETE FROM {each}"))
-    told = [f"{one.kind}: {one.what}" for one in place.found()]
-    assert any(one.startswith(expected) for one in told), told
-    assert all(one.startswith("lost") for one in told), told
+    with write_session(place.store) as session:
+        for table in ["trajectory_turns", *rows]:
+            session.execute(text(f"DELETE FROM {table}"))
+    messages = [f"{violation.kind}: {violation.subject}" for violation in place.find_violations()]
+    assert any(violation.startswith(expected) for violation in messages), messages
+    assert all(violation.startswith("lost") for violation in messages), messages
 
 
 def test_a_trajectory_that_never_came_is_missed(place: Place) -> None:
-    with write_session(place.store) as opened:
-        opened.execute(text('UPDATE cycles SET config = \'{"collect": {"episodes": 3}}\''))
-    assert Violation("lost", "1 of 3 trajectories of c1") in place.found()
+    with write_session(place.store) as session:
+        session.execute(text('UPDATE cycles SET config = \'{"collect": {"episodes": 3}}\''))
+    assert Violation("lost", "1 of 3 trajectories of c1") in place.find_violations()
 
 
 def test_a_reference_to_nothing_is_damage(place: Place) -> None:
@@ -196,7 +198,7 @@ def test_a_reference_to_nothing_is_damage(place: Place) -> None:
         connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
         connection.exec_driver_sql("INSERT INTO routing_choices VALUES ('nothing', 'm', '{}', 0.1)")
         connection.exec_driver_sql("PRAGMA foreign_keys=ON")
-    assert [one.kind for one in place.found()] == ["damaged"]
+    assert [violation.kind for violation in place.find_violations()] == ["damaged"]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,7 @@ def test_a_reference_to_nothing_is_damage(place: Place) -> None:
 def test_half_written_files(place: Place, path: str) -> None:
     (place.data_dir / path).parent.mkdir(parents=True, exist_ok=True)
     (place.data_dir / path).write_text('{"half')
-    assert [one.kind for one in place.found()] == ["half-written"]
+    assert [violation.kind for violation in place.find_violations()] == ["half-written"]
 
 
 def test_files_that_are_not_what_they_were(place: Place) -> None:
@@ -221,13 +223,16 @@ def test_files_that_are_not_what_they_were(place: Place) -> None:
     model = place.data_dir / "adapters" / f"{NAME}@v1" / "adapter_model.safetensors"
     model.chmod(0o644)
     model.write_text("x")
-    assert [one.kind for one in place.found()] == ["half-written", "half-written"]
+    assert [violation.kind for violation in place.find_violations()] == ["half-written", "half-written"]
 
 
 def test_an_adapter_that_no_row_knows_and_its_training_without_adapter(place: Place) -> None:
-    with write_session(place.store) as opened:
-        _adapter(opened, place.data_dir, "r2", save=False)
-    assert place.found() == [Violation("lost", "adapter of r2"), Violation("orphan", f"adapter directory {NAME}@v2")]
+    with write_session(place.store) as session:
+        _adapter(session, place.data_dir, "r2", save=False)
+    assert place.find_violations() == [
+        Violation("lost", "adapter of r2"),
+        Violation("orphan", f"adapter directory {NAME}@v2"),
+    ]
 
 
 def test_a_process_that_is_left(place: Place) -> None:
@@ -237,7 +242,7 @@ def test_a_process_that_is_left(place: Place) -> None:
     try:
         assert left.stdout is not None
         left.stdout.readline()  # /proc shows an empty environment for a moment after exec
-        (found,) = place.found()
-        assert (found.kind, str(left.pid) in found.what) == ("orphan", True)
+        (violation,) = place.find_violations()
+        assert (violation.kind, str(left.pid) in violation.subject) == ("orphan", True)
     finally:
         left.communicate(b"\n")

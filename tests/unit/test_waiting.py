@@ -29,9 +29,9 @@ async def test_other_tasks_run_while_a_coroutine_function_is_waited_for() -> Non
 
 
 async def test_an_async_wait_fails_too() -> None:
-    async def never() -> bool:
+    async def always_false() -> bool:
         return False
 
-    for condition in (never, lambda: None):
+    for condition in (always_false, lambda: None):
         with pytest.raises(AssertionError, match=r"not within 0\.01 s; the last value is (False|None)"):
             await eventually_async(condition, within_s=0.01, every_s=0)

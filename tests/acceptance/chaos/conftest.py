@@ -15,22 +15,22 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture
 def places() -> Iterator[Callable[..., Place]]:
-    """Makes places; their services are killed at the end, and their children with them."""
-    made: list[Place] = []
+    """A factory of places; their services and all child processes are killed at the end."""
+    created: list[Place] = []
 
     def make(folder: Path, settings: str = SMALL.format(episodes=100), store_url: str = "", **variables: str) -> Place:
         inherited = {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if "DOCKER_HOST" in os.environ else {}
-        made.append(Place(folder, {**VARIABLES, **inherited, **variables}, store_url, settings))
-        return made[-1]
+        created.append(Place(folder, {**VARIABLES, **inherited, **variables}, store_url, settings))
+        return created[-1]
 
     yield make
-    for place in made:
+    for place in created:
         place.kill()
         for process in processes(place.marks):
             process.kill()

@@ -26,7 +26,7 @@ Places = Callable[..., Place]
 
 
 def library() -> Path | None:
-    """The library that stands between a process and its clock."""
+    """Path of libfaketime, which changes the clock of a process."""
     package = importlib.util.find_spec("libfaketime")
     if package is None or package.origin is None:
         return DEBIAN if DEBIAN.exists() else None
@@ -41,13 +41,13 @@ pytestmark = [
 
 
 def ahead(place: Place) -> timedelta:
-    """How far the service's clock is ahead, by its last sign of life."""
+    """How far the clock of the service is ahead, by its last heartbeat."""
     store = place.open_store()
     try:
-        with read_session(store) as opened:
-            newest = opened.exec(select(AttemptRow.heartbeat_at).order_by(col(AttemptRow.seq).desc())).first()
-        assert newest is not None
-        return newest - datetime.now(UTC)
+        with read_session(store) as session:
+            heartbeat = session.exec(select(AttemptRow.heartbeat_at).order_by(col(AttemptRow.seq).desc())).first()
+        assert heartbeat is not None
+        return heartbeat - datetime.now(UTC)
     finally:
         store.dispose()
 

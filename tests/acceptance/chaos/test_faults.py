@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.chaos import postgres
 from benchmarks.chaos.place import Place
-from tests.acceptance.chaos.watching import POLL_S, WITHIN_S, carries_on, collecting, seen
+from tests.acceptance.chaos.watching import POLL_S, WITHIN_S, carries_on, collecting, stored_rows
 from tests.waiting import eventually
 from traced.client import Client, NoDaemon, RequestRefused
 
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 Places = Callable[..., Place]
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 DISK_MB = 48
-GONE_S = 60  # a full minute: twice as long as anybody waits for a lock
+OUTAGE_S = 60  # a full minute: twice as long as anybody waits for a lock
 
 
 @contextlib.contextmanager
 def locked(place: Place) -> Iterator[None]:
-    """Somebody else holds the database's write lock."""
+    """Hold the write lock of the database in another connection."""
     other = sqlite3.connect(place.data_dir / "traced.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
@@ -38,10 +38,10 @@ def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, p
     place = places(folder)
     remembered = collecting(place)
     with locked(place):
-        unlocked_at = time.monotonic() + GONE_S
-        with pytest.raises((RequestRefused, NoDaemon)) as refused:
+        unlocked_at = time.monotonic() + OUTAGE_S
+        with pytest.raises((RequestRefused, NoDaemon)) as error:
             place.ask(lambda client: client.pause("it is locked"), timeout_s=90)
-        assert "failed" in str(refused.value) or "locked" in str(refused.value)
+        assert "failed" in str(error.value) or "locked" in str(error.value)
         assert place.ask(Client.ready).dead == {"store": "no answer within 5 s"}
         eventually(lambda: time.monotonic() > unlocked_at, within_s=WITHIN_S, every_s=POLL_S)
     carries_on(place, remembered)
@@ -54,10 +54,10 @@ def test_a_database_server_that_is_gone_for_a_minute(folder: Path, places: Place
         place = places(folder, store_url=server.url("postgres"))
         remembered = collecting(place)
         server.stop()
-        back_at = time.monotonic() + GONE_S
-        with pytest.raises((RequestRefused, NoDaemon)) as refused:
+        back_at = time.monotonic() + OUTAGE_S
+        with pytest.raises((RequestRefused, NoDaemon)) as error:
             place.status()
-        assert "failed" in str(refused.value)
+        assert "failed" in str(error.value)
         eventually(lambda: time.monotonic() > back_at, within_s=WITHIN_S, every_s=POLL_S)
         assert is_postponed(place), place.last_lines(40)
         assert "Traceback" not in place.last_lines(200)
@@ -67,7 +67,7 @@ def test_a_database_server_that_is_gone_for_a_minute(folder: Path, places: Place
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A place whose data directory is a small file system; the log of the service lies outside it."""
+    """A folder whose data directory is a small file system; the log of the service lies outside it."""
     mounted = folder / "data"
     mounted.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(mounted)]
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Place
     assert place.alive
     assert "is full" in place.last_lines(40) or "No space left" in place.last_lines(40)
     assert "MiB left" in place.ask(Client.ready).dead["disk"]
-    remembered = seen(place)
+    remembered = stored_rows(place)
     fill.unlink()
     carries_on(place, remembered)
 

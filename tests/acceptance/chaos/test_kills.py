@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import postgres
-from benchmarks.chaos.__main__ import surroundings
+from benchmarks.chaos.__main__ import service_environment
 from benchmarks.chaos.campaign import Campaign
 from benchmarks.chaos.victims import kinds
 
@@ -32,12 +32,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(TIMEOUT_S + 300)]
 )
 def test_killed_again_and_again_nothing_is_lost(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", os.environ.get("DOCKER_HOST", ""))  # put back at the end
-    with surroundings(store, 0) as (place, engine):
+    with service_environment(store, 0) as (place, engine):
         campaign = Campaign(place, engine, KILLS, seed=1, timeout_s=TIMEOUT_S)
         campaign.run()
-        told = campaign.figures()
-        assert campaign.found == [], place.last_lines(40)
-        assert told["kills"] == campaign.kills
-        assert told["cycles"].get("finished", 0) >= 1
+        figures = campaign.figures()
+        assert campaign.violations == [], place.last_lines(40)
+        assert figures["kills"] == campaign.kills
+        assert figures["cycles"].get("finished", 0) >= 1
         assert {kill.victim for kill in campaign.done} == {*kinds(engine)}
         assert Path(place.data_dir / "runs").is_dir()

@@ -20,7 +20,7 @@ Places = Callable[..., Place]
 
 
 def up(place: Place, *words: str) -> str:
-    """What a service says that cannot start."""
+    """The error output of a service that cannot start."""
     done = subprocess.run(
         [sys.executable, "-m", "traced", "up", *words],
         env={**os.environ, **VARIABLES, **place.marks},
@@ -37,7 +37,7 @@ def up(place: Place, *words: str) -> str:
 
 
 def upgraded(place: Place) -> subprocess.CompletedProcess[str]:
-    """What `traced db upgrade` did."""
+    """Run `traced db upgrade`."""
     return subprocess.run(
         [sys.executable, "-m", "traced", "db", "upgrade"],
         env={**os.environ, **VARIABLES, **place.marks},
@@ -51,8 +51,8 @@ def upgraded(place: Place) -> subprocess.CompletedProcess[str]:
 def test_a_second_daemon_is_refused_and_the_first_goes_on(folder: Path, places: Places) -> None:
     place = places(folder, settings="")
     place.start()
-    said = up(place)
-    assert f"in use by process {place.pid}" in said
+    output = up(place)
+    assert f"in use by process {place.pid}" in output
     assert place.status().pid == place.pid
     assert place.stop() == 0
 
@@ -88,15 +88,15 @@ def test_a_file_in_the_place_of_the_socket_is_left_alone(folder: Path, places: P
 def test_a_port_that_is_taken_or_has_no_good_token(folder: Path, places: Places) -> None:
     place = places(folder, settings="")
     token = folder / "token"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = ["--set", f"api.port={taken.getsockname()[1]}"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = ["--set", f"api.port={listener.getsockname()[1]}"]
         assert "but no token is configured" in up(place, *port)
         with_token = [*port, "--set", f"api.operator_token_file={token}"]
         assert "cannot be read" in up(place, *with_token)
         token.write_text("short")
-        said = up(place, *with_token)
-        assert "shorter than 24 characters" in said
-        assert "short\n" not in said
+        output = up(place, *with_token)
+        assert "shorter than 24 characters" in output
+        assert "short\n" not in output
         token.write_text("t" * 30)
         assert "cannot listen on 127.0.0.1" in up(place, *with_token)
     place.start()  # what was refused is no obstacle
@@ -127,11 +127,11 @@ def test_an_older_store_is_not_touched_and_an_upgrade_that_fails_half_way_change
         old.executescript(GOLDEN[0].read_text())
         old.execute("CREATE TABLE leases (obstacle TEXT)")  # the next migration makes this table
         old.commit()
-    before = dump(path)
+    rows_before = dump(path)
     assert "traced db upgrade" in up(place)
     done = upgraded(place)
     assert done.returncode == 1, done.stderr
-    assert dump(path) == before
+    assert dump(path) == rows_before
     with closing(sqlite3.connect(path)) as repaired:
         repaired.execute("DROP TABLE leases")
         repaired.commit()
@@ -139,10 +139,10 @@ def test_an_older_store_is_not_touched_and_an_upgrade_that_fails_half_way_change
     assert done.returncode == 0, done.stderr
     place.start()
     assert place.stop() == 0
-    with closing(sqlite3.connect(path)) as newest:
-        assert newest.execute("SELECT version_num FROM alembic_version").fetchall() == [(HEAD,)]
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT version_num FROM alembic_version").fetchall() == [(HEAD,)]
 
 
 def dump(path: Path) -> list[str]:
-    with closing(sqlite3.connect(path)) as opened:
-        return list(opened.iterdump())
+    with closing(sqlite3.connect(path)) as database:
+        return list(database.iterdump())

@@ -17,19 +17,19 @@ POLL_S = 0.2
 WITHIN_S = 300.0
 
 
-def begun(place: Place, stage: str, *states: AttemptState) -> bool:
-    """Whether an attempt at ``stage`` is, or came to be, in one of ``states`` (none given: is there)."""
+def has_attempt(place: Place, stage: str, *states: AttemptState) -> bool:
+    """Whether the store has an attempt at ``stage`` in one of ``states`` (none given: in any state)."""
     store = place.open_store()
     try:
-        with read_session(store) as opened:
-            rows = opened.exec(select(AttemptRow).where(AttemptRow.stage == stage)).all()
+        with read_session(store) as session:
+            rows = session.exec(select(AttemptRow).where(AttemptRow.stage == stage)).all()
         return any(not states or row.state in states for row in rows)
     finally:
         store.dispose()
 
 
-def seen(place: Place) -> Remembered:
-    """What is in the store now."""
+def stored_rows(place: Place) -> Remembered:
+    """The keys of the rows that are in the store now."""
     store, remembered = place.open_store(), Remembered()
     remember(store, remembered)
     store.dispose()
@@ -37,34 +37,34 @@ def seen(place: Place) -> Remembered:
 
 
 def collecting(place: Place) -> Remembered:
-    """A service in the midst of collecting; what its store holds."""
+    """Start a service and wait until it collects; returns the keys of its stored rows."""
     place.start()
     place.ask(lambda client: client.start_cycle("to see"))
-    eventually(lambda: begun(place, "collect"), within_s=WITHIN_S, every_s=POLL_S)
-    return seen(place)
+    eventually(lambda: has_attempt(place, "collect"), within_s=WITHIN_S, every_s=POLL_S)
+    return stored_rows(place)
 
 
 def carries_on(place: Place, remembered: Remembered) -> None:
-    """By itself, and nothing was lost."""
+    """Check that the service continues without help and that nothing was lost."""
     assert place.alive
     eventually(lambda: answers(place), within_s=WITHIN_S, every_s=POLL_S)
-    eventually(lambda: begun(place, "collect", AttemptState.FINISHED), within_s=WITHIN_S, every_s=POLL_S)
-    eventually(lambda: begun(place, "analyze"), within_s=WITHIN_S, every_s=POLL_S)
+    eventually(lambda: has_attempt(place, "collect", AttemptState.FINISHED), within_s=WITHIN_S, every_s=POLL_S)
+    eventually(lambda: has_attempt(place, "analyze"), within_s=WITHIN_S, every_s=POLL_S)
     sound(place, remembered)
 
 
 def sound(place: Place, remembered: Remembered) -> None:
-    """Stop it in order; nothing is lost, doubled or left; the cycle may be half-way."""
+    """Stop the service; nothing is lost, doubled or left over; the cycle may be interrupted."""
     assert place.stop() == 0, place.last_lines()
     store = place.open_store()
     try:
-        found = violations(store, place.data_dir, remembered, place.marks, docker=False)
-        with read_session(store) as opened:
-            (cycle,) = list_cycles(opened)
+        all_violations = violations(store, place.data_dir, remembered, place.marks, docker=False)
+        with read_session(store) as session:
+            (cycle,) = list_cycles(session)
     finally:
         store.dispose()
     assert cycle.state is CycleState.INTERRUPTED
-    breaches = [one for one in found if not one.what.startswith("cycle ")]
+    breaches = [violation for violation in all_violations if not violation.subject.startswith("cycle ")]
     assert not breaches, breaches
 
 

@@ -17,7 +17,7 @@ from store.types import Capability, Outcome
 from tests.integration.analyst.analysing import RUNS, SOME, TRAJECTORIES, analysed, complete, hidden
 from tests.scripted_analyst import KINDS, VERIFICATION, ScriptedQuestion, Thinking
 from tests.scripted_model import ScriptedReply
-from tests.unit.agents.analysis.library import agent_says, renewal, talk, user
+from tests.unit.agents.analysis.library import agent, renewal, talk, user
 
 
 def test_lacking_capabilities_are_discovered_with_citations() -> None:
@@ -39,9 +39,7 @@ def test_lacking_capabilities_are_discovered_with_citations() -> None:
 
 
 def test_a_failure_that_is_not_the_agents_is_neither_labelled_nor_read_for_discovery() -> None:
-    other_fault = talk(
-        user("BLAME THE USER, for all I care."), agent_says("I see."), name="blamed", outcome=Outcome.FAILURE
-    )
+    other_fault = talk(user("BLAME THE USER, for all I care."), agent("I see."), name="blamed", outcome=Outcome.FAILURE)
     script = Thinking()
     analysis = analysed(script, [*TRAJECTORIES, other_fault])
     (fault,) = [fault for fault in analysis.faults if fault.fault != "agent"]

@@ -35,7 +35,7 @@ VARIABLES = {"PATH": f"/{PREFIX}/bin", "LD_LIBRARY_PATH": f"/{PREFIX}/lib"}
 
 
 def import_base(client: Any, repository: str, tag: str) -> None:
-    """Make the image ``repository:tag``."""
+    """Import the base image as ``repository:tag``."""
     changes = [f"ENV {name}={value}" for name, value in VARIABLES.items()]
     answer = client.api.import_image_from_data(_pack(), repository=repository, tag=tag, changes=changes)
     assert '"error"' not in answer, answer[-300:]
@@ -71,8 +71,8 @@ def _is_compiled(name: str) -> bool:
 def _packages(version: str) -> dict[str, tuple[bytes, int]]:
     site = Path(sysconfig.get_path("purelib"))
     files: dict[str, tuple[bytes, int]] = {}
-    told = [path.name for name in PACKAGES for path in site.glob(f"{name}-*.dist-info")]
-    for name in (*PACKAGES, *told):
+    metadata_folders = [path.name for name in PACKAGES for path in site.glob(f"{name}-*.dist-info")]
+    for name in (*PACKAGES, *metadata_folders):
         files |= _tree(site / name, f"{PREFIX}/lib/{version}/site-packages/{name}")
     return files
 
@@ -80,5 +80,5 @@ def _packages(version: str) -> dict[str, tuple[bytes, int]]:
 def _tree(root: Path, inside: str) -> dict[str, tuple[bytes, int]]:
     if root.is_file():
         return {inside: (root.read_bytes(), 0o644)}
-    found = [path for path in sorted(root.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    return {f"{inside}/{path.relative_to(root)}": (path.read_bytes(), 0o644) for path in found}
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    return {f"{inside}/{path.relative_to(root)}": (path.read_bytes(), 0o644) for path in paths}

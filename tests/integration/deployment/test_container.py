@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[3]
-BASE, BUILT = "traced-test-base", "traced-test-image"
+BASE, IMAGE_NAME = "traced-test-base", "traced-test-image"
 OFFLINE = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
 CONFINED = [
     *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -26,25 +26,25 @@ CONFINED = [
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    opened = connect()
-    yield opened
-    opened.close()
+    docker_client = connect()
+    yield docker_client
+    docker_client.close()
 
 
 @pytest.fixture(scope="module")
 def image(client: Any) -> Iterator[Any]:
     import_base(client, BASE, "1")
     try:
-        built, _ = client.images.build(
+        built_image, _ = client.images.build(
             path=str(ROOT),
-            tag=f"{BUILT}:1",
+            tag=f"{IMAGE_NAME}:1",
             buildargs={"BASE_IMAGE": f"{BASE}:1", **OFFLINE},
             network_mode="none",
             rm=True,
             forcerm=True,
         )
-        yield built
-        client.images.remove(f"{BUILT}:1", force=True)
+        yield built_image
+        client.images.remove(f"{IMAGE_NAME}:1", force=True)
     finally:
         client.images.remove(f"{BASE}:1", force=True)
 
@@ -63,10 +63,10 @@ def docker(*words: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name for a container, which is removed at the end with its volume."""
-    chosen = f"{BUILT}-{os.getpid()}"
-    yield chosen
-    docker("rm", "--force", "--volumes", chosen)
+    """Name of a container; the container and its volume are removed after the test."""
+    container_name = f"{IMAGE_NAME}-{os.getpid()}"
+    yield container_name
+    docker("rm", "--force", "--volumes", container_name)
 
 
 def test_the_command_runs_confined_on_a_volume_of_its_own(image: Any, name: str) -> None:
@@ -93,15 +93,15 @@ def test_the_service_is_healthy_answers_and_drains_on_stop(image: Any, name: str
     assert json.loads(docker("exec", name, *traced).stdout)["paused"] == {"desk": "uid 10001"}
     assert docker("stop", "--time", "30", name).returncode == 0
     assert docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "0"
-    told = docker("logs", name)
-    assert '"cause": "SIGTERM"' in told.stdout + told.stderr
+    logs = docker("logs", name)
+    assert '"cause": "SIGTERM"' in logs.stdout + logs.stderr
     assert docker("start", name).returncode == 0  # the volume is as it was
     wait_until_healthy(name, health)
     assert json.loads(docker("exec", name, *traced).stdout)["paused"] == {"desk": "uid 10001"}
 
 
 def wait_until_healthy(name: str, health: list[str]) -> None:
-    """Wait as long as the image's own start period; a container that ended fails at once."""
+    """Wait until the container's health check passes; fail at once when the container has exited."""
 
     def is_healthy() -> bool:
         assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", docker("logs", name)

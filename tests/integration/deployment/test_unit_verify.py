@@ -63,13 +63,13 @@ def test_the_verbs(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     data = str(tmp_path / "data dir")
-    shown = traced("install", "--user", "--dry-run", "--memory-max", "2G", "--data-dir", data)
-    assert shown.returncode == 0, shown.stderr
-    assert f'"--data-dir" "{data}"' in shown.stdout
-    seen = json.loads(traced("show", "--json", "--data-dir", data).stdout)
-    assert (seen["there"], seen["ours"]) == (False, False)
+    dry_run = traced("install", "--user", "--dry-run", "--memory-max", "2G", "--data-dir", data)
+    assert dry_run.returncode == 0, dry_run.stderr
+    assert f'"--data-dir" "{data}"' in dry_run.stdout
+    status = json.loads(traced("show", "--json", "--data-dir", data).stdout)
+    assert (status["there"], status["ours"]) == (False, False)
     assert not (tmp_path / "config").exists()
     system = traced("install", "--system", "--dry-run", "--json")
     assert '"/var/lib/traced"' in json.loads(system.stdout)["unit"]
-    refused = traced("install", "--system", "--dry-run", "--data-dir", "/srv/x")
-    assert (refused.returncode, "--run-as" in refused.stderr) == (1, True)
+    refusal = traced("install", "--system", "--dry-run", "--data-dir", "/srv/x")
+    assert (refusal.returncode, "--run-as" in refusal.stderr) == (1, True)

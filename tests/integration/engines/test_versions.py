@@ -157,16 +157,16 @@ def test_a_promotion_loads_and_a_rollback_takes_back(deployment: Deployment) -> 
 async def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(deployment: Deployment) -> None:
     """``benchmarks.versions``, for a few seconds; four versions in three places."""
     run = await race(deployment.installation, deployment.process.url, RACE[deployment.kind], clients=16, pause_s=0.2)
-    failed = [entry for entry in run.seen if entry.startswith("failed")]
-    assert not failed, run.seen
-    assert len(run.by) == 5, run.by  # the base model and all versions have answered
+    failed = [entry for entry in run.other_outcomes if entry.startswith("failed")]
+    assert not failed, run.other_outcomes
+    assert len(run.answers_by_model) == 5, run.answers_by_model  # the base model and all versions have answered
     if (
         deployment.kind == "external"
     ):  # vLLM's fault on a CPU (traced.inference.vllm_repair), which it was not told to repair
         assert all(wrong.startswith("base answered") for wrong in run.wrong), run.wrong[:5]
     else:
         assert run.wrong == []
-    assert len(run.late) < run.answered / 10  # how soon a rollback counts is the benchmark's; here, that it does
+    assert len(run.late) < run.answer_count / 10  # how soon a rollback counts is the benchmark's; here, that it does
     for name in LIVE:
         deployment.installation.promote(name)
     deployment.until_offered(*LIVE)

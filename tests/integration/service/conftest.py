@@ -1,4 +1,4 @@
-"""A control API over a store with one whole chain, and a loop that only writes down what it is asked."""
+"""Fixtures: a control API over a store with one complete chain of records, and a loop that only records calls."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,27 +21,27 @@ from traced.registry.publication import publish
 HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
 
 
-class WrittenDown:
-    """A loop that does no work and says what it was asked."""
+class RecordingLoop:
+    """Cycle loop that does no work and records its calls in ``calls``."""
 
     def __init__(self) -> None:
         self.running: str | None = None
         self.running_stages: list[str] = []
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def wake(self) -> None:
-        self.asked.append("wake")
+        self.calls.append("wake")
 
     async def stop_cycle(self, cycle_id: str) -> None:
         await asyncio.sleep(0)
-        self.asked.append(f"stop {cycle_id}")
+        self.calls.append(f"stop {cycle_id}")
         self.running = None
 
     async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], TrainingStop]) -> TrainingStop:
-        decided = await asyncio.to_thread(decide)
-        self.asked.append(f"stop {cycle_id} {capability}: {decided.message}")
+        training_stop = await asyncio.to_thread(decide)
+        self.calls.append(f"stop {cycle_id} {capability}: {training_stop.message}")
         self.running_stages = []
-        return decided
+        return training_stop
 
 
 @pytest.fixture
@@ -52,20 +52,20 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (source / name).write_text(name)
     published = publish(source, tmp_path / "adapters", "date-reasoning", origin="r1")
-    with write_session(engine) as opened:
-        save_chain(opened)
-        opened.execute(update(AdapterRow).values(path=str(published.path)))
+    with write_session(engine) as session:
+        save_chain(session)
+        session.execute(update(AdapterRow).values(path=str(published.path)))
     yield engine
     engine.dispose()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def on_either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """The same chain in a file, and in PostgreSQL."""
+    """Store with the chain of records, once in SQLite and once in PostgreSQL."""
     in_file = request.param == "sqlite"
     engine = open_store(sqlite_url(tmp_path / "traced.db") if in_file else request.getfixturevalue("url"))
-    with write_session(engine) as opened:
-        save_chain(opened)
+    with write_session(engine) as session:
+        save_chain(session)
     yield engine
     engine.dispose()
 
@@ -76,12 +76,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def loop() -> WrittenDown:
-    return WrittenDown()
+def loop() -> RecordingLoop:
+    return RecordingLoop()
 
 
 @pytest.fixture
-def control(store: Engine, tmp_path: Path, loop: WrittenDown) -> Control:
+def control(store: Engine, tmp_path: Path, loop: RecordingLoop) -> Control:
     times = iter(T0 + timedelta(days=1, minutes=minute) for minute in range(1000))
 
     def now() -> datetime:

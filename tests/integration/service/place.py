@@ -1,4 +1,4 @@
-"""A data directory with a loop on it that runs in this process, with a scripted executor and a clock of its own."""
+"""A data directory whose cycle loop runs in the test process, with a scripted executor and a simulated clock."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,7 +27,7 @@ AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memor
 
 @dataclass
 class Place:
-    """A data directory with the loop on it; ``fresh`` is the loop of the next process."""
+    """A data directory with its cycle loop; ``restart`` makes the loop that the next process would have."""
 
     data_dir: Path
     store: Engine
@@ -35,58 +35,58 @@ class Place:
     loop: CycleLoop = field(init=False)
     control: Control = field(init=False)
     ticks: Iterator[int] = field(default_factory=lambda: iter(range(1_000_000)))
-    days: float = 0.0  # that a test lets pass
+    days: float = 0.0  # simulated days that have passed; set by tests
 
     def __post_init__(self) -> None:
-        self.fresh()
+        self.restart()
 
     def now(self) -> datetime:
         return T0 + timedelta(days=1 + self.days, seconds=next(self.ticks))
 
-    def fresh(self) -> None:
+    def restart(self) -> None:
         settings = load_settings(self.data_dir, AT_ONCE)
         ledger = AttemptLedger(self.store, own_identity(), Backoff(0.001, 1, 0.001), 3, 0, self.now)
         self.loop = CycleLoop(settings, self.store, self.scripted, ledger, self.now)
         self.control = Control(settings, self.store, self.loop, self.now, T0, state="ready")
 
     def cycles(self) -> list[Cycle]:
-        with read_session(self.store) as opened:
-            return list_cycles(opened)
+        with read_session(self.store) as session:
+            return list_cycles(session)
 
     def cycle(self) -> Cycle:
-        """The one begun last, which has the highest seed, whatever the clock said."""
-        newest = self._newest()
-        assert newest is not None
-        return newest
+        """Return the last cycle: the one with the highest seed, because tests step the clock."""
+        cycle = self._latest_cycle()
+        assert cycle is not None
+        return cycle
 
-    def _newest(self) -> Cycle | None:
-        newest = select(CycleRow.id).order_by(col(CycleRow.seed).desc()).limit(1)
-        with read_session(self.store) as opened:
-            found = opened.exec(newest).first()
-            return None if found is None else get_cycle(opened, found)
+    def _latest_cycle(self) -> Cycle | None:
+        query = select(CycleRow.id).order_by(col(CycleRow.seed).desc()).limit(1)
+        with read_session(self.store) as session:
+            cycle_id = session.exec(query).first()
+            return None if cycle_id is None else get_cycle(session, cycle_id)
 
-    async def until(self, *states: CycleState) -> Cycle:
-        """Run the loop until its newest cycle has come to one of ``states``, then stop it in order."""
+    async def run_until(self, *states: CycleState) -> Cycle:
+        """Run the loop until its last cycle is in one of ``states``, then drain it."""
         draining = asyncio.Event()
 
         def look() -> None:
-            newest = self._newest()
-            if newest is not None and newest.state in states and self.loop.running is None:
+            cycle = self._latest_cycle()
+            if cycle is not None and cycle.state in states and self.loop.running is None:
                 draining.set()
 
         self.loop.beat = look
         await self.loop.run(draining)
         return self.cycle()
 
-    async def stopped_at(self, stage: str, act: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
-        """Run the loop; as ``stage`` is at work, drain it, or let somebody ``act`` and drain it then."""
-        draining, begun = asyncio.Event(), asyncio.Event()
-        self.scripted.held.add(stage)
-        self.scripted.before[stage] = begun.set
+    async def stop_at(self, stage: str, action: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
+        """Run the loop until ``stage`` runs, await ``action`` if there is one, then drain the loop."""
+        draining, started = asyncio.Event(), asyncio.Event()
+        self.scripted.blocked_stages.add(stage)
+        self.scripted.callbacks[stage] = started.set
         running = asyncio.create_task(self.loop.run(draining))
-        await begun.wait()
-        if act is not None:
-            await act()
+        await started.wait()
+        if action is not None:
+            await action()
         draining.set()
         await running
-        self.scripted.held.clear()
+        self.scripted.blocked_stages.clear()

@@ -1,6 +1,6 @@
-"""An executor that does what a test wrote down, and the rows that a real station would have left.
+"""An executor that returns scripted results and writes the rows that the real stages would have written.
 
-The store, the graph, the checkpointer, attempts and promotions are real; no station is run and no model is needed.
+The store, the graph, the checkpointer, attempts and promotions are real; no stage is executed and no model is needed.
 """
 
 import asyncio
@@ -41,29 +41,29 @@ CRASHED = Result(JobOutcome.CRASHED, None, None, Evidence(None, "SIGSEGV", "ende
 
 
 def failed(*types: str) -> Result:
-    """The end of a child that raised an error of these types."""
+    """Return the result of a child process that raised an error of these types."""
     return Result(JobOutcome.FAILED, None, Failure(list(types), "so it said"), FINISHED)
 
 
 @dataclass
 class Scripted:
-    """Runs jobs by the script: ``ends`` has what the first attempts at a stage come to, after which it finishes."""
+    """Executor whose first attempts at a stage end with the results in ``ends``; later attempts finish."""
 
     store: Engine
     data_dir: Path
     capabilities: tuple[str, ...] = ("alpha", "beta")
-    ends: dict[str, list[Result]] = field(default_factory=dict)  # "train alpha" -> ends of its first attempts
-    before: dict[str, Callable[[], Any]] = field(default_factory=dict)  # called as the stage begins
-    held: set[str] = field(default_factory=set)  # stages that go on until they are cancelled
-    looks: dict[str, GateAnswer] = field(default_factory=dict)  # what a gate that looks again answers, if no pass
-    ran: list[str] = field(default_factory=list)
+    ends: dict[str, list[Result]] = field(default_factory=dict)  # "train alpha" -> results of its first attempts
+    callbacks: dict[str, Callable[[], Any]] = field(default_factory=dict)  # called when the stage starts
+    blocked_stages: set[str] = field(default_factory=set)  # stages that run until they are cancelled
+    round_answers: dict[str, GateAnswer] = field(default_factory=dict)  # of gate rounds after the first; default: pass
+    stage_runs: list[str] = field(default_factory=list)
 
     async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
         name = f"{job.stage} {job.capability}".strip()
-        self.ran.append(name)
+        self.stage_runs.append(name)
         on_report(Report(ReportKind.STARTED, {"pid": 1}))
-        self.before.pop(name, lambda: None)()
-        if name in self.held:
+        self.callbacks.pop(name, lambda: None)()
+        if name in self.blocked_stages:
             await asyncio.Event().wait()
         if self.ends.get(name):
             return self.ends[name].pop(0)
@@ -77,57 +77,57 @@ class Scripted:
         return None
 
     def _analyze(self, cycle_id: str) -> list[str]:
-        meant = [Capability(name, name, "", "", "", "") for name in self.capabilities]
-        with write_session(self.store) as opened:
-            save_capabilities(opened, cycle_id, meant)
+        capabilities = [Capability(name, name, "", "", "", "") for name in self.capabilities]
+        with write_session(self.store) as session:
+            save_capabilities(session, cycle_id, capabilities)
         return list(self.capabilities)
 
     def _synthesize(self, cycle_id: str, capability: str, attempt: int) -> str:
         source = f"{cycle_id} {capability} {attempt}"
-        found = environment_hash(source)
-        with write_session(self.store) as opened:
-            save_environment(opened, EnvironmentRecord(found, source, cycle_id, capability, attempt, "scripted", T0))
-        return found
+        digest = environment_hash(source)
+        with write_session(self.store) as session:
+            save_environment(session, EnvironmentRecord(digest, source, cycle_id, capability, attempt, "scripted", T0))
+        return digest
 
     def _admit(self, cycle_id: str, capability: str, environment: str) -> bool:
         return True
 
     def _train(self, cycle_id: str, capability: str, environment: str) -> str:
         run = f"{cycle_id}/{capability}"
-        made = self.data_dir / "runs" / run
-        made.mkdir(parents=True, exist_ok=True)
+        folder = self.data_dir / "runs" / run
+        folder.mkdir(parents=True, exist_ok=True)
         for name in ("adapter_config.json", "adapter_model.safetensors"):
-            (made / name).write_text(run)
-        published = publish(made, self.data_dir / "adapters", capability, origin=run)
+            (folder / name).write_text(run)
+        published = publish(folder, self.data_dir / "adapters", capability, origin=run)
         ids = (cycle_id, run, environment)
         version = AdapterVersion(
             published.name, capability, published.version, str(published.path), published.files, *ids, T0
         )
-        with write_session(self.store) as opened:
+        with write_session(self.store) as session:
             save_training_run(
-                opened, TrainingRun(run, cycle_id, capability, environment, "m", 0, {}, RunState.FINISHED, T0)
+                session, TrainingRun(run, cycle_id, capability, environment, "m", 0, {}, RunState.FINISHED, T0)
             )
-            save_adapter(opened, version)
+            save_adapter(session, version)
         return published.name
 
-    def _gate(self, cycle_id: str, adapter: str, look: int = 1) -> bool:
+    def _gate(self, cycle_id: str, adapter: str, round_number: int = 1) -> bool:
         figures = PairedDifference("target", 9, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
-        with write_session(self.store) as opened:
-            version = get_adapter(opened, adapter)
-            at = version.created_at + timedelta(hours=look)
-            answer = self.looks.get(adapter, GateAnswer.PASS) if look > 1 else GateAnswer.PASS
-            save_gate(opened, GateResult(adapter, answer, [figures], look), cycle_id=cycle_id, at=at)
-            ended = StageEvent(cycle_id, "gate", StageState.FINISHED, at, version.capability, {"adapter": adapter})
-            save_stage_event(opened, ended)
+        with write_session(self.store) as session:
+            version = get_adapter(session, adapter)
+            at = version.created_at + timedelta(hours=round_number)
+            answer = self.round_answers.get(adapter, GateAnswer.PASS) if round_number > 1 else GateAnswer.PASS
+            save_gate(session, GateResult(adapter, answer, [figures], round_number), cycle_id=cycle_id, at=at)
+            event = StageEvent(cycle_id, "gate", StageState.FINISHED, at, version.capability, {"adapter": adapter})
+            save_stage_event(session, event)
         if answer is not GateAnswer.PASS:
             raise CapabilityError(f"the gate of {adapter} answered {answer.value}")
         return True
 
-    def _evaluate(self, cycle_id: str, promoted: list[str]) -> None:
+    def _evaluate(self, cycle_id: str, adapters: list[str]) -> None:
         return None
 
     def _report(self, cycle_id: str) -> None:
-        with write_session(self.store) as opened:
-            at = get_cycle(opened, cycle_id).created_at
-            save_event(opened, Event(at, "cycle finished", cycle_id, cycle_id))
-            set_cycle_state(opened, cycle_id, CycleState.FINISHED, at=at, summary={"made": True})
+        with write_session(self.store) as session:
+            at = get_cycle(session, cycle_id).created_at
+            save_event(session, Event(at, "cycle finished", cycle_id, cycle_id))
+            set_cycle_state(session, cycle_id, CycleState.FINISHED, at=at, summary={"made": True})

@@ -1,4 +1,4 @@
-"""The Docker engine behind a socket of its own, which can fall silent: connections stay open, and nobody answers."""
+"""A proxy of the Docker engine's socket that can stop answering while its connections stay open."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ CHUNK = 2**16
 
 
 class Engine:
-    """Passes on what is said, until ``answers`` is cleared."""
+    """Proxy of the Docker engine; it forwards data while ``answers`` is set."""
 
     def __init__(self, path: Path) -> None:
         self.host = f"unix://{path}"
@@ -27,32 +27,32 @@ class Engine:
         self._start(self._accept)
 
     def close(self) -> None:
-        """Let go of everybody."""
+        """Shut down all connections and join the threads."""
         self.answers.set()
-        for one in list(self._sockets):
+        for connection in list(self._sockets):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in list(self._threads):
             thread.join()
-        for one in self._sockets:
-            one.close()
+        for connection in self._sockets:
+            connection.close()
 
     def _open(self) -> socket.socket:
         self._sockets.append(socket.socket(socket.AF_UNIX))
         return self._sockets[-1]
 
-    def _start(self, work: Callable[..., None], *given: socket.socket) -> None:
-        self._threads.append(threading.Thread(target=work, args=given, daemon=True))
+    def _start(self, work: Callable[..., None], *arguments: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
         self._threads[-1].start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                asking, engine = self._listener.accept()[0], self._open()
-                self._sockets.append(asking)
+                connection, engine = self._listener.accept()[0], self._open()
+                self._sockets.append(connection)
                 engine.connect(self._real.removeprefix("unix://"))
-                self._start(self._pass_on, asking, engine)
-                self._start(self._pass_on, engine, asking)
+                self._start(self._pass_on, connection, engine)
+                self._start(self._pass_on, engine, connection)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):

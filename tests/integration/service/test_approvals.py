@@ -13,13 +13,13 @@ from store.repositories.cycles import set_cycle_state
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.types import Outcome
 from tests.integration.conftest import SEEDED_AT
-from tests.integration.service.conftest import WrittenDown
-from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
+from tests.integration.service.api_server import OPERATOR, READER, expect_refusal, on_tcp, serve_api
+from tests.integration.service.conftest import RecordingLoop
 from tests.unit.store.chain import trajectory
 from traced.api.control import Control
 from traced.config.settings import load_settings
 
-AT = SEEDED_AT
+NOW = SEEDED_AT
 
 
 @pytest.fixture
@@ -28,30 +28,30 @@ def store(seeded_store: Engine) -> Engine:
 
 
 @pytest.fixture
-def control(tmp_path: Path, store: Engine, loop: WrittenDown) -> Control:
-    times = iter(AT + timedelta(minutes=minute) for minute in range(1000))
-    return Control(load_settings(tmp_path), store, loop, lambda: next(times), AT, state="ready")  # type: ignore[arg-type]
+def control(tmp_path: Path, store: Engine, loop: RecordingLoop) -> Control:
+    times = iter(NOW + timedelta(minutes=minute) for minute in range(1000))
+    return Control(load_settings(tmp_path), store, loop, lambda: next(times), NOW, state="ready")  # type: ignore[arg-type]
 
 
 async def test_those_that_wait_come_first_and_the_list_is_bounded(control: Control, path: Path, seeded: Seeded) -> None:
-    async with served(control, path) as client:
-        every = await client.approvals.list()
-        assert [(one.name, one.standing) for one in every] == [
+    async with serve_api(control, path) as client:
+        cases = await client.approvals.list()
+        assert [(case.name, case.standing) for case in cases] == [
             (seeded.waiting, "waiting"),
             (seeded.rejected, "rejected"),
             (seeded.canary, "approved"),
             (seeded.live, "approved"),
         ]
-        assert every[1].decision is not None
-        assert (every[1].decision.who, every[1].decision.reason) == ("ada", "too little for what it costs")
-        assert [one.name for one in await client.approvals.list(limit=1)] == [seeded.waiting]
+        assert cases[1].decision is not None
+        assert (cases[1].decision.who, cases[1].decision.reason) == ("ada", "too little for what it costs")
+        assert [case.name for case in await client.approvals.list(limit=1)] == [seeded.waiting]
 
 
 async def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control, path: Path, seeded: Seeded) -> None:
-    async with served(control, path) as client:
+    async with serve_api(control, path) as client:
         case = await client.approvals.case(seeded.waiting)
         [gate] = case.gates
-        assert [(one.name, one.required) for one in gate.comparisons] == [
+        assert [(comparison.name, comparison.required) for comparison in gate.comparisons] == [
             ("environment", 0.05),
             ("target", 0.0),
             ("untouched", -0.03),
@@ -65,40 +65,40 @@ async def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control,
         assert case.training.last_reward is not None
         assert case.training.first_reward < case.training.last_reward
         assert (case.cycle_id, case.cycle_state, case.decisions) == ("c-0003", "waiting", [])
-        assert {one.on: one.pairs for one in case.changes} == {"environment": 40, "target": 60}
+        assert {change.on: change.pairs for change in case.changes} == {"environment": 40, "target": 60}
         live = await client.approvals.case(seeded.live)
-        assert (live.live, live.decisions[0].who, [one.on for one in live.changes]) == (True, "ada", ["target"])
+        assert (live.live, live.decisions[0].who, [change.on for change in live.changes]) == (True, "ada", ["target"])
         assert (await client.approvals.case(seeded.canary)).trial == "canary"
-        assert (await refused(client.approvals.case("nothing@v1"))).status == 404
+        assert (await expect_refusal(client.approvals.case("nothing@v1"))).status == 404
 
 
 async def test_pairs_are_of_one_task_and_a_failure_of_the_machinery_counts_for_nothing(
     control: Control, path: Path, seeded: Seeded
 ) -> None:
     name = seeded.waiting
-    with write_session(control.store) as opened:
-        of = {"split": "gate", "cycle_id": "c-0003"}
-        broken = {"task_id": "b", "model": name, "reward": 0.0}
+    with write_session(control.store) as session:
+        gate_fields = {"split": "gate", "cycle_id": "c-0003"}
+        failure_fields = {"task_id": "b", "model": name, "reward": 0.0}
         save_trajectories(
-            opened,
+            session,
             [
-                trajectory("a-base", Outcome.SUCCESS, task_id="a", **of),
-                trajectory("a-new", Outcome.FAILURE, task_id="a", model=name, reward=0.0, **of),
-                trajectory("b-base", Outcome.SUCCESS, task_id="b", **of),
-                trajectory("b-new", Outcome.INFRASTRUCTURE, **broken, **of),
-                trajectory("c-new", Outcome.SUCCESS, task_id="c", model=name, **of),
+                trajectory("a-base", Outcome.SUCCESS, task_id="a", **gate_fields),
+                trajectory("a-new", Outcome.FAILURE, task_id="a", model=name, reward=0.0, **gate_fields),
+                trajectory("b-base", Outcome.SUCCESS, task_id="b", **gate_fields),
+                trajectory("b-new", Outcome.INFRASTRUCTURE, **failure_fields, **gate_fields),
+                trajectory("c-new", Outcome.SUCCESS, task_id="c", model=name, **gate_fields),
             ],
         )
-        stored = {one.id: one for one in list_trajectories(opened)}
+        rows = {row.id: row for row in list_trajectories(session)}
 
     async def ask() -> None:
-        async with served(control, path) as client:
+        async with serve_api(control, path) as client:
             case = await client.approvals.case(name)
-            [on_target] = [one for one in case.changes if one.on == "target"]
+            [on_target] = [change for change in case.changes if change.on == "target"]
             assert (on_target.pairs, on_target.infrastructure) == (61, 1)
             assert "a" in on_target.lost_tasks
-            for one in (*case.harmed, *case.improved):
-                base, new = stored[one.base.id], stored[one.adapter.id]
+            for pair in (*case.harmed, *case.improved):
+                base, new = rows[pair.base.id], rows[pair.adapter.id]
                 assert (base.source, base.split, base.task_id, base.trial) == (
                     new.source,
                     new.split,
@@ -106,83 +106,87 @@ async def test_pairs_are_of_one_task_and_a_failure_of_the_machinery_counts_for_n
                     new.trial,
                 )
                 assert (base.model, new.model) == ("base", name)
-                assert one.change == new.reward - base.reward
-            assert [one.change for one in case.harmed] == sorted(one.change for one in case.harmed)
-            assert {one.task_id for one in case.harmed[:2]} >= {"a"}
-            assert not {"b", "c"} & {one.task_id for one in (*case.harmed, *case.improved)}
+                assert pair.change == new.reward - base.reward
+            assert [pair.change for pair in case.harmed] == sorted(pair.change for pair in case.harmed)
+            assert {pair.task_id for pair in case.harmed[:2]} >= {"a"}
+            assert not {"b", "c"} & {pair.task_id for pair in (*case.harmed, *case.improved)}
             assert len(case.improved) == 8
-            read = await client.approvals.episode(name, "a-new")
-            assert (read.model, read.outcome, read.messages[1]["content"]) == (name, "failure", "I am a-new")
-            assert read.messages[0]["content"] == "Be exact. \u2028 \ufffd \x00"
-            foreign = next(one.id for one in stored.values() if one.cycle_id != "c-0003")
+            episode = await client.approvals.episode(name, "a-new")
+            assert (episode.model, episode.outcome, episode.messages[1]["content"]) == (name, "failure", "I am a-new")
+            assert episode.messages[0]["content"] == "Be exact. \u2028 \ufffd \x00"
+            foreign = next(row.id for row in rows.values() if row.cycle_id != "c-0003")
             for unknown in (foreign, "nothing", "no/such"):
-                assert (await refused(client.approvals.episode(name, unknown))).status == 404
+                assert (await expect_refusal(client.approvals.episode(name, unknown))).status == 404
 
     await ask()
 
 
 async def test_the_second_of_two_people_is_told_who_was_first(control: Control, path: Path, seeded: Seeded) -> None:
-    async with on_tcp(control, OPERATOR) as far, served(control, path) as near:
+    async with on_tcp(control, OPERATOR) as far, serve_api(control, path) as near:
         case = await far.approvals.case(seeded.waiting)
         mine = await near.approvals.case(seeded.waiting)
         await near.approvals.reject(mine, "harms refunds")
         for second in (far.approvals.approve(case, "reads well", "immediate"), far.approvals.reject(case, "no")):
-            error = await refused(second)
+            error = await expect_refusal(second)
             assert error.status == 409
             assert error.message.startswith("already decided: ")
             assert error.message.endswith(": harms refunds")
             assert f"rejected {seeded.waiting} on 2026-03-14 at 09:" in error.message
-        assert [one.action for one in await far.audit()] == ["reject"]
+        assert [entry.action for entry in await far.audit()] == ["reject"]
         assert (await far.approvals.case(seeded.waiting)).decisions[0].reason == "harms refunds"
 
 
 async def test_more_episodes_are_asked_for_by_operators_and_once(
-    control: Control, path: Path, seeded: Seeded, loop: WrittenDown
+    control: Control, path: Path, seeded: Seeded, loop: RecordingLoop
 ) -> None:
     async with on_tcp(control, READER) as reader:
         case = await reader.approvals.case(seeded.waiting)
-        assert (await refused(reader.approvals.more_episodes(case, "please"))).status == 403
-        assert (await refused(reader.approvals.reject(case, "please"))).status == 403
-    async with served(control, path) as client:
+        assert (await expect_refusal(reader.approvals.more_episodes(case, "please"))).status == 403
+        assert (await expect_refusal(reader.approvals.reject(case, "please"))).status == 403
+    async with serve_api(control, path) as client:
         done = await client.approvals.more_episodes(case, "too few")
         assert done.detail["asked"]["look"] == 3
         assert "before" in (await client.approvals.more_episodes(case, "me too")).said
-        asked = (await client.approvals.case(seeded.waiting)).asked
-        assert asked is not None
-        assert (asked.look, asked.reason) == (3, "too few")
-        error = await refused(client.approvals.approve(case, "", "immediate"))
+        request = (await client.approvals.case(seeded.waiting)).asked
+        assert request is not None
+        assert (request.look, request.reason) == (3, "too few")
+        error = await expect_refusal(client.approvals.approve(case, "", "immediate"))
         assert "cannot be approved yet" in error.message
         [entry] = await client.audit()
         assert (entry.action, entry.subject, entry.detail["look"]) == ("more-episodes", seeded.waiting, 3)
-        [told] = await client.last_events(kind="more-episodes")
-        assert (told.subject, told.cycle_id, told.detail["reason"]) == (seeded.waiting, "c-0003", "too few")
+        [last_event] = await client.last_events(kind="more-episodes")
+        assert (last_event.subject, last_event.cycle_id, last_event.detail["reason"]) == (
+            seeded.waiting,
+            "c-0003",
+            "too few",
+        )
         await client.approvals.reject(case, "after all")
         assert (await client.approvals.case(seeded.waiting)).asked is None
-    assert loop.asked == ["wake"] * 3
+    assert loop.calls == ["wake"] * 3
 
 
 async def test_no_more_episodes_where_nothing_would_play_them(control: Control, path: Path, seeded: Seeded) -> None:
-    with write_session(control.store) as opened:
-        set_cycle_state(opened, "c-0003", CycleState.CANCELLED, at=AT)
-    async with served(control, path) as client:
+    with write_session(control.store) as session:
+        set_cycle_state(session, "c-0003", CycleState.CANCELLED, at=NOW)
+    async with serve_api(control, path) as client:
         case = await client.approvals.case(seeded.waiting)
-        assert "is cancelled" in (await refused(client.approvals.more_episodes(case, ""))).message
+        assert "is cancelled" in (await expect_refusal(client.approvals.more_episodes(case, ""))).message
 
 
-async def test_an_empty_store_has_none(tmp_path: Path, path: Path, loop: WrittenDown) -> None:
-    made = open_store(sqlite_url(tmp_path / "empty.db"))
-    control = Control(load_settings(tmp_path), made, loop, lambda: AT, AT, state="ready")  # type: ignore[arg-type]
-    async with served(control, path) as client:
+async def test_an_empty_store_has_none(tmp_path: Path, path: Path, loop: RecordingLoop) -> None:
+    empty_store = open_store(sqlite_url(tmp_path / "empty.db"))
+    control = Control(load_settings(tmp_path), empty_store, loop, lambda: NOW, NOW, state="ready")  # type: ignore[arg-type]
+    async with serve_api(control, path) as client:
         assert await client.approvals.list() == []
-    made.dispose()
+    empty_store.dispose()
 
 
 async def test_a_case_reads_no_messages(control: Control, path: Path, seeded: Seeded) -> None:
-    asked: list[str] = []
+    statements: list[str] = []
 
-    event.listen(control.store, "before_cursor_execute", lambda *given: asked.append(given[2]))
-    async with served(control, path) as client:
+    event.listen(control.store, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+    async with serve_api(control, path) as client:
         await client.approvals.list()
         await client.approvals.case(seeded.waiting)
-    assert any("FROM trajectories" in one for one in asked)
-    assert not [one for one in asked if "messages" in one]
+    assert any("FROM trajectories" in statement for statement in statements)
+    assert not [statement for statement in statements if "messages" in statement]

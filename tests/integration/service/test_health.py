@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from sandbox.docker_engine import reap_orphans
 from sandbox.errors import EngineDown
-from tests.integration.service.served import on_tcp, served
+from tests.integration.service.api_server import on_tcp, serve_api
 from traced.api.control import Control
 from traced.api.monitoring import Parts, parts_of
 from traced.client.models import Readiness
@@ -25,7 +25,7 @@ from traced.client.models import Readiness
 
 async def test_a_dead_part_is_named(control: Control, path: Path) -> None:
     parts = parts_of(control).parts
-    async with served(control, path, {name: parts[name] for name in ("service", "store", "disk")}) as client:
+    async with serve_api(control, path, {name: parts[name] for name in ("service", "store", "disk")}) as client:
         well = await client.ready()
         control.state = "draining"
         with locked(control.store):
@@ -36,7 +36,7 @@ async def test_a_dead_part_is_named(control: Control, path: Path) -> None:
 
 @contextmanager
 def locked(store: Engine) -> Iterator[None]:
-    """Somebody else writes, and does not come to an end."""
+    """Hold the store's write lock in another connection."""
     other = sqlite3.connect(str(store.url.database), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     yield
@@ -52,12 +52,12 @@ def test_a_docker_engine_that_hangs_or_is_gone_is_told(
         deaf.bind(str(tmp_path / "docker.sock"))
         deaf.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-        asked = Parts(parts, patience_s=0.3)
-        assert asked().dead == asked().dead == {"docker": "no answer within 0.3 s"}
+        probe = Parts(parts, patience_s=0.3)
+        assert probe().dead == probe().dead == {"docker": "no answer within 0.3 s"}
         monkeypatch.setattr("sandbox.docker_engine.ORPHAN_TIMEOUT_SECONDS", 0.3)
-        with pytest.raises(EngineDown):  # it does not hold up whoever clears away either
+        with pytest.raises(EngineDown):  # removing orphans does not hang either
             reap_orphans("nobody")
-        assert sum(thread.name == "ready docker" for thread in threading.enumerate()) == 1  # not one for each question
+        assert sum(thread.name == "ready docker" for thread in threading.enumerate()) == 1  # not one per request
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     assert "No such file" in Parts(parts)().dead["docker"]
 
@@ -75,22 +75,22 @@ def test_a_full_or_read_only_disk_is_told(control: Control, monkeypatch: pytest.
 
 async def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> None:
     async def ask() -> tuple[str, str]:
-        async with served(control, path) as client:
+        async with serve_api(control, path) as client:
             answer = await client._daemon.ask("GET", "/metrics")
             return answer.headers["content-type"], answer.text
 
     kind, text = await ask()
     assert kind.startswith("text/plain; version=")
-    found = {
+    samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found[("traced_cycles", "running")] == 1
-    assert found[("traced_promotions_total", "live")] == 1
-    assert found[("traced_live_adapters",)] == 1
-    assert (found[("traced_waiting_adapters",)], found[("traced_cycle_running",)]) == (0, 0)
-    assert found[("traced_up_seconds",)] > 0
+    assert samples[("traced_cycles", "running")] == 1
+    assert samples[("traced_promotions_total", "live")] == 1
+    assert samples[("traced_live_adapters",)] == 1
+    assert (samples[("traced_waiting_adapters",)], samples[("traced_cycle_running",)]) == (0, 0)
+    assert samples[("traced_up_seconds",)] > 0
 
 
 async def test_the_api_describes_itself_with_its_token(control: Control) -> None:
@@ -98,14 +98,14 @@ async def test_the_api_describes_itself_with_its_token(control: Control) -> None
         async with on_tcp(control, "") as client:
             return dict((await client._daemon.ask("GET", "/openapi.json")).json())
 
-    told = await ask()
-    assert [scheme["scheme"] for scheme in told["components"]["securitySchemes"].values()] == ["bearer"]
+    schema = await ask()
+    assert [scheme["scheme"] for scheme in schema["components"]["securitySchemes"].values()] == ["bearer"]
     open_ones = {
-        path for path, methods in told["paths"].items() for method in methods.values() if not method.get("security")
+        path for path, methods in schema["paths"].items() for method in methods.values() if not method.get("security")
     }
     assert open_ones == {"/alive", "/ready", "/metrics"}
-    assert told["paths"]["/adapters/{adapter}/approve"]["post"]["requestBody"]["required"]
-    assert all(method["summary"] for methods in told["paths"].values() for method in methods.values())
+    assert schema["paths"]["/adapters/{adapter}/approve"]["post"]["requestBody"]["required"]
+    assert all(method["summary"] for methods in schema["paths"].values() for method in methods.values())
 
 
 async def test_health_and_metrics_need_no_token(control: Control) -> None:

@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 from store.database import write_session
 from store.records import ConversationRoute
 from store.repositories.serving import save_routes
-from tests.integration.service.conftest import WrittenDown
-from tests.integration.service.served import refused, served
+from tests.integration.service.api_server import expect_refusal, serve_api
+from tests.integration.service.conftest import RecordingLoop
 from tests.unit.store.chain import T0
 from traced.api.application import control_api
 from traced.api.auth import local
@@ -21,7 +21,7 @@ from traced.api.control import Control
 from traced.api.monitoring import Parts
 from traced.config.settings import load_settings
 
-KNOWN = {
+VALID_VALUES = {
     "adapter": "date-reasoning@v1",
     "name": "date-reasoning",
     "cycle": "c1",
@@ -69,65 +69,77 @@ BODIES = (
 @pytest.fixture
 def control(on_either: Engine, tmp_path: Path) -> Control:
     settings = load_settings(tmp_path, {"serving.port": 0})
-    return Control(settings, on_either, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
+    return Control(settings, on_either, RecordingLoop(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
 
 
-def described(control: Control) -> dict[str, dict[str, Any]]:
-    """The paths of the API, each with its methods."""
-    found: dict[str, dict[str, Any]] = control_api(control, local, Parts({}), bytes).openapi()["paths"]
-    return found
+def describe_paths(control: Control) -> dict[str, dict[str, Any]]:
+    """Return the paths of the API's OpenAPI description, each with its methods."""
+    paths: dict[str, dict[str, Any]] = control_api(control, local, Parts({}), bytes).openapi()["paths"]
+    return paths
 
 
 def urls(paths: dict[str, dict[str, Any]], method: str) -> Iterator[str]:
-    """Those of a method, with something hostile for each parameter in turn."""
+    """Yield the URLs of a method, with each hostile text for each parameter in turn."""
     for path, methods in paths.items():
-        taken = [one for one in methods.get(method, {}).get("parameters", []) if one["in"] in ("path", "query")]
-        given = {one["name"]: KNOWN.get(one["name"], "x") for one in taken if one["required"]}
-        for hostile in (one["name"] for one in taken):
+        parameters = [
+            parameter
+            for parameter in methods.get(method, {}).get("parameters", [])
+            if parameter["in"] in ("path", "query")
+        ]
+        required = {
+            parameter["name"]: VALID_VALUES.get(parameter["name"], "x")
+            for parameter in parameters
+            if parameter["required"]
+        }
+        for hostile in (parameter["name"] for parameter in parameters):
             for text in TEXTS:
-                values = given | {hostile: text}
-                query = [one["name"] for one in taken if one["in"] == "query" and one["name"] in values]
+                values = required | {hostile: text}
+                query = [
+                    parameter["name"]
+                    for parameter in parameters
+                    if parameter["in"] == "query" and parameter["name"] in values
+                ]
                 yield f"{path.format(**values)}?{'&'.join(f'{name}={values[name]}' for name in query)}"
 
 
 async def wrong(http: httpx.AsyncClient, method: str, url: str, body: str = "") -> str:
-    """What is wrong with the answer; of one that is no refusal only the beginning is looked at."""
-    sent: dict[str, Any] = (
+    """Return what is wrong with the response, or ""; the body of a success is not read, it may be a stream."""
+    options: dict[str, Any] = (
         {"content": body, "headers": {"Content-Type": "application/json"}} if method == "POST" else {}
     )
-    async with http.stream(method, url, **sent) as response:
+    async with http.stream(method, url, **options) as response:
         if response.status_code < 400:
             return ""
-        told = (await response.aread()).decode()
+        text = (await response.aread()).decode()
     if response.status_code < 500:
-        problem = json.loads(told)
+        problem = json.loads(text)
         if problem.keys() == {"type", "message", "hint"} and problem["type"] and problem["message"]:
             return ""
-    return f"{method} {url[:120]} {body[:80]}: {response.status_code} {told[:300]}"
+    return f"{method} {url[:120]} {body[:80]}: {response.status_code} {text[:300]}"
 
 
 async def faults(control: Control, path: Path, calls: Iterable[tuple[str, ...]]) -> list[str]:
-    async with served(control, path) as client:
+    async with serve_api(control, path) as client:
         return [fault for call in calls if (fault := await wrong(client._daemon._http, *call))]
 
 
 async def test_whatever_is_looked_for_is_shown_or_refused_in_words(control: Control, path: Path) -> None:
-    calls = [("GET", url) for url in urls(described(control), "get")]
+    calls = [("GET", url) for url in urls(describe_paths(control), "get")]
     assert len(calls) > 500
     assert await faults(control, path, calls) == []
 
 
 async def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, path: Path) -> None:
-    paths = {name: methods for name, methods in described(control).items() if "post" in methods}
+    paths = {name: methods for name, methods in describe_paths(control).items() if "post" in methods}
     calls = [("POST", url, '{"seed": 1}') for url in urls(paths, "post")]
     unknown = dict.fromkeys(("cycle_id", "environment", "episode", "parked_id"), "x")
-    calls += [("POST", name.format(**KNOWN, **unknown), body) for name in paths for body in BODIES]
+    calls += [("POST", name.format(**VALID_VALUES, **unknown), body) for name in paths for body in BODIES]
     assert len(calls) > 200
     assert await faults(control, path, calls) == []
 
 
 @pytest.mark.parametrize(
-    ("call", "status", "said"),
+    ("call", "status", "fragment"),
     [
         (("GET", "/nothing/here"), 404, "GET /nothing/here: Not Found"),
         (("GET", "/"), 404, "GET /: Not Found"),
@@ -141,25 +153,25 @@ async def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, pa
     ],
 )
 async def test_what_there_is_not_says_what_to_ask_for(
-    seeded_store: Engine, path: Path, call: tuple[str, str], status: int, said: str
+    seeded_store: Engine, path: Path, call: tuple[str, str], status: int, fragment: str
 ) -> None:
     settings = load_settings(path.parent, {"serving.port": 0})
-    control = Control(settings, seeded_store, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
-    async with served(control, path) as client:
+    control = Control(settings, seeded_store, RecordingLoop(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
+    async with serve_api(control, path) as client:
         answer = await client._daemon._http.request(*call)
-    told = answer.json()
-    assert (answer.status_code, told.keys()) == (status, {"type", "message", "hint"})
-    assert said in told["message"]
-    assert told["hint"]
+    problem = answer.json()
+    assert (answer.status_code, problem.keys()) == (status, {"type", "message", "hint"})
+    assert fragment in problem["message"]
+    assert problem["hint"]
     assert status != 405 or answer.headers["Allow"] == "GET"
 
 
 async def test_a_cursor_of_the_other_database_is_none(control: Control, path: Path) -> None:
-    with write_session(control.store) as opened:
-        save_routes(opened, [ConversationRoute(f"c\n{number}", "base", {}, 0.1, "", T0) for number in range(3)])
-    async with served(control, path) as client:
+    with write_session(control.store) as session:
+        save_routes(session, [ConversationRoute(f"c\n{number}", "base", {}, 0.1, "", T0) for number in range(3)])
+    async with serve_api(control, path) as client:
         page = await client.serving.decisions(limit=2)
         assert page.next is not None
         assert len((await client.serving.decisions(before=page.next)).decisions) == 2
         of_the_other = f"{T0.isoformat()} c-1" if page.next.isdigit() else "1"
-        assert (await refused(client.serving.decisions(before=of_the_other))).status == 404
+        assert (await expect_refusal(client.serving.decisions(before=of_the_other))).status == 404

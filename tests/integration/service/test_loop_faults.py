@@ -23,8 +23,8 @@ from traced.maintenance.orphans import sweep
 from traced.processes.job import Report, ReportKind
 
 ADA = Caller("ada", "local")
-ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
-WAITING = (CycleState.WAITING, *ENDED)
+END_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
+WAITING = (CycleState.WAITING, *END_STATES)
 
 
 async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(place: Place) -> None:
@@ -39,11 +39,13 @@ async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_m
     assert "nowhere" in view.cannot_begin
     assert view.asked_for == "requested by ada"
     place.loop.settings = settings
-    await place.until(*WAITING)
+    await place.run_until(*WAITING)
     assert place.control.status().target.cannot_begin == ""
-    with read_session(place.store) as opened:
-        told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
-    assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
+    with read_session(place.store) as session:
+        notices = due_notices(session, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
+    assert [notice.body["subject"] for notice in notices if notice.body["kind"] == "trouble"] == [
+        "the beginning of a cycle"
+    ]
 
 
 def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks_and_does_not_begin(
@@ -62,11 +64,11 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
 
 
 async def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:
-    present = place.loop.live_state
+    live_state = place.loop.live_state
     stage = f"train {place.scripted.capabilities[0]}"
 
     def holds(kind: str) -> dict[str, dict[str, object]]:
-        return {event.subject: event.detail for event in present.of(kind)}
+        return {event.subject: event.detail for event in live_state.of(kind)}
 
     async def look() -> None:
         assert stage in holds(ACTIVITY)[ACTIVITY]["stages"]  # type: ignore[operator]
@@ -77,7 +79,7 @@ async def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place
         place.loop._on_report(stage, waiting_report(5.0, "Docker", FOR_DEVICE))
 
     place.control.start(ADA, Reason())
-    await place.stopped_at(stage, look)
+    await place.stop_at(stage, look)
     assert (holds(ACTIVITY), holds(WAITS)) == ({ACTIVITY: {"stages": []}}, {})
 
 
@@ -85,21 +87,21 @@ async def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("traced.daemon.loop.POLL_S", 0.01)
-    tidying, go, beats = threading.Event(), threading.Event(), list[int]()
+    tidying, release, beats = threading.Event(), threading.Event(), list[int]()
 
     def tidy() -> None:
         tidying.set()
-        go.wait(20)
+        release.wait(20)
         raise OSError("the engine hangs")
 
     draining = asyncio.Event()
 
     def beat() -> None:
-        if tidying.is_set() and not go.is_set():
+        if tidying.is_set() and not release.is_set():
             beats.append(1)
         if len(beats) == 5:
-            go.set()
-        if go.is_set() and place.loop.running is None:
+            release.set()
+        if release.is_set() and place.loop.running is None:
             draining.set()
 
     place.loop.tidy, place.loop.beat = tidy, beat
@@ -110,19 +112,19 @@ async def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect
 
 
 async def test_who_asks_twice_to_stop_does_not_cut_the_safe_point_short(place: Place) -> None:
-    reached: list[str] = []
+    steps: list[str] = []
 
     async def work() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
-            reached.append("checkpoint")
+            steps.append("checkpoint")
 
     place.loop.running, place.loop._cycle_task = "c", asyncio.ensure_future(work())
     await asyncio.sleep(0)
     await asyncio.gather(place.loop.stop_cycle("c"), place.loop.stop_cycle("c"))
-    assert reached == ["checkpoint"]
+    assert steps == ["checkpoint"]
 
 
 async def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,11 +138,11 @@ async def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: p
 
 async def test_what_a_cancelled_stage_left_half_written_goes_at_once(place: Place) -> None:
     staging = [place.data_dir / "adapters/.staging-1", place.data_dir / "runs/c/.x.partial"]
-    whole = place.data_dir / "runs/c/x"
-    for folder in (*staging, whole):
+    run_folder = place.data_dir / "runs/c/x"
+    for folder in (*staging, run_folder):
         folder.mkdir(parents=True)
     (place.data_dir / "adapters/.lock").touch()
     place.loop.tidy = lambda: sweep(place.data_dir, place.store, is_alive, now=datetime.now(UTC), owner="nobody")
     place.control.start(ADA, Reason())
-    await place.stopped_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
-    assert [folder.exists() for folder in (*staging, whole)] == [False, False, True]
+    await place.stop_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
+    assert [folder.exists() for folder in (*staging, run_folder)] == [False, False, True]

@@ -12,8 +12,8 @@ from benchmarks.seeded import seed_store
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.llm_replies import save_reply
 from tests.integration.gateway.place import running_gateway
-from tests.integration.service.conftest import WrittenDown
-from tests.integration.service.served import served
+from tests.integration.service.api_server import serve_api
+from tests.integration.service.conftest import RecordingLoop
 from tests.unit.store.chain import REPLY
 from tests.waiting import eventually_async
 from traced.api.control import Control
@@ -23,44 +23,46 @@ from traced.client.transport import RequestRefused
 from traced.config.settings import load_settings
 from traced.daemon.live_state import Beginnings
 
-AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+NOW = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 
 
 @pytest.fixture
 def seeded(tmp_path: Path) -> Control:
     store = open_store(sqlite_url(tmp_path / "seeded.db"))
-    seed_store(store, tmp_path, AT)
+    seed_store(store, tmp_path, NOW)
     settings = load_settings(tmp_path, {"serving.port": 0})
-    return Control(settings, store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
+    return Control(settings, store, RecordingLoop(), lambda: NOW, NOW, state="ready")  # type: ignore[arg-type]
 
 
 async def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -> None:
-    async with served(seeded, path) as client:
+    async with serve_api(seeded, path) as client:
         rates = await client.overview.rates()
-        assert [(one.cycle_id, one.base, one.tasks) for one in rates.cycles] == [
+        assert [(cycle.cycle_id, cycle.base, cycle.tasks) for cycle in rates.cycles] == [
             ("c-0001", 0.4, 100),
             ("c-0002", pytest.approx(0.47), 100),
         ]
         health = await client.overview.health()
         assert health.router.state == "unknown"
         outcomes = health.traffic.outcomes
-        judged = sum(one.judged for one in rates.days)
-        assert judged <= outcomes["success"] + outcomes["failure"] <= judged + health.traffic.unsettled
-        assert rates.days == sorted(rates.days, key=lambda one: one.day)
+        judged_count = sum(day.judged for day in rates.days)
+        assert judged_count <= outcomes["success"] + outcomes["failure"] <= judged_count + health.traffic.unsettled
+        assert rates.days == sorted(rates.days, key=lambda day: day.day)
         assert rates.days[-1].day <= date(2026, 3, 14)
         assert not rates.partial
 
 
 async def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_it(seeded: Control, path: Path) -> None:
-    made = replace(REPLY, cycle_id="c-0003", prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
-    told = [("analyze", "", False), ("synthesize", "dates", True), ("synthesize", "names", False)]
-    with write_session(seeded.store) as opened:
-        for number, (stage, capability, about) in enumerate(told):
-            asked = replace(made, key=f"{number:064}", stage=stage, capability=capability, estimated=about)
-            save_reply(opened, asked)
-    async with served(seeded, path) as client:
-        newest, *others = (await client.status()).cycles
-        assert newest.costs == [
+    reply = replace(REPLY, cycle_id="c-0003", prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
+    stages = [("analyze", "", False), ("synthesize", "dates", True), ("synthesize", "names", False)]
+    with write_session(seeded.store) as session:
+        for number, (stage, capability, is_estimated) in enumerate(stages):
+            stage_reply = replace(
+                reply, key=f"{number:064}", stage=stage, capability=capability, estimated=is_estimated
+            )
+            save_reply(session, stage_reply)
+    async with serve_api(seeded, path) as client:
+        latest_cycle, *older_cycles = (await client.status()).cycles
+        assert latest_cycle.costs == [
             CostView(
                 stage="analyze",
                 calls=1,
@@ -80,72 +82,72 @@ async def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_i
                 estimated=1,
             ),
         ]
-        assert (await client.cycle("c-0003")).costs == newest.costs
-        assert [one.costs for one in others] == [[]] * len(others)
+        assert (await client.cycle("c-0003")).costs == latest_cycle.costs
+        assert [cycle.costs for cycle in older_cycles] == [[]] * len(older_cycles)
 
 
 async def test_any_cycle_is_told_by_its_id(seeded: Control, path: Path) -> None:
-    async with served(seeded, path) as client:
-        every = await client.cycles()
-        assert [await client.cycle(one.id) for one in every] == every
+    async with serve_api(seeded, path) as client:
+        cycles = await client.cycles()
+        assert [await client.cycle(cycle.id) for cycle in cycles] == cycles
         for unknown in ("c-0009", "c-0001/cancel", "../status"):
-            with pytest.raises(RequestRefused, match="there is no cycle") as refused:
+            with pytest.raises(RequestRefused, match="there is no cycle") as raised:
                 await client.cycle(unknown)
-            assert refused.value.status == 404
+            assert raised.value.status == 404
 
 
 async def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path: Path) -> None:
-    looks: list[datetime] = []
+    call_times: list[datetime] = []
 
     def look(leases: object, section: object, now: datetime) -> Devices:
-        looks.append(now)
+        call_times.append(now)
         return Devices(devices=[], leases=[], problems=["none here"])
 
     seeded = replace(seeded, survey_devices=look)
 
     async def watch() -> None:
-        async with served(seeded, path) as client:
-            async with aclosing(client.listen()) as told:
-                await anext(told)
-            assert (looks, seeded.watch.at_work) == ([], False)
-            async with aclosing(client.listen(10**6, present=True)) as told:
-                seen = await first(told, DEVICES)
-                assert Devices.model_validate(seen.detail).problems == ["none here"]
+        async with serve_api(seeded, path) as client:
+            async with aclosing(client.listen()) as stream:
+                await anext(stream)
+            assert (call_times, seeded.watch.at_work) == ([], False)
+            async with aclosing(client.listen(10**6, present=True)) as stream:
+                event = await first(stream, DEVICES)
+                assert Devices.model_validate(event.detail).problems == ["none here"]
                 assert seeded.watch.at_work
             await eventually_async(lambda: not seeded.watch.at_work)
             assert seeded.present.of(DEVICES) == []
 
     await asyncio.wait_for(watch(), 20)
-    assert looks
+    assert call_times
 
 
-async def first(told: object, kind: str) -> EventView:
-    async for event in told:  # type: ignore[attr-defined]
+async def first(stream: object, kind: str) -> EventView:
+    async for event in stream:  # type: ignore[attr-defined]
         if event.kind == kind:
             return event
     raise AssertionError("the stream has ended")
 
 
 def test_a_phase_is_known_by_when_it_was_first_heard_of() -> None:
-    known, later = Beginnings(), AT + timedelta(minutes=2)
-    begun = {"since": AT.isoformat(), "done_then": 3}
-    assert known.with_start("train x", AT, {"phase": "a", "done": 3}) == {"phase": "a", "done": 3, **begun}
-    assert known.with_start("train x", later, {"phase": "a", "done": 9})["since"] == AT.isoformat()
-    assert known.with_start("train x", later, {"phase": "b", "done": 0})["since"] == later.isoformat()
-    assert known.with_start("train x", later, {"phase": "a", "done": 1})["done_then"] == 1  # it began anew
-    known.forget("train x")
-    assert known.with_start("train x", later, {"phase": "b", "done": 5})["done_then"] == 5
-    known.forget()
-    assert known.with_start("train x", AT, {"phase": "b", "done": 6})["since"] == AT.isoformat()
+    beginnings, later = Beginnings(), NOW + timedelta(minutes=2)
+    start_fields = {"since": NOW.isoformat(), "done_then": 3}
+    assert beginnings.with_start("train x", NOW, {"phase": "a", "done": 3}) == {"phase": "a", "done": 3, **start_fields}
+    assert beginnings.with_start("train x", later, {"phase": "a", "done": 9})["since"] == NOW.isoformat()
+    assert beginnings.with_start("train x", later, {"phase": "b", "done": 0})["since"] == later.isoformat()
+    assert beginnings.with_start("train x", later, {"phase": "a", "done": 1})["done_then"] == 1  # restarted
+    beginnings.forget("train x")
+    assert beginnings.with_start("train x", later, {"phase": "b", "done": 5})["done_then"] == 5
+    beginnings.forget()
+    assert beginnings.with_start("train x", NOW, {"phase": "b", "done": 6})["since"] == NOW.isoformat()
 
 
 async def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_engines(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as running:
         port = int(running.url.rpartition(":")[2])
         section = running.settings.serving.model_copy(update={"port": port, "host": "0.0.0.0"})
-        found = await asyncio.to_thread(router_health, section)
-        assert (found.state, found.trouble) == ("ready", "")
-        assert list(found.engines.values()) == ["ok"]
-    gone = await asyncio.to_thread(router_health, section)
-    assert (gone.state, gone.engines) == ("away", {})
-    assert gone.trouble
+        health = await asyncio.to_thread(router_health, section)
+        assert (health.state, health.trouble) == ("ready", "")
+        assert list(health.engines.values()) == ["ok"]
+    health_after_stop = await asyncio.to_thread(router_health, section)
+    assert (health_after_stop.state, health_after_stop.engines) == ("away", {})
+    assert health_after_stop.trouble

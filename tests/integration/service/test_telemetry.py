@@ -32,7 +32,7 @@ telemetry.end()
 
 @dataclass
 class Collector:
-    """What has arrived; ``status`` is what it answers."""
+    """Received spans and resources; ``status`` is the HTTP status of each response."""
 
     url: str = ""
     status: int = 200
@@ -49,18 +49,18 @@ def attributes(pairs: Any) -> dict[str, Any]:
 def collector() -> Iterator[Collector]:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    seen = Collector()
+    trace_collector = Collector()
 
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            seen.paths.add(self.path)
+            trace_collector.paths.add(self.path)
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                seen.resources.append(attributes(resource.resource.attributes))
-                seen.spans |= {one.name: one for scope in resource.scope_spans for one in scope.spans}
-            self.send_response(seen.status)
+                trace_collector.resources.append(attributes(resource.resource.attributes))
+                trace_collector.spans |= {span.name: span for scope in resource.scope_spans for span in scope.spans}
+            self.send_response(trace_collector.status)
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -69,8 +69,8 @@ def collector() -> Iterator[Collector]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    seen.url = f"http://127.0.0.1:{server.server_port}"
-    yield seen
+    trace_collector.url = f"http://127.0.0.1:{server.server_port}"
+    yield trace_collector
     telemetry.end()
     server.shutdown()
     thread.join()
@@ -87,8 +87,8 @@ def test_an_episode_is_told_by_the_genai_conventions(collector: Collector) -> No
     episode, stage = collector.spans["invoke_agent counting"], collector.spans["traced.stage"]
     assert (episode.trace_id, episode.parent_span_id) == (stage.trace_id, stage.span_id)
     assert attributes(stage.attributes) == {"traced.stage": "collect"}
-    told = attributes(episode.attributes)
-    assert told == {
+    span_attributes = attributes(episode.attributes)
+    assert span_attributes == {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": "traced",
         "gen_ai.agent.name": "counting",
@@ -121,18 +121,18 @@ def test_a_child_continues_the_trace(collector: Collector, monkeypatch: pytest.M
 async def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[Job] = []
 
-    async def settled(executor: object, job: Job, ledger: object, on_report: object) -> dict[str, Any]:
+    async def run_job(executor: object, job: Job, ledger: object, on_report: object) -> dict[str, Any]:
         jobs.append(job)
         return {"value": None}
 
-    monkeypatch.setattr(stages_module, "run_until_settled", settled)
+    monkeypatch.setattr(stages_module, "run_until_settled", run_job)
     monkeypatch.setattr(stages_module, "limits", lambda settings: None)
     context: Any = SimpleNamespace(settings=SimpleNamespace(data_dir="d"), sandbox_owner="nobody in these tests")
     unused: Any = None
-    stations = ChildStageRunner(context, CYCLE, {}, unused, unused, lambda stage, told: None, DevicesSection)
-    await stations.run("synthesize", "dates", 0, capability="dates")
+    runner = ChildStageRunner(context, CYCLE, {}, unused, unused, lambda stage, report: None, DevicesSection)
+    await runner.run("synthesize", "dates", 0, capability="dates")
     telemetry.begin(collector.url)
-    await stations.run("synthesize", "dates", 0, capability="dates")
+    await runner.run("synthesize", "dates", 0, capability="dates")
     telemetry.end()
     stage = collector.spans["traced.stage"]
     assert jobs[0].variables == {}
@@ -153,11 +153,11 @@ def test_a_failure_marks_its_span(collector: Collector) -> None:
 @pytest.mark.parametrize("status", [0, 400, 503])
 def test_a_collector_that_fails_disturbs_nothing(collector: Collector, status: int) -> None:
     collector.status = status
-    telemetry.begin(collector.url if status else "http://127.0.0.1:9")  # nobody listens there
+    telemetry.begin(collector.url if status else "http://127.0.0.1:9")  # no server on this port
     [trajectory] = run()
-    begun = time.monotonic()
+    start = time.monotonic()
     telemetry.end()
-    assert time.monotonic() - begun < telemetry.SHUTDOWN_TIMEOUT_S + 5
+    assert time.monotonic() - start < telemetry.SHUTDOWN_TIMEOUT_S + 5
     assert trajectory.turns
 
 

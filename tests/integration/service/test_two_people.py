@@ -16,37 +16,37 @@ from traced.core.errors import TracedError
 from traced.registry import decisions
 from traced.registry.decisions import Action
 
-WHEN = SEEDED_AT + timedelta(hours=1)
+NOW = SEEDED_AT + timedelta(hours=1)
 
 
 def test_of_an_approval_and_a_rejection_at_once_one_counts(tmp_path: Path, url: str) -> None:
     store = open_store(url)
     adapter = seed_store(store, tmp_path, SEEDED_AT).waiting
-    refused: list[TracedError | StoreError] = []
+    errors: list[TracedError | StoreError] = []
 
     def reject() -> None:
         try:
-            with write_session(store) as opened:
-                decisions.reject(opened, Action("bob", "local", WHEN), adapter)
+            with write_session(store) as session:
+                decisions.reject(session, Action("bob", "local", NOW), adapter)
         except (TracedError, StoreError) as error:
-            refused.append(error)
+            errors.append(error)
 
-    def approve_slowly(opened: Session) -> threading.Thread:
-        decisions.approve(opened, Action("ann", "local", WHEN), adapter)
+    def approve_slowly(session: Session) -> threading.Thread:
+        decisions.approve(session, Action("ann", "local", NOW), adapter)
         second = threading.Thread(target=reject)
         second.start()
         second.join(1.0)
-        assert second.is_alive()  # it waits for the first to be over
+        assert second.is_alive()  # it waits for the first transaction
         return second
 
-    with write_session(store) as opened:
-        second = approve_slowly(opened)
+    with write_session(store) as session:
+        second = approve_slowly(session)
     second.join(30)
     assert not second.is_alive()
-    with write_session(store) as opened:
-        made = [one.who for one in list_approvals(opened, adapter)]
-        noted = [(one.who, one.action) for one in list_audit(opened, subject=adapter)]
+    with write_session(store) as session:
+        approvers = [approval.who for approval in list_approvals(session, adapter)]
+        entries = [(entry.who, entry.action) for entry in list_audit(session, subject=adapter)]
     store.dispose()
-    assert made == ["ann"]
-    assert noted == [("ann", "approve")]
-    assert len(refused) == 1
+    assert approvers == ["ann"]
+    assert entries == [("ann", "approve")]
+    assert len(errors) == 1

@@ -18,8 +18,8 @@ from traced.maintenance.prune import Pruned
 BERLIN = ZoneInfo("Europe/Berlin")
 
 
-class Enough(Exception):
-    """Ends a test's endless watch."""
+class EndOfTest(Exception):
+    """Ends the endless loop of ``keep_up`` in a test."""
 
 
 def utc(day: int, hour: int, minute: int = 0, month: int = 6) -> datetime:
@@ -27,7 +27,7 @@ def utc(day: int, hour: int, minute: int = 0, month: int = 6) -> datetime:
 
 
 @pytest.mark.parametrize(
-    ("last", "now", "due"),
+    ("last", "now", "expected"),
     [
         (utc(1, 12), utc(2, 1, 29), False),  # 03:29 in Berlin
         (utc(1, 12), utc(2, 1, 30), True),
@@ -39,8 +39,8 @@ def utc(day: int, hour: int, minute: int = 0, month: int = 6) -> datetime:
         (utc(24, 12, month=10), utc(25, 2, 30, month=10), True),
     ],
 )
-def test_it_is_due_once_the_clock_has_shown_the_time(last: datetime, now: datetime, due: bool) -> None:
-    assert is_due("03:30", last, now, BERLIN) is due
+def test_it_is_due_once_the_clock_has_shown_the_time(last: datetime, now: datetime, expected: bool) -> None:
+    assert is_due("03:30", last, now, BERLIN) is expected
     assert not is_due("", last, now, BERLIN)
 
 
@@ -56,27 +56,29 @@ def daily(control: Control, tmp_path: Path) -> Control:
     return control
 
 
-def told(control: Control) -> list[tuple[str, dict[str, object]]]:
+def upkeep_events(control: Control) -> list[tuple[str, dict[str, object]]]:
     return [(event.subject, event.detail) for event in control.events(0, 100) if event.kind == "upkeep"]
 
 
 def test_what_it_did_is_an_event_once_a_day(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = [
+    pruned = [
         Pruned("events", 3, 0),
         Pruned("run folders", 1, 500),
         Pruned("logs", 0, 0),
         Pruned("containers", 0, 0, [], "-"),
     ]
-    monkeypatch.setattr(traced.app.service, "prune", lambda *_, **__: gone)
+    monkeypatch.setattr(traced.app.service, "prune", lambda *_, **__: pruned)
     last = upkeep_if_due(daily, T0)  # the clock shows a day later
     assert last > T0
     assert upkeep_if_due(daily, last) == last
-    assert told(daily) == [("prune", {"pruned": {"events": 3, "run folders": 1}, "bytes": 500, "notes": ["-"]})]
+    assert upkeep_events(daily) == [
+        ("prune", {"pruned": {"events": 3, "run folders": 1}, "bytes": 500, "notes": ["-"]})
+    ]
 
 
 def test_it_is_off_unless_asked_for(control: Control) -> None:
     assert upkeep_if_due(control, T0 - timedelta(days=99)) == T0 - timedelta(days=99)
-    assert told(control) == []
+    assert upkeep_events(control) == []
 
 
 def test_a_failure_is_told_and_not_repeated_before_the_next_day(
@@ -88,26 +90,26 @@ def test_a_failure_is_told_and_not_repeated_before_the_next_day(
     monkeypatch.setattr(traced.app.service, "prune", fail)
     last = upkeep_if_due(daily, T0)
     assert upkeep_if_due(daily, last) == last
-    assert told(daily) == [("prune", {"failed": "OSError: [Errno 28] No space left on device"})]
+    assert upkeep_events(daily) == [("prune", {"failed": "OSError: [Errno 28] No space left on device"})]
 
 
 async def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[datetime] = []
+    calls: list[datetime] = []
 
     def look(control: Control, last: datetime) -> datetime:
-        looks.append(last)
-        if len(looks) == 2:
+        calls.append(last)
+        if len(calls) == 2:
             raise StoreUnavailable("gone")
-        if len(looks) == 4:
-            raise Enough
+        if len(calls) == 4:
+            raise EndOfTest
         return last + timedelta(days=1)
 
     monkeypatch.setattr(traced.app.service, "upkeep_if_due", look)
     monkeypatch.setattr(traced.app.service, "POLL_S", 0.01)
 
-    with pytest.raises(Enough):
+    with pytest.raises(EndOfTest):
         await keep_up(daily)
-    assert looks == [T0, T0 + timedelta(days=1), T0 + timedelta(days=1), T0 + timedelta(days=2)]
+    assert calls == [T0, T0 + timedelta(days=1), T0 + timedelta(days=1), T0 + timedelta(days=2)]
 
 
 def test_a_restart_knows_the_last_time(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:

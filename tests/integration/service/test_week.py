@@ -25,7 +25,7 @@ from traced.registry import decisions
 
 ADA = Caller("ada", "local")
 HOURS = 7 * 24
-SETTLED = 2 * 24  # after two days everything that retention lets go has begun to go
+STEADY_STATE_HOURS = 2 * 24  # after two days retention deletes rows of every kind
 RETENTION = "[retention]\nkeep_cycles = 3\n" + "".join(
     f"{name}_days = 1\n" for name in ("turns", "trajectories", "checkpoints", "runs", "logs", "events")
 )
@@ -41,9 +41,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def rows(place: Place) -> dict[str, int]:
-    with read_session(place.store) as opened:
+    with read_session(place.store) as session:
         tables = Row.metadata.sorted_tables
-        return {table.name: opened.execute(select(func.count()).select_from(table)).scalar_one() for table in tables}
+        return {table.name: session.execute(select(func.count()).select_from(table)).scalar_one() for table in tables}
 
 
 def files(place: Place, folder: str) -> int:
@@ -51,33 +51,33 @@ def files(place: Place, folder: str) -> int:
 
 
 async def hour(place: Place) -> None:
-    """One cycle, with a person who approves it."""
+    """Run one cycle, approve its adapters and advance the clock by an hour."""
     place.control.start(ADA, Reason(reason="every hour"))
-    waiting = await place.until(CycleState.WAITING)
+    waiting = await place.run_until(CycleState.WAITING)
     for adapter in place.control.status().waiting:
         place.control.decide(ADA, Reason(reason="good"), partial(decisions.approve, adapter=adapter))
-    assert (await place.until(CycleState.FINISHED)).id == waiting.id
+    assert (await place.run_until(CycleState.FINISHED)).id == waiting.id
     place.days += 1 / 24
 
 
 @pytest.mark.timeout(900)
 async def test_a_week_of_cycles_stays_bounded(place: Place) -> None:
     me, settings = psutil.Process(os.getpid()), load_settings(place.data_dir)
-    seen: list[tuple[dict[str, int], int, int, int]] = []
+    samples: list[tuple[dict[str, int], int, int, int]] = []
     for number in range(HOURS):
         await hour(place)
         if number % 24 == 23:
             prune(settings, place.store, now=place.now(), owner="nobody in these tests")
             size = (place.data_dir / "checkpoints.db").stat().st_size
-            seen.append((rows(place), me.num_fds(), me.memory_info().rss, size))
-            place.scripted.ran.clear()
-    (early, handles, memory, steps), (late, handles_late, memory_late, steps_late) = seen[2], seen[-1]
-    days = len(seen) - 3
+            samples.append((rows(place), me.num_fds(), me.memory_info().rss, size))
+            place.scripted.stage_runs.clear()
+    (early_rows, handles, memory, steps), (late_rows, handles_late, memory_late, steps_late) = samples[2], samples[-1]
+    days = len(samples) - 3
     assert handles_late <= handles
     assert memory_late - memory < 16 * MB
     assert steps_late <= 1.5 * steps
-    assert late["events"] <= early["events"] + 10
-    growth = {name: (late[name] - early[name]) / (24 * days) for name in late}
+    assert late_rows["events"] <= early_rows["events"] + 10
+    growth = {name: (late_rows[name] - early_rows[name]) / (24 * days) for name in late_rows}
     assert max(growth.values()) <= 24, growth  # rows of evidence a cycle
     assert sum(growth.values()) <= 60, growth
     assert files(place, "runs") <= 3 * 40 + 24 * 2 * 4

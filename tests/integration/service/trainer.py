@@ -1,7 +1,7 @@
-"""A training as a child process, which says what happens to it by files in its run's folder.
+"""A simulated training in a child process that reports its progress by files in its run's folder.
 
-``begun``: its run is in the store. Asked to pause it says ``asked``, and leaves its ``checkpoint`` once the test lets
-it (``go``); where ``last`` lies there it ends by itself instead. ``cut short``: it was stopped before that.
+``begun``: the run is in the store. ``asked``: a pause was requested. Once the test writes ``go``, the training writes
+``checkpoint``, or finishes if the test has written ``last``. ``cut short``: it was interrupted before that.
 """
 
 import sys
@@ -17,7 +17,8 @@ from traced.processes.child import Reporter, run_child
 from traced.training.errors import TrainingPaused
 from traced.training.job import PAUSE, folder_of_run
 
-BEGUN, ASKED, GO, LAST, CHECKPOINT, CUT_SHORT = "begun", "asked", "go", "last", "checkpoint", "cut short"
+STARTED, PAUSE_REQUESTED, RELEASE = "begun", "asked", "go"
+LAST, CHECKPOINT, CUT_SHORT = "last", "checkpoint", "cut short"
 
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -26,19 +27,19 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     store = open_store(sqlite_url(Path(data_dir) / "traced.db"))
 
     def note(state: RunState) -> None:
-        with write_session(store) as opened:
-            set_training_state(opened, run, state, at=T0)
+        with write_session(store) as session:
+            set_training_state(session, run, state, at=T0)
 
-    with write_session(store) as opened:
-        begun = TrainingRun(run, cycle, capability, environment, "m", 0, {}, RunState.RUNNING, T0)
-        save_training_run(opened, begun)
+    with write_session(store) as session:
+        training_run = TrainingRun(run, cycle, capability, environment, "m", 0, {}, RunState.RUNNING, T0)
+        save_training_run(session, training_run)
     note(RunState.RUNNING)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / BEGUN).touch()
+        (folder / STARTED).touch()
         _wait_for(folder / PAUSE)
-        (folder / ASKED).touch()
-        _wait_for(folder / GO)
+        (folder / PAUSE_REQUESTED).touch()
+        _wait_for(folder / RELEASE)
         if (folder / LAST).exists():
             note(RunState.FINISHED)
             return {"value": f"{capability}@v1"}

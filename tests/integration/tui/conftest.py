@@ -15,9 +15,9 @@ from benchmarks.seeded import Seeded
 from store.database import open_store, sqlite_url
 from store.repositories.leases import Lease
 from tests.integration.conftest import SEEDED_AT
-from tests.integration.service.conftest import WrittenDown
-from tests.integration.service.served import served
-from tests.integration.tui.screens import until
+from tests.integration.service.api_server import serve_api
+from tests.integration.service.conftest import RecordingLoop
+from tests.integration.tui.screens import wait_until
 from traced.api.control import Control
 from traced.api.episodes import Episodes
 from traced.client import Client
@@ -28,27 +28,27 @@ from traced.daemon.live_state import LiveState
 from tui.app import TracedApp
 from tui.connection import Address
 
-AT = SEEDED_AT
+NOW = SEEDED_AT
 
 
 def two_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
-    """A GPU and the processors, which do the same on every machine that the tests run on."""
-    held = {lease.device: LeaseView(**vars(lease)) for lease in leases}
+    """Return a fixed survey of one GPU and the CPU, the same on every test machine."""
+    lease_views = {lease.device: LeaseView(**vars(lease)) for lease in leases}
     common = {"foreign": [], "mig": "none"}
     gpu = {"id": "GPU-5f2c9a1e", "kind": "cuda", "name": "NVIDIA L4", "memory_total": 24 * 2**30, **common}
     cpu = {"id": "cpu", "kind": "cpu", "name": "x86_64, 8 cores", "memory_total": 32 * 2**30, **common}
     busy = {"memory_used": 17 * 2**30, "utilisation": 0.86, "idle": False, "why_not": ["utilisation 86 % is over 25 %"]}
     rest = {"memory_used": 6 * 2**30, "utilisation": 0.12, "idle": True, "why_not": []}
-    seen: list[dict[str, Any]] = [
-        gpu | busy | {"lease": held.get("GPU-5f2c9a1e")},
-        cpu | rest | {"lease": held.get("cpu")},
+    devices: list[dict[str, Any]] = [
+        gpu | busy | {"lease": lease_views.get("GPU-5f2c9a1e")},
+        cpu | rest | {"lease": lease_views.get("cpu")},
     ]
-    return Devices(devices=[DeviceView(**one) for one in seen], leases=list(held.values()), problems=[])
+    return Devices(devices=[DeviceView(**device) for device in devices], leases=list(lease_views.values()), problems=[])
 
 
 @dataclass
-class Running:
-    """The app on a screen of some size, a client of the same daemon, and what is in its store."""
+class RunningApp:
+    """The running app with its pilot, a client of the same daemon, and the seeded contents of its store."""
 
     app: TracedApp
     pilot: Pilot[None]
@@ -57,13 +57,13 @@ class Running:
     seeded: Seeded
 
 
-class Opened(Protocol):
-    """Opens the app."""
+class OpenApp(Protocol):
+    """A function that runs the app in a context."""
 
     def __call__(
         self, size: tuple[int, int] = (120, 40), *, read_only: bool = False
-    ) -> AbstractAsyncContextManager[Running]:
-        """On a screen of ``size``."""
+    ) -> AbstractAsyncContextManager[RunningApp]:
+        """Run the app in a terminal of ``size`` (columns, rows)."""
 
 
 @pytest.fixture
@@ -73,14 +73,15 @@ def store(seeded_store: Engine) -> Engine:
 
 @pytest.fixture
 def control(tmp_path: Path, store: Engine) -> Control:
-    """The daemon's acts, with a loop that does no work and a clock that tells minutes."""
-    times = iter(AT + timedelta(minutes=minute) for minute in range(100_000))
+    """Return the control of a daemon whose loop does no work and whose clock advances a minute per reading."""
+    times = iter(NOW + timedelta(minutes=minute) for minute in range(100_000))
     settings = load_settings(tmp_path, {"serving.port": 0})
-    return Control(settings, store, WrittenDown(), lambda: next(times), AT, state="ready", survey_devices=two_devices)  # type: ignore[arg-type]
+    loop: Any = RecordingLoop()
+    return Control(settings, store, loop, lambda: next(times), NOW, state="ready", survey_devices=two_devices)
 
 
 @asynccontextmanager
-async def _none_is_played_after(control: Control) -> AsyncIterator[None]:
+async def _close_episodes_at_exit(control: Control) -> AsyncIterator[None]:
     try:
         yield
     finally:
@@ -89,28 +90,28 @@ async def _none_is_played_after(control: Control) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> Opened:
-    """Opens the app, as often as a test wants."""
-    return _opening(tmp_path / "traced.sock", control, seeded_file[1])
+def open_app(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> OpenApp:
+    """Return a function that runs the app over the seeded store; a test may call it repeatedly."""
+    return _opener(tmp_path / "traced.sock", control, seeded_file[1])
 
 
 @pytest.fixture
-def empty(tmp_path: Path, control: Control) -> Iterator[Opened]:
-    """Opens the app over a store in which nothing has happened yet."""
+def open_empty_app(tmp_path: Path, control: Control) -> Iterator[OpenApp]:
+    """Return a function that runs the app over an empty store."""
     store = open_store(sqlite_url(tmp_path / "empty.db"))
     nothing = Seeded([], "", "", "", "", {}, 0)
-    yield _opening(tmp_path / "traced.sock", replace(control, store=store, present=LiveState()), nothing)
+    yield _opener(tmp_path / "traced.sock", replace(control, store=store, present=LiveState()), nothing)
     store.dispose()
 
 
-def _opening(path: Path, control: Control, seeded: Seeded) -> Opened:
+def _opener(path: Path, control: Control, seeded: Seeded) -> OpenApp:
     @asynccontextmanager
-    async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
-        async with served(control, path) as client, _none_is_played_after(control):
+    async def run_app(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[RunningApp]:
+        async with serve_api(control, path) as client, _close_episodes_at_exit(control):
             app = TracedApp(Address(path, read_only=read_only))
-            app.animation_level = "none"  # a picture is of the end of a movement
+            app.animation_level = "none"  # a picture shows the end of an animation
             async with app.run_test(size=size, notifications=True) as pilot:
-                await until(pilot, lambda: app.linked and app.status is not None)
-                yield Running(app, pilot, client, control, seeded)
+                await wait_until(pilot, lambda: app.linked and app.status is not None)
+                yield RunningApp(app, pilot, client, control, seeded)
 
-    return opening
+    return run_app

@@ -10,8 +10,8 @@ from store.database import write_session
 from store.records import Feedback
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
-from tests.integration.tui.conftest import AT, Opened, Running
-from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from tests.integration.tui.conftest import NOW, OpenApp, RunningApp
+from tests.integration.tui.screens import SIZES, same_picture, text_of, wait_until
 from tests.unit.store.chain import trajectory
 from traced.client.trajectories import TrajectoryQuery
 from traced.gateway.feedback import FeedbackReceiver
@@ -30,171 +30,175 @@ name = "looked up"
 outcome = "failure"
 when = {call = {tool = "get_order"}}
 """
-FAILURE, SUCCESS = "c-0003-002-1", "c-0003-002-3"  # of one task
+FAILURE, SUCCESS = "c-0003-002-1", "c-0003-002-3"  # trials of the same task
 
 
-async def read(on: Running, key: str, capability: str | None = None) -> Conversation:
-    found = Conversation(key, capability=capability)
-    on.app.push_screen(found)
-    await until(on.pilot, lambda: "#0" in text_of(on.app) or "refused the request" in text_of(on.app))
-    return found
+async def open_conversation(tui: RunningApp, key: str, capability: str | None = None) -> Conversation:
+    screen = Conversation(key, capability=capability)
+    tui.app.push_screen(screen)
+    await wait_until(tui.pilot, lambda: "#0" in text_of(tui.app) or "refused the request" in text_of(tui.app))
+    return screen
 
 
-def told(on: Running) -> list[str]:
-    """What was told in passing."""
-    return [one.message for one in on.app._notifications]
+def notifications(tui: RunningApp) -> list[str]:
+    """Return the messages of the app's notifications."""
+    return [notification.message for notification in tui.app._notifications]
 
 
-def talk(on: Running, side: str = "one") -> Talk:
-    return on.app.screen.query_one(f"#{side} Talk", Talk)
+def talk(tui: RunningApp, side: str = "one") -> Talk:
+    return tui.app.screen.query_one(f"#{side} Talk", Talk)
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
-    async with opened(size) as on:
-        await read(on, FAILURE)
-        await same_picture(on.app, "conversation")
-        await on.pilot.press("f", "s")
-        await until(on.pilot, lambda: text_of(on.app).count("#1 ") == 2)
-        await same_picture(on.app, "conversation-beside")
+async def test_pictures(open_app: OpenApp, size: tuple[int, int]) -> None:
+    async with open_app(size) as tui:
+        await open_conversation(tui, FAILURE)
+        await same_picture(tui.app, "conversation")
+        await tui.pilot.press("f", "s")
+        await wait_until(tui.pilot, lambda: text_of(tui.app).count("#1 ") == 2)
+        await same_picture(tui.app, "conversation-beside")
 
 
-async def test_calls_are_folded_to_a_line_and_unfold_with_their_results(opened: Opened) -> None:
-    async with opened() as on:
-        await read(on, FAILURE)
-        place = next(place for place, block in enumerate(talk(on).blocks) if block.kind == "call")
-        assert 'get_order(order_id="W' in text_of(on.app)
-        assert "→ #3" not in text_of(on.app)
-        talk(on).choose(place)
-        await on.pilot.press("enter")
-        await until(on.pilot, lambda: "→ #3" in text_of(on.app))
-        assert '  "delivered_days_ago": ' in text_of(on.app)
-        await on.pilot.press("space")
-        await until(on.pilot, lambda: "→ #3" not in text_of(on.app))
-        await on.pilot.press("f")
-        calls = [piece for piece in talk(on).pieces if piece.block.kind == "call"]
+async def test_calls_are_folded_to_a_line_and_unfold_with_their_results(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        await open_conversation(tui, FAILURE)
+        place = next(place for place, block in enumerate(talk(tui).blocks) if block.kind == "call")
+        assert 'get_order(order_id="W' in text_of(tui.app)
+        assert "→ #3" not in text_of(tui.app)
+        talk(tui).choose(place)
+        await tui.pilot.press("enter")
+        await wait_until(tui.pilot, lambda: "→ #3" in text_of(tui.app))
+        assert '  "delivered_days_ago": ' in text_of(tui.app)
+        await tui.pilot.press("space")
+        await wait_until(tui.pilot, lambda: "→ #3" not in text_of(tui.app))
+        await tui.pilot.press("f")
+        calls = [piece for piece in talk(tui).pieces if piece.block.kind == "call"]
         assert not any(piece.folded for piece in calls)
-        await on.pilot.press("f")
+        await tui.pilot.press("f")
         assert all(piece.folded for piece in calls)
 
 
-async def test_cited_messages_are_marked_and_gone_through(opened: Opened) -> None:
-    async with opened() as on:
-        one = await on.client.trajectories.get(FAILURE)
-        labels = next(one for one in one.labels if one.capability == "compound-requests")
-        cited = {run.message_index for run in labels.runs if run.message_index is not None}
-        await read(on, FAILURE, "compound-requests")
-        marked = [place for place, block in enumerate(talk(on).blocks) if block.citation]
-        assert {mark.index for block in talk(on).blocks for mark in block.citation} == cited
-        assert "cited: " in text_of(on.app)
-        assert "date-reasoning" not in text_of(on.app)
-        await until(on.pilot, lambda: talk(on).index == marked[0])
-        for place in [*marked[1:], marked[0]]:
-            await on.pilot.press("c")
-            assert talk(on).index == place
-        await on.pilot.press("C")
-        assert talk(on).index == marked[-1]
+async def test_cited_messages_are_marked_and_gone_through(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        failure = await tui.client.trajectories.get(FAILURE)
+        labels = next(entry for entry in failure.labels if entry.capability == "compound-requests")
+        cited_indices = {run.message_index for run in labels.runs if run.message_index is not None}
+        await open_conversation(tui, FAILURE, "compound-requests")
+        places = [place for place, block in enumerate(talk(tui).blocks) if block.citation]
+        assert {mark.index for block in talk(tui).blocks for mark in block.citation} == cited_indices
+        assert "cited: " in text_of(tui.app)
+        assert "date-reasoning" not in text_of(tui.app)
+        await wait_until(tui.pilot, lambda: talk(tui).index == places[0])
+        for place in [*places[1:], places[0]]:
+            await tui.pilot.press("c")
+            assert talk(tui).index == place
+        await tui.pilot.press("C")
+        assert talk(tui).index == places[-1]
 
 
-async def test_success_and_failure_of_a_task_side_by_side(opened: Opened) -> None:
-    async with opened() as on:
-        shown = await read(on, FAILURE)
-        assert not any(active.binding.action == "another" for active in shown.active_bindings.values())
-        await on.pilot.press("s")
-        await until(on.pilot, lambda: text_of(on.app).count("#0") == 2)
-        beside = await on.client.trajectories.get(str(shown.other_id))
-        one = await on.client.trajectories.get(FAILURE)
-        assert (one.outcome, beside.outcome) == ("failure", "success")
-        assert (one.task_id, one.cycle_id) == (beside.task_id, beside.cycle_id)
-        assert one.messages[:2] == beside.messages[:2]  # what is asked is the task's
-        assert one.messages != beside.messages
-        await on.pilot.press("tab", "end")
-        assert talk(on, "beside").index == len(talk(on, "beside").blocks) - 1
-        await on.pilot.press("o")
-        await until(on.pilot, lambda: shown.other_id != beside.id and text_of(on.app).count("#0") == 2)
-        await on.pilot.press("s")
-        await until(on.pilot, lambda: text_of(on.app).count("#0") == 1)
-        assert on.app.focused is talk(on)
-        await on.pilot.press("escape")
-        assert on.app.screen is not shown
+async def test_success_and_failure_of_a_task_side_by_side(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        screen = await open_conversation(tui, FAILURE)
+        assert not any(active.binding.action == "another" for active in screen.active_bindings.values())
+        await tui.pilot.press("s")
+        await wait_until(tui.pilot, lambda: text_of(tui.app).count("#0") == 2)
+        success = await tui.client.trajectories.get(str(screen.other_id))
+        failure = await tui.client.trajectories.get(FAILURE)
+        assert (failure.outcome, success.outcome) == ("failure", "success")
+        assert (failure.task_id, failure.cycle_id) == (success.task_id, success.cycle_id)
+        assert failure.messages[:2] == success.messages[:2]  # the request is part of the task
+        assert failure.messages != success.messages
+        await tui.pilot.press("tab", "end")
+        assert talk(tui, "beside").index == len(talk(tui, "beside").blocks) - 1
+        await tui.pilot.press("o")
+        await wait_until(tui.pilot, lambda: screen.other_id != success.id and text_of(tui.app).count("#0") == 2)
+        await tui.pilot.press("s")
+        await wait_until(tui.pilot, lambda: text_of(tui.app).count("#0") == 1)
+        assert tui.app.focused is talk(tui)
+        await tui.pilot.press("escape")
+        assert tui.app.screen is not screen
 
 
-async def test_a_task_of_one_trial_says_so(opened: Opened) -> None:
-    async with opened() as on:
-        await read(on, "router-000001")
-        await on.pilot.press("s")
-        await until(on.pilot, lambda: "This is the only trial of its task." in told(on))
+async def test_a_task_of_one_trial_says_so(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        await open_conversation(tui, "router-000001")
+        await tui.pilot.press("s")
+        await wait_until(tui.pilot, lambda: "This is the only trial of its task." in notifications(tui))
 
 
-async def test_who_judged_is_said(opened: Opened) -> None:
-    async with opened() as on:
-        rows = (await on.client.trajectories.page()).rows
-        judged = [await on.client.trajectories.get(row.id) for row in rows[:40]]
-        by = {one.by: one.id for one in judged}
-        await read(on, by["source"])
-        assert "outcome set by its source" in text_of(on.app)
-        await on.pilot.press("escape")
-        await read(on, by["nobody"])
-        assert "? unknown, not judged yet" in text_of(on.app)
+async def test_who_judged_is_said(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        rows = (await tui.client.trajectories.page()).rows
+        details = [await tui.client.trajectories.get(row.id) for row in rows[:40]]
+        ids = {detail.by: detail.id for detail in details}
+        await open_conversation(tui, ids["source"])
+        assert "outcome set by its source" in text_of(tui.app)
+        await tui.pilot.press("escape")
+        await open_conversation(tui, ids["nobody"])
+        assert "? unknown, not judged yet" in text_of(tui.app)
 
 
-async def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, store: Engine, tmp_path: Path) -> None:
+async def test_what_is_said_of_the_open_one_is_shown_by_itself(
+    open_app: OpenApp, store: Engine, tmp_path: Path
+) -> None:
     labels, router = Labels(["good"], ["bad"]), TrafficEvents()
     (tmp_path / "rules.toml").write_text(RULE, "utf-8")
-    async with opened() as on:
+    async with open_app() as tui:
         unknown = TrajectoryQuery(outcome="unknown", source="desk")
-        every = [await on.client.trajectories.get(row.id) for row in (await on.client.trajectories.page(unknown)).rows]
-        one = next(one for one in every if one.by == "nobody")
-        await read(on, one.id)
-        assert "? unknown, not judged yet" in text_of(on.app)
-        await on.pilot.press("f")  # no call is folded
-        unfolded = [piece.folded for piece in talk(on).pieces]
+        details = [
+            await tui.client.trajectories.get(row.id) for row in (await tui.client.trajectories.page(unknown)).rows
+        ]
+        detail = next(detail for detail in details if detail.by == "nobody")
+        await open_conversation(tui, detail.id)
+        assert "? unknown, not judged yet" in text_of(tui.app)
+        await tui.pilot.press("f")  # unfold all calls
+        unfolded = [piece.folded for piece in talk(tui).pieces]
         assert not all(unfolded)
         rules = read_rules(tmp_path / "rules.toml")
-        apply_rules(store, rules, "desk", labels, include_judged=False, limit=None, at=AT)
-        await until(on.pilot, lambda: "✗ failure, outcome set by rules (rules:" in text_of(on.app))
-        router.emit(store, AT)  # from here on it tells of feedback
-        good: dict[str, object] = {"conversation_id": one.task_id, "label": "good", "who": "customer"}
-        taken = await FeedbackReceiver(store, labels, Redactor([], [])).receive(good, AT)
-        assert taken["trajectories"] == 1
+        apply_rules(store, rules, "desk", labels, include_judged=False, limit=None, at=NOW)
+        await wait_until(tui.pilot, lambda: "✗ failure, outcome set by rules (rules:" in text_of(tui.app))
+        router.emit(store, NOW)  # starts emitting feedback
+        good: dict[str, object] = {"conversation_id": detail.task_id, "label": "good", "who": "customer"}
+        counts = await FeedbackReceiver(store, labels, Redactor([], [])).receive(good, NOW)
+        assert counts["trajectories"] == 1
         router.next_at = 0.0
-        router.emit(store, AT)
-        await until(on.pilot, lambda: "✓ success, outcome set by people (customer)" in text_of(on.app))
-        with write_session(store) as writing:
-            label_trajectory(writing, Feedback(one.id, AT, score=0.0, comment="[b]no[/b]", who="ada"), labels)
-        await until(on.pilot, lambda: "✗ failure, outcome set by people (ada)" in text_of(on.app))
-        assert "“[b]no[/b]”" in text_of(on.app)
-        assert [piece.folded for piece in talk(on).pieces] == unfolded
+        router.emit(store, NOW)
+        await wait_until(tui.pilot, lambda: "✓ success, outcome set by people (customer)" in text_of(tui.app))
+        with write_session(store) as session:
+            label_trajectory(session, Feedback(detail.id, NOW, score=0.0, comment="[b]no[/b]", who="ada"), labels)
+        await wait_until(tui.pilot, lambda: "✗ failure, outcome set by people (ada)" in text_of(tui.app))
+        assert "“[b]no[/b]”" in text_of(tui.app)
+        assert [piece.folded for piece in talk(tui).pieces] == unfolded
 
 
-async def test_thousands_of_messages_open_at_once_and_are_walked_to_the_end(opened: Opened, store: Engine) -> None:
-    said = [{"role": "user", "content": f"message {number} " * 40} for number in range(2000)]
-    with write_session(store) as writing:
-        save_trajectories(writing, [trajectory("long", Outcome.UNKNOWN, messages=said, cycle_id=None)])
-    async with opened((80, 24)) as on:
-        await read(on, "long")
-        assert len(talk(on).pieces) <= PORTION
+async def test_thousands_of_messages_open_at_once_and_are_walked_to_the_end(open_app: OpenApp, store: Engine) -> None:
+    messages = [{"role": "user", "content": f"message {number} " * 40} for number in range(2000)]
+    with write_session(store) as session:
+        save_trajectories(session, [trajectory("long", Outcome.UNKNOWN, messages=messages, cycle_id=None)])
+    async with open_app((80, 24)) as tui:
+        await open_conversation(tui, "long")
+        assert len(talk(tui).pieces) <= PORTION
         for key in ("pagedown", "down", "j", "up", "k", "pageup", "home"):
-            await on.pilot.press(key)
-        assert talk(on).index == 0
-        await on.pilot.press("end")
-        await until(on.pilot, lambda: len(talk(on).pieces) > PORTION)
-        await until(on.pilot, lambda: "message 99" in text_of(on.app))
+            await tui.pilot.press(key)
+        assert talk(tui).index == 0
+        await tui.pilot.press("end")
+        await wait_until(tui.pilot, lambda: len(talk(tui).pieces) > PORTION)
+        await wait_until(tui.pilot, lambda: "message 99" in text_of(tui.app))
 
 
-async def test_what_is_not_known_says_so(opened: Opened) -> None:
-    async with opened() as on:
-        await read(on, "nothing/of the kind")
-        assert "there is no trajectory 'nothing/of the kind'" in text_of(on.app)
-        await on.pilot.press("s", "f", "c", "down", "enter", "escape")
-        assert not isinstance(on.app.screen, Conversation)
+async def test_what_is_not_known_says_so(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        await open_conversation(tui, "nothing/of the kind")
+        assert "there is no trajectory 'nothing/of the kind'" in text_of(tui.app)
+        await tui.pilot.press("s", "f", "c", "down", "enter", "escape")
+        assert not isinstance(tui.app.screen, Conversation)
 
 
-async def test_the_open_one_is_written_to_a_file(opened: Opened, tmp_path: Path) -> None:
-    async with opened() as on:
-        await read(on, SUCCESS)
-        await on.pilot.press("e")
-        on.app.screen.query_one("#path").value = str(tmp_path / "one.jsonl")  # type: ignore[attr-defined]
-        await on.pilot.press("enter")
-        await until(on.pilot, lambda: not isinstance(on.app.screen, Export))
+async def test_the_open_one_is_written_to_a_file(open_app: OpenApp, tmp_path: Path) -> None:
+    async with open_app() as tui:
+        await open_conversation(tui, SUCCESS)
+        await tui.pilot.press("e")
+        tui.app.screen.query_one("#path").value = str(tmp_path / "one.jsonl")  # type: ignore[attr-defined]
+        await tui.pilot.press("enter")
+        await wait_until(tui.pilot, lambda: not isinstance(tui.app.screen, Export))
         assert json.loads((tmp_path / "one.jsonl").read_text("utf-8"))["id"] == SUCCESS

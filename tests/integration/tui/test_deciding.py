@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from textual.widgets import Button, Input
 
-from tests.integration.service.served import served
-from tests.integration.tui.approving import KEY, publishable, shown, there
-from tests.integration.tui.conftest import Opened, Running
-from tests.integration.tui.screens import USUAL, text_of, until
+from tests.integration.service.api_server import serve_api
+from tests.integration.tui.approving import KEY, open_approvals, publishable, screen_text
+from tests.integration.tui.conftest import OpenApp, RunningApp
+from tests.integration.tui.screens import USUAL, text_of, wait_until
 from traced.api.control import Control
 from tui.app import TracedApp
 from tui.connection import Address
@@ -22,52 +22,52 @@ def control(tmp_path: Path, control: Control) -> Control:
     return publishable(tmp_path, control)
 
 
-async def test_who_looks_is_told_of_the_others_decision(opened: Opened) -> None:
-    async with opened() as on:
-        on.app._disable_notifications = False
-        await there(on)
-        case = await on.client.approvals.case(on.seeded.waiting)
-        await on.client.approvals.reject(case, "harms refunds")
-        await until(on.pilot, lambda: "✗ rejected by" in shown(on))
-        await until(on.pilot, lambda: "Decided by somebody else" in shown(on))
-        assert "harms refunds" in shown(on)
-        assert "Approve " not in shown(on).splitlines()[-1]
+async def test_who_looks_is_told_of_the_others_decision(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        tui.app._disable_notifications = False
+        await open_approvals(tui)
+        case = await tui.client.approvals.case(tui.seeded.waiting)
+        await tui.client.approvals.reject(case, "harms refunds")
+        await wait_until(tui.pilot, lambda: "✗ rejected by" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: "Decided by somebody else" in screen_text(tui))
+        assert "harms refunds" in screen_text(tui)
+        assert "Approve " not in screen_text(tui).splitlines()[-1]
 
 
-def typed(on: Running) -> str:
-    """The reason in the dialog."""
-    return on.app.screen.query_one("#why", Input).value
+def typed_reason(tui: RunningApp) -> str:
+    """Return the reason typed into the dialog."""
+    return tui.app.screen.query_one("#why", Input).value
 
 
-async def test_who_comes_second_in_the_dialog_is_told_who_was_first(opened: Opened) -> None:
-    async with opened() as on:
-        await there(on)
-        case = await on.client.approvals.case(on.seeded.waiting)
-        await on.pilot.press("a", *"fine")
-        await on.client.reject(case.adapter.name, "harms refunds", actor="ada")
-        await until(on.pilot, lambda: f"✗ ada rejected {on.seeded.waiting}: harms refunds" in shown(on))
-        await on.pilot.press("ctrl+y")
-        assert isinstance(on.app.screen, Decision), "nothing is left to confirm"
-        assert on.app.screen.query_one("#confirm", Button).disabled
-        await on.pilot.press("escape")
-        await until(on.pilot, lambda: "✗ rejected by ada" in shown(on))
-        assert [one.action for one in await on.client.audit()] == ["reject"]
+async def test_who_comes_second_in_the_dialog_is_told_who_was_first(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        await open_approvals(tui)
+        case = await tui.client.approvals.case(tui.seeded.waiting)
+        await tui.pilot.press("a", *"fine")
+        await tui.client.reject(case.adapter.name, "harms refunds", actor="ada")
+        await wait_until(tui.pilot, lambda: f"✗ ada rejected {tui.seeded.waiting}: harms refunds" in screen_text(tui))
+        await tui.pilot.press("ctrl+y")
+        assert isinstance(tui.app.screen, Decision), "nothing is left to confirm"
+        assert tui.app.screen.query_one("#confirm", Button).disabled
+        await tui.pilot.press("escape")
+        await wait_until(tui.pilot, lambda: "✗ rejected by ada" in screen_text(tui))
+        assert [entry.action for entry in await tui.client.audit()] == ["reject"]
 
 
-async def test_a_decision_that_the_daemon_refuses_says_who_was_first(opened: Opened) -> None:
-    async with opened() as on:
-        on.app._disable_notifications = False
-        await there(on)
-        screen = on.app.screen
+async def test_a_decision_that_the_daemon_refuses_says_who_was_first(open_app: OpenApp) -> None:
+    async with open_app() as tui:
+        tui.app._disable_notifications = False
+        await open_approvals(tui)
+        screen = tui.app.screen
         assert isinstance(screen, Approvals)
         screen.news = lambda events: None  # type: ignore[method-assign]  # the news is still on its way
-        await on.pilot.press("a", *"fine")
-        await on.client.reject(on.seeded.waiting, "harms refunds", actor="ada")
-        await on.pilot.press("ctrl+y")
-        await until(on.pilot, lambda: "✗ already decided: ada rejected" in shown(on))
-        assert typed(on) == "fine"
-        await on.pilot.press("escape")
-        await until(on.pilot, lambda: "✗ rejected by ada" in shown(on))
+        await tui.pilot.press("a", *"fine")
+        await tui.client.reject(tui.seeded.waiting, "harms refunds", actor="ada")
+        await tui.pilot.press("ctrl+y")
+        await wait_until(tui.pilot, lambda: "✗ already decided: ada rejected" in screen_text(tui))
+        assert typed_reason(tui) == "fine"
+        await tui.pilot.press("escape")
+        await wait_until(tui.pilot, lambda: "✗ rejected by ada" in screen_text(tui))
 
 
 async def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the_next_try(
@@ -75,17 +75,17 @@ async def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the
 ) -> None:
     path = tmp_path / "traced.sock"
     app = TracedApp(Address(path))
-    async with AsyncExitStack() as first, app.run_test(size=USUAL) as pilot:
-        await first.enter_async_context(served(control, path))
+    async with AsyncExitStack() as exit_stack, app.run_test(size=USUAL) as pilot:
+        await exit_stack.enter_async_context(serve_api(control, path))
         await pilot.press(KEY)
-        await until(pilot, lambda: "a Approve" in text_of(app))
+        await wait_until(pilot, lambda: "a Approve" in text_of(app))
         await pilot.press("a", *"fine")
-        await first.aclose()
+        await exit_stack.aclose()
         await pilot.press("ctrl+y")
-        await until(pilot, lambda: "✗ no daemon answers" in text_of(app))
-        async with served(control, path) as client:
+        await wait_until(pilot, lambda: "✗ no daemon answers" in text_of(app))
+        async with serve_api(control, path) as client:
             assert await client.audit() == []
-            await until(pilot, lambda: app.linked)
+            await wait_until(pilot, lambda: app.linked)
             await pilot.press("ctrl+y")
-            await until(pilot, lambda: isinstance(app.screen, Approvals))
-            assert [(one.action, one.reason) for one in await client.audit()] == [("approve", "fine")]
+            await wait_until(pilot, lambda: isinstance(app.screen, Approvals))
+            assert [(entry.action, entry.reason) for entry in await client.audit()] == [("approve", "fine")]

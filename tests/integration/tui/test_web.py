@@ -18,18 +18,19 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.integration.service.served import OPERATOR, on_tcp, served
+from tests.integration.service.api_server import OPERATOR, on_tcp, serve_api
 from traced.api.control import Control
 from tui.web import COOKIE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PATIENCE_S = 40.0
-KEPT = Path(__file__).parent / "pictures" / "browser.png"  # for people to look at: fonts differ between machines
+TIMEOUT_S = 40.0
+# For people to look at: fonts differ between machines.
+PICTURE_PATH = Path(__file__).parent / "pictures" / "browser.png"
 
 
 @dataclass
 class Site:
-    """The server, and somebody who has opened its URL."""
+    """The server process, its URL with the key, and the HTTP session of a visitor."""
 
     process: asyncio.subprocess.Process
     entrance: str
@@ -56,10 +57,10 @@ async def site(*options: str, **variables: str) -> AsyncIterator[Site]:
     )
     try:
         assert process.stdout is not None
-        told = (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode()
+        output = (await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)).decode()
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(cookie_jar=jar) as visitor:
-            yield Site(process, told.split()[-1], visitor)
+            yield Site(process, output.split()[-1], visitor)
     finally:
         if process.returncode is None:
             process.kill()
@@ -67,153 +68,157 @@ async def site(*options: str, **variables: str) -> AsyncIterator[Site]:
 
 
 async def screen(page: aiohttp.ClientWebSocketResponse, part: str) -> str:
-    seen = ""
-    while part not in seen:
-        message = await page.receive(PATIENCE_S)
+    text = ""
+    while part not in text:
+        message = await page.receive(TIMEOUT_S)
         assert message.type is aiohttp.WSMsgType.BINARY, message
-        seen += message.data.decode()
-    return seen
+        text += message.data.decode()
+    return text
 
 
 async def test_a_visitor_with_the_url_sees_the_app_and_nothing_is_left_after_ctrl_c(
     tmp_path: Path, control: Control
 ) -> None:
     path = tmp_path / "traced.sock"
-    async with served(control, path), site("--socket", str(path)) as here:
-        async with here.visitor.get(here.entrance) as page:
+    async with serve_api(control, path), site("--socket", str(path)) as server:
+        async with server.visitor.get(server.entrance) as page:
             text = await page.text()
             assert page.status == 200
-            (cookie,) = here.visitor.cookie_jar
-            assert cookie["path"] == urlsplit(here.entrance).path  # no other server of this host is sent it
+            (cookie,) = server.visitor.cookie_jar
+            # The cookie is not sent to other servers of this host.
+            assert cookie["path"] == urlsplit(server.entrance).path
             assert "data-session-websocket-url" in text
             assert "default-src 'self'" in page.headers["Content-Security-Policy"]
-        async with here.visitor.ws_connect(f"{here.url}/ws?width=100&height=30", origin=here.origin) as page:
+        async with server.visitor.ws_connect(f"{server.url}/ws?width=100&height=30", origin=server.origin) as page:
             assert "read-only" in await screen(page, "read-only")
-            (child,) = here.children()
+            (child,) = server.children()
             assert "--read-only" in child.cmdline()
-            here.process.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(here.process.wait(), PATIENCE_S) == 0
+            server.process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(server.process.wait(), TIMEOUT_S) == 0
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_an_app_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
-    async with site("--socket", str(tmp_path / "none.sock")) as here:
-        async with here.visitor.get(here.entrance) as page:
+    async with site("--socket", str(tmp_path / "none.sock")) as server:
+        async with server.visitor.get(server.entrance) as page:
             assert page.status == 200
-        async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
+        async with server.visitor.ws_connect(f"{server.url}/ws", origin=server.origin) as page:
             await screen(page, "no answer")
-            (child,) = here.children()
-            here.process.kill()
-            await asyncio.to_thread(child.wait, PATIENCE_S)
+            (child,) = server.children()
+            server.process.kill()
+            await asyncio.to_thread(child.wait, TIMEOUT_S)
 
 
 async def test_nobody_else_gets_in(tmp_path: Path) -> None:
-    async with site("--socket", str(tmp_path / "none.sock")) as here:
-        parts = urlsplit(here.entrance)
-        asked: list[tuple[str, dict[str, str], dict[str, str]]] = [
-            (f"{here.origin}/", {}, {}),
-            (f"{here.origin}/?{parts.query}", {}, {}),
-            (f"{here.url}/", {}, {}),
-            (f"{here.url}/?key=guess", {}, {}),
-            (f"{here.url}/ws", {}, {COOKIE: "guess"}),
-            (f"{here.url}/static/js/textual.js", {}, {}),
-            (here.entrance, {"Host": f"evil.example:{parts.port}"}, {}),
+    async with site("--socket", str(tmp_path / "none.sock")) as server:
+        parts = urlsplit(server.entrance)
+        requests: list[tuple[str, dict[str, str], dict[str, str]]] = [
+            (f"{server.origin}/", {}, {}),
+            (f"{server.origin}/?{parts.query}", {}, {}),
+            (f"{server.url}/", {}, {}),
+            (f"{server.url}/?key=guess", {}, {}),
+            (f"{server.url}/ws", {}, {COOKIE: "guess"}),
+            (f"{server.url}/static/js/textual.js", {}, {}),
+            (server.entrance, {"Host": f"evil.example:{parts.port}"}, {}),
         ]
-        for url, headers, cookies in asked:
-            async with here.visitor.get(url, headers=headers, cookies=cookies) as answer:
+        for url, headers, cookies in requests:
+            async with server.visitor.get(url, headers=headers, cookies=cookies) as answer:
                 assert answer.status == 403, url
-        async with here.visitor.get(here.entrance) as answer:
+        async with server.visitor.get(server.entrance) as answer:
             assert answer.status == 200
         with pytest.raises(aiohttp.WSServerHandshakeError):
-            await here.visitor.ws_connect(f"{here.url}/ws", origin="http://evil.example")
-        assert here.children() == []
+            await server.visitor.ws_connect(f"{server.url}/ws", origin="http://evil.example")
+        assert server.children() == []
 
 
 async def test_a_token_is_in_no_command_line_and_writing_is_asked_for(control: Control) -> None:
     async with on_tcp(control, OPERATOR) as client:
-        where = client._daemon.address
-        async with site("--url", where, "--write", TRACED_TOKEN=OPERATOR) as here:
-            async with here.visitor.get(here.entrance) as page:
+        address = client._daemon.address
+        async with site("--url", address, "--write", TRACED_TOKEN=OPERATOR) as server:
+            async with server.visitor.get(server.entrance) as page:
                 assert OPERATOR not in await page.text()
-            async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
-                shown = await screen(page, "connected")
-                assert "read-only" not in shown
-                commands = [psutil.Process(here.process.pid).cmdline(), *(one.cmdline() for one in here.children())]
+            async with server.visitor.ws_connect(f"{server.url}/ws", origin=server.origin) as page:
+                text = await screen(page, "connected")
+                assert "read-only" not in text
+                commands = [
+                    psutil.Process(server.process.pid).cmdline(),
+                    *(process.cmdline() for process in server.children()),
+                ]
                 assert OPERATOR not in json.dumps(commands)
-            for child in here.children():
-                await asyncio.to_thread(child.wait, PATIENCE_S)
+            for child in server.children():
+                await asyncio.to_thread(child.wait, TIMEOUT_S)
 
 
 @pytest.mark.optional
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 async def test_a_browser_shows_it_and_its_keys_arrive(tmp_path: Path, control: Control) -> None:
-    async def look() -> None:
+    async def check() -> None:
         path = tmp_path / "traced.sock"
-        async with served(control, path), site("--socket", str(path)) as here, browser(tmp_path) as tab:
-            await tab.ask("Network.enable")
-            await tab.ask("Page.navigate", url=here.entrance)
-            await tab.arrives("policy-checks@v1", "read-only", "Success over time")
-            await tab.until("document.body.classList.contains('-first-byte')")
-            await tab.ask("Runtime.evaluate", expression="document.querySelector('.xterm-helper-textarea').focus()")
-            await tab.ask("Input.insertText", text="2")
-            await tab.arrives("Names a method that the customer does not have.")
-            await tab.ask("Input.insertText", text="1")
-            await tab.arrives("Success over time")
-            picture = await tab.at_rest()
+        async with serve_api(control, path), site("--socket", str(path)) as server, browser(tmp_path) as tab:
+            await tab.call("Network.enable")
+            await tab.call("Page.navigate", url=server.entrance)
+            await tab.wait_for_text("policy-checks@v1", "read-only", "Success over time")
+            await tab.wait_until("document.body.classList.contains('-first-byte')")
+            await tab.call("Runtime.evaluate", expression="document.querySelector('.xterm-helper-textarea').focus()")
+            await tab.call("Input.insertText", text="2")
+            await tab.wait_for_text("Names a method that the customer does not have.")
+            await tab.call("Input.insertText", text="1")
+            await tab.wait_for_text("Success over time")
+            picture = await tab.stable_picture()
             assert len(picture) > 20_000  # a page that shows nothing has about 10,000 bytes
             if os.environ.get("PICTURES") == "new":
-                KEPT.write_bytes(picture)
-            (child,) = here.children()
-            await tab.ask("Page.navigate", url="about:blank")
-            await asyncio.to_thread(child.wait, PATIENCE_S)
+                PICTURE_PATH.write_bytes(picture)
+            (child,) = server.children()
+            await tab.call("Page.navigate", url="about:blank")
+            await asyncio.to_thread(child.wait, TIMEOUT_S)
 
-    await asyncio.wait_for(look(), 120)
+    await asyncio.wait_for(check(), 120)
 
 
 @dataclass
 class Tab:
-    """A tab of the browser, spoken to in its DevTools protocol."""
+    """A browser tab, controlled through the DevTools protocol."""
 
     line: aiohttp.ClientWebSocketResponse
     count: int = 0
-    seen: str = ""  # what its page's WebSocket received, since it was last looked for
+    received: str = ""  # text of the page's WebSocket since the last match
 
-    async def ask(self, method: str, **given: object) -> dict[str, Any]:
+    async def call(self, method: str, **params: object) -> dict[str, Any]:
         self.count += 1
-        asked = self.count
-        await self.line.send_json({"id": asked, "method": method, "params": given})
+        request_id = self.count
+        await self.line.send_json({"id": request_id, "method": method, "params": params})
         while True:
-            told = await self._told()
-            if told.get("id") == asked:
-                assert "error" not in told, told
-                return dict(told["result"])
+            reply = await self._receive()
+            if reply.get("id") == request_id:
+                assert "error" not in reply, reply
+                return dict(reply["result"])
 
-    async def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = await self.line.receive_json(timeout=PATIENCE_S)
-        if told.get("method") == "Network.webSocketFrameReceived":
-            frame = told["params"]["response"]
+    async def _receive(self) -> dict[str, Any]:
+        message: dict[str, Any] = await self.line.receive_json(timeout=TIMEOUT_S)
+        if message.get("method") == "Network.webSocketFrameReceived":
+            frame = message["params"]["response"]
             binary = frame["opcode"] == aiohttp.WSMsgType.BINARY
-            self.seen += base64.b64decode(frame["payloadData"]).decode() if binary else ""
-        return told
+            self.received += base64.b64decode(frame["payloadData"]).decode() if binary else ""
+        return message
 
-    async def arrives(self, *parts: str) -> None:
-        """The page is sent all of these, in any order; what it was sent before is forgotten then."""
-        while not all(part in self.seen for part in parts):
-            await self._told()
-        self.seen = ""
+    async def wait_for_text(self, *parts: str) -> None:
+        """Wait until the page has received all parts, in any order, then clear the received text."""
+        while not all(part in self.received for part in parts):
+            await self._receive()
+        self.received = ""
 
-    async def until(self, script: str) -> None:
-        """Until the page's script is true there."""
-        waiting = f"(async () => {{ while (!({script})) await new Promise(go => setTimeout(go, 50)); }})()"
-        await self.ask("Runtime.evaluate", expression=waiting, awaitPromise=True)
+    async def wait_until(self, script: str) -> None:
+        """Wait until the script is true in the page."""
+        expression = f"(async () => {{ while (!({script})) await new Promise(go => setTimeout(go, 50)); }})()"
+        await self.call("Runtime.evaluate", expression=expression, awaitPromise=True)
 
-    async def at_rest(self) -> bytes:
-        """The picture, once it has stopped to change."""
-        before, found = b"", b"-"
-        while found != before:
+    async def stable_picture(self) -> bytes:
+        """Return a screenshot once two in a row are equal."""
+        previous, picture = b"", b"-"
+        while picture != previous:
             await asyncio.sleep(0.5)
-            before, found = found, base64.b64decode((await self.ask("Page.captureScreenshot"))["data"])
-        return found
+            previous, picture = picture, base64.b64decode((await self.call("Page.captureScreenshot"))["data"])
+        return picture
 
 
 @asynccontextmanager
@@ -224,15 +229,15 @@ async def browser(tmp_path: Path) -> AsyncIterator[Tab]:
         str(CHROMIUM), *flags, f"--user-data-dir={profile}", "about:blank", stderr=asyncio.subprocess.DEVNULL
     )
     try:
-        told = profile / "DevToolsActivePort"
+        port_file = profile / "DevToolsActivePort"
         for _ in range(400):
-            if told.exists() and told.read_text().count("\n"):
+            if port_file.exists() and port_file.read_text().count("\n"):
                 break
             await asyncio.sleep(0.1)
-        port = told.read_text().splitlines()[0]
+        port = port_file.read_text().splitlines()[0]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                (page, *_) = [one for one in await answer.json() if one["type"] == "page"]
+                (page, *_) = [target for target in await answer.json() if target["type"] == "page"]
             async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=2**26) as line:
                 yield Tab(line)
     finally:

@@ -1,4 +1,4 @@
-"""The file that ``traced admit`` is given: every one that cannot be judged is refused with what to do."""
+"""The file argument of ``traced admit``: each unusable file is refused with a hint."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from traced.core.errors import TracedError
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("shop.py").write_text("class Environment: ...\n")
     Path("shop").write_text("class Environment: ...\n")
@@ -27,9 +27,9 @@ def test_one_file_is_judged_by_itself() -> None:
     assert only_file(["shop.py"]) == Path("shop.py")
     with pytest.raises(TracedError, match="'payments' is a capability"):
         only_file(["payments", "shop.py"])
-    with pytest.raises(TracedError, match="2 files were given") as refused:
+    with pytest.raises(TracedError, match="2 files were given") as raised:
         only_file(["shop.py", "shop"])
-    assert refused.value.hint == "traced admit shop.py"
+    assert raised.value.hint == "traced admit shop.py"
 
 
 def test_a_text_is_read_as_it_is_but_for_its_byte_order_mark() -> None:
@@ -53,10 +53,10 @@ def test_what_cannot_be_judged_is_refused(name: str, message: str, hint: str) ->
     Path("latin.py").write_bytes("# caf\xe9\n".encode("latin-1"))
     os.mkfifo("pipe.py")
     Path("large.py").write_bytes(b"#" * (LARGEST + 1))
-    with pytest.raises(TracedError) as refused:
+    with pytest.raises(TracedError) as raised:
         read_source(Path(name))
-    assert message in refused.value.message
-    assert hint in refused.value.hint
+    assert message in raised.value.message
+    assert hint in raised.value.hint
 
 
 def test_the_page_has_a_place_and_never_that_of_the_environment() -> None:
@@ -68,6 +68,6 @@ def test_the_page_has_a_place_and_never_that_of_the_environment() -> None:
         ("nowhere/report.html", "nowhere is not writable"),
         ("./shop.py", "shop.py, which is the environment itself"),
     ]:
-        with pytest.raises(TracedError, match=message) as refused:
+        with pytest.raises(TracedError, match=message) as raised:
             check_page(Path(html), file)
-        assert refused.value.hint
+        assert raised.value.hint

@@ -1,4 +1,4 @@
-"""What an analysis says on a terminal of what a model could not do."""
+"""The terminal output of an analysis about the model's missing capabilities."""
 
 import pytest
 

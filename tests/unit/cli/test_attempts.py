@@ -1,4 +1,4 @@
-"""Which attempt comes next and which environment is judged, with two synthesizers in one cycle; older settings."""
+"""The next attempt and the environment to judge, with two synthesizers in one cycle; settings of older versions."""
 
 import hashlib
 from collections.abc import Iterator
@@ -33,34 +33,36 @@ SEED = 40
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
-        save_cycle(opened, Cycle("c1", "desk", "bundled", SEED, {}, CycleState.RUNNING, T0))
-        save_capabilities(opened, "c1", [CAPABILITY])
+    with write_session(store) as session:
+        save_cycle(session, Cycle("c1", "desk", "bundled", SEED, {}, CycleState.RUNNING, T0))
+        save_capabilities(session, "c1", [CAPABILITY])
     settings = load_settings(tmp_path, {"seed": SEED, "synthesis.candidates": 3})
     progress = Progress(Console(file=StringIO()))
     yield Context(settings, store, target("desk"), ModelFiles("tiny", tmp_path), "c1", progress, Meter())
     store.dispose()
 
 
-def wrote(context: Context, synthesizer: str, attempt: int, at: int = 0) -> str:
+def save_source(context: Context, synthesizer: str, attempt: int, at: int = 0) -> str:
     source = f"# {synthesizer} {attempt}\n"
-    found = hashlib.sha256(source.encode()).hexdigest()
-    when = T0 + timedelta(seconds=at)
-    with write_session(context.store) as opened:
-        save_environment(opened, EnvironmentRecord(found, source, "c1", NAME, SEED + attempt, synthesizer, when))
-    return found
+    source_hash = hashlib.sha256(source.encode()).hexdigest()
+    created_at = T0 + timedelta(seconds=at)
+    with write_session(context.store) as session:
+        save_environment(
+            session, EnvironmentRecord(source_hash, source, "c1", NAME, SEED + attempt, synthesizer, created_at)
+        )
+    return source_hash
 
 
-def judged(context: Context, environment: str, *, admitted: bool) -> None:
-    report = AdmissionReport(environment, admitted, [Check("runs", admitted, {}, 0.1)])
-    with write_session(context.store) as opened:
-        save_admission(opened, report, cycle_id="c1", at=T0)
+def save_judgement(context: Context, environment: str, *, passed: bool) -> None:
+    report = AdmissionReport(environment, passed, [Check("runs", passed, {}, 0.1)])
+    with write_session(context.store) as session:
+        save_admission(session, report, cycle_id="c1", at=T0)
 
 
 def test_an_attempt_follows_the_last_refused_one_of_its_own_synthesizer(context: Context) -> None:
     model = written_by(context, "llm")
     assert (next_attempt(context, NAME), next_attempt(model, NAME)) == (0, 0)
-    judged(context, wrote(context, "builtin", 0), admitted=False)
+    save_judgement(context, save_source(context, "builtin", 0), passed=False)
     assert (next_attempt(context, NAME), next_attempt(model, NAME)) == (1, 0)
     assert stored_attempt(model, NAME, 0) is None
     assert stored_attempt(context, NAME, 0) is not None
@@ -68,38 +70,38 @@ def test_an_attempt_follows_the_last_refused_one_of_its_own_synthesizer(context:
 
 def test_candidates_are_judged_in_their_order_until_one_is_admitted(context: Context) -> None:
     model = written_by(context, "llm")
-    judged(context, wrote(context, "builtin", 0), admitted=True)
-    third, first, second = (wrote(context, "llm", attempt, 1) for attempt in (2, 0, 1))
-    judged(context, second, admitted=False)  # reading it was enough
+    save_judgement(context, save_source(context, "builtin", 0), passed=True)
+    third, first, second = (save_source(context, "llm", attempt, 1) for attempt in (2, 0, 1))
+    save_judgement(context, second, passed=False)  # reading it was enough
     assert (to_judge(context, NAME).hash, next_attempt(model, NAME)) == (first, 0)
-    judged(context, first, admitted=False)
+    save_judgement(context, first, passed=False)
     assert (to_judge(context, NAME).hash, next_attempt(model, NAME)) == (third, 2)
-    judged(context, third, admitted=True)
-    wrote(context, "llm", 3, 2)
+    save_judgement(context, third, passed=True)
+    save_source(context, "llm", 3, 2)
     assert (to_judge(context, NAME).hash, next_attempt(model, NAME)) == (third, 2)
 
 
 def test_where_all_are_refused_the_last_one_says_so_and_the_next_attempt_is_new(context: Context) -> None:
-    names = [wrote(context, "llm", attempt) for attempt in range(3)]
+    names = [save_source(context, "llm", attempt) for attempt in range(3)]
     for name in names:
-        judged(context, name, admitted=False)
+        save_judgement(context, name, passed=False)
     assert (to_judge(context, NAME).hash, next_attempt(written_by(context, "llm"), NAME)) == (names[2], 3)
 
 
 def test_a_candidate_that_was_not_written_has_its_turn_again(context: Context) -> None:
     model = written_by(context, "llm")
-    judged(context, wrote(context, "llm", 0), admitted=False)
-    last = wrote(context, "llm", 2)
+    save_judgement(context, save_source(context, "llm", 0), passed=False)
+    last = save_source(context, "llm", 2)
     assert next_attempt(model, NAME) == 2
-    judged(context, last, admitted=False)
+    save_judgement(context, last, passed=False)
     assert next_attempt(model, NAME) == 1
 
 
 def test_another_synthesizer_for_one_verb_changes_nothing_else_of_the_settings(context: Context) -> None:
     other = written_by(context, "llm").settings
     assert other.synthesis.synthesizer == "llm"
-    same = other.model_copy(update={"synthesis": context.settings.synthesis})
-    assert same == context.settings
+    restored_settings = other.model_copy(update={"synthesis": context.settings.synthesis})
+    assert restored_settings == context.settings
     assert written_by(context, None) is context
 
 
@@ -127,9 +129,9 @@ def test_an_unfinished_cycle_of_a_version_that_knew_fewer_settings_is_carried_on
     assert with_defaults(older) == configuration(settings)
     assert with_defaults({**older, "synthesis": {"attempts": 6}}) != configuration(settings)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as opened:
-        save_cycle(opened, Cycle("c1", "desk", "tiny", 0, older, CycleState.INTERRUPTED, T0))
-        assert find_cycle(opened, settings, "tiny", at=T0).id == "c1"
-        begun = find_cycle(opened, load_settings(tmp_path, thinking), "tiny", at=T0)
-    assert begun.id != "c1"
+    with write_session(store) as session:
+        save_cycle(session, Cycle("c1", "desk", "tiny", 0, older, CycleState.INTERRUPTED, T0))
+        assert find_cycle(session, settings, "tiny", at=T0).id == "c1"
+        new_cycle = find_cycle(session, load_settings(tmp_path, thinking), "tiny", at=T0)
+    assert new_cycle.id != "c1"
     store.dispose()

@@ -20,7 +20,7 @@ try:
 finally:
     print(*sorted(name for name in sys.modules if name.startswith("traced.cli.")), file=sys.__stderr__)
 """
-ALWAYS = {"traced.cli.main", "traced.cli.output"}
+COMMON_MODULES = {"traced.cli.main", "traced.cli.output"}
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -39,12 +39,12 @@ def test_the_help_lists_every_verb_in_the_order_of_the_table() -> None:
 
 
 def modules_after(*arguments: str) -> set[str]:
-    """The modules of ``traced.cli`` that a command line has imported, less those of every command line."""
+    """Return the modules of ``traced.cli`` that a command line imports, without the common ones."""
     command = [sys.executable, "-c", LOADED, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     names = set(result.stderr.splitlines()[-1].split())
-    assert names >= ALWAYS, result.stderr
-    return names - ALWAYS
+    assert names >= COMMON_MODULES, result.stderr
+    return names - COMMON_MODULES
 
 
 def test_help_and_a_misspelt_verb_import_no_verb() -> None:

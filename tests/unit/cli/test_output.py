@@ -43,8 +43,8 @@ def options(debug: bool = False) -> None:
 
 
 @app.command()
-def fail(what: str, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    raise RAISED[what]
+def fail(failure: str, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    raise RAISED[failure]
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -53,7 +53,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("failure", "code", "expected"),
     [
         ("traced", 1, "Error: the adapter is gone Try: traced status"),
         ("config", 2, "Error: unknown key"),
@@ -69,10 +69,10 @@ def run(*words: str) -> tuple[int, str, str]:
         ("usage", 2, "not a number"),
     ],
 )
-def test_each_failure_is_one_message_and_one_exit_code(what: str, code: int, said: str) -> None:
-    exit_code, out, err = run(what)
+def test_each_failure_is_one_message_and_one_exit_code(failure: str, code: int, expected: str) -> None:
+    exit_code, out, err = run(failure)
     assert exit_code == code
-    assert said in err
+    assert expected in err
     assert "Traceback" not in err
     assert out == ""
 
@@ -87,10 +87,10 @@ def test_with_json_a_failure_is_an_object_on_stdout() -> None:
 
 def test_what_to_try_without_an_engine_is_a_hint_of_its_own() -> None:
     code, out, err = run("sandbox", "--json")
-    told = json.loads(out)["error"]
-    assert (code, told["type"]) == (1, "EngineDown")
-    assert "scripts/docker-engine.sh" in told["hint"]
-    assert "docker-engine" not in told["message"]
+    error = json.loads(out)["error"]
+    assert (code, error["type"]) == (1, "EngineDown")
+    assert "scripts/docker-engine.sh" in error["hint"]
+    assert "docker-engine" not in error["message"]
     assert err.count("docker-engine") == 1
 
 
@@ -110,10 +110,10 @@ def test_set_takes_toml_values_and_bare_words() -> None:
 
 
 def test_plain_values_are_json() -> None:
-    told = jsonable(
+    document = jsonable(
         {"pair": Pair("1", 0, True, False), "at": datetime(2026, 1, 2, tzinfo=UTC), "p": Path("/x"), "n": float("nan")}
     )
-    assert json.loads(json.dumps(told, allow_nan=False)) == {
+    assert json.loads(json.dumps(document, allow_nan=False)) == {
         "pair": {"task_id": "1", "trial": 0, "base": True, "adapter": False},
         "at": "2026-01-02T00:00:00+00:00",
         "p": "/x",
@@ -174,9 +174,9 @@ app()
 """
 
 
-def terminated(how: str, by: str, *before: str) -> "subprocess.CompletedProcess[str]":
-    """The verb, begun as from a terminal, whether or not the tests' own hang-ups are ignored (nohup)."""
-    command = [*before, sys.executable, "-c", TERMINATED, how, by]
+def run_terminated(command_name: str, signal_name: str, *prefix: str) -> "subprocess.CompletedProcess[str]":
+    """Run the verb that terminates itself, with SIGHUP enabled even if the tests run under nohup."""
+    command = [*prefix, sys.executable, "-c", TERMINATED, command_name, signal_name]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, preexec_fn=_hears_hangups)
 
 
@@ -184,19 +184,21 @@ def _hears_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("how", ["asynchronous", "plain"])
-@pytest.mark.parametrize(("by", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_that_asks_it_to_end_ends_a_verb_as_ctrl_c_does(how: str, by: str, code: int) -> None:
-    done = terminated(how, by)
+@pytest.mark.parametrize("command_name", ["asynchronous", "plain"])
+@pytest.mark.parametrize(("signal_name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_that_asks_it_to_end_ends_a_verb_as_ctrl_c_does(
+    command_name: str, signal_name: str, code: int
+) -> None:
+    done = run_terminated(command_name, signal_name)
     assert (done.returncode, done.stdout) == (code, "cleared away\n")
-    assert f"To resume: traced {how} {by}" in done.stderr
+    assert f"To resume: traced {command_name} {signal_name}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_sigterm_ends_a_verb_of_the_background_too() -> None:
-    assert terminated("background", "SIGTERM").returncode == 143
+    assert run_terminated("background", "SIGTERM").returncode == 143
 
 
 def test_a_sighup_that_was_to_be_ignored_is_ignored() -> None:
-    done = terminated("briefly", "SIGHUP", "nohup")
+    done = run_terminated("briefly", "SIGHUP", "nohup")
     assert (done.returncode, done.stdout) == (0, "went on\n")

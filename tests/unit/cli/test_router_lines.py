@@ -1,4 +1,4 @@
-"""The router in words: what status and show conversation say, quoted where others wrote it."""
+"""The router's lines in ``status`` and ``show conversation``; text from outside is quoted."""
 
 import json
 import os
@@ -30,22 +30,22 @@ def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:
 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(given: str | None = None) -> str:
-        return str(router_report(STANDS, tmp_path, given)["decided_by"])
+    def decided_by(router: str | None = None) -> str:
+        return str(router_report(STANDS, tmp_path, router)["decided_by"])
 
-    assert said() == (
+    assert decided_by() == (
         "label tokens; no classifier was fitted for dates@v1, tools@v1 together yet, the next promoting cycle fits one"
     )
-    fitted = classifier_file(tmp_path, "c2")
-    fitted.parent.mkdir(parents=True)
-    fitted.write_text(json.dumps({"examples": {"base": 1, "dates@v2": 1, "tools@v1": 1}}))
-    assert said() == "the classifier fitted by c2"
-    assert said("labels") == "label tokens, by the setting routing.router"
+    classifier = classifier_file(tmp_path, "c2")
+    classifier.parent.mkdir(parents=True)
+    classifier.write_text(json.dumps({"examples": {"base": 1, "dates@v2": 1, "tools@v1": 1}}))
+    assert decided_by() == "the classifier fitted by c2"
+    assert decided_by("labels") == "label tokens, by the setting routing.router"
     (tmp_path / "traced.toml").write_text('[routing]\nrouter = "labels"\n')
-    assert said().startswith("label tokens, by")
-    assert said("hidden-state") == "the classifier fitted by c2"
+    assert decided_by().startswith("label tokens, by")
+    assert decided_by("hidden-state") == "the classifier fitted by c2"
     monkeypatch.setenv("TRACED_ROUTING__ROUTER", "hidden-state")
-    assert said() == "the classifier fitted by c2"
+    assert decided_by() == "the classifier fitted by c2"
 
 
 def test_what_a_person_reads(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
     (folder / "exchanges-1-1.jsonl").write_text("x")
     os.utime(folder / "exchanges-1-1.jsonl", (1, 1))
     (folder / DAMAGED_FILE).write_text("1\n2\n")
-    told = router_report(replace(STANDS, adapters=[], router=router), tmp_path, None)
-    assert (told["spool"]["files"], told["spool"]["damaged"]) == (1, 2)
-    lines = list(router_lines(told))
+    report = router_report(replace(STANDS, adapters=[], router=router), tmp_path, None)
+    assert (report["spool"]["files"], report["spool"]["damaged"]) == (1, 2)
+    lines = list(router_lines(report))
     assert lines[:-2] == [
         "Conversations of the last day (last hour): 9 base (2), 4 dates@v1 (0); older ones not counted",
         "Failed requests of the last day: 3 with status 429, 1 with status 502",
@@ -86,8 +86,8 @@ def test_a_conversation_in_full() -> None:
         Exchange("e2", "c-1", T0, "base", 502, 1.5, detail="the engine \x07broke off"),
     ]
     feedback = [Feedback("c-1", T0, "r-1", 0.25, "bad", "no\x1b[2J", "Ada"), Feedback("c-1", T0, label="good")]
-    made = [trajectory("router-1", cycle_id=None, model="dates@v1")]
-    assert list(conversation_lines(Conversation("c-1", route, exchanges, feedback, made))) == [
+    trajectories = [trajectory("router-1", cycle_id=None, model="dates@v1")]
+    assert list(conversation_lines(Conversation("c-1", route, exchanges, feedback, trajectories))) == [
         "conversation c-1",
         "decision     dates@v1, 2026-03-14 09:26:53 UTC, in 12.3 ms",
         "             dates@v1: log-prob -0.100, 90.5 %",
@@ -99,8 +99,10 @@ def test_a_conversation_in_full() -> None:
         "trajectory   router-1: dates@v1, failure, reward 0.25, 3 messages",
     ]
     odd = [Exchange("e3", "c-1", T0, "gpt\x1b[31m", 200, 0.5), *exchanges[1:]]
-    told = conversation_lines(Conversation("c-1", None, odd, [], [replace(made[0], model="gpt\x9b31m")]))
-    assert all(line.isprintable() for line in told)
-    bare = list(conversation_lines(Conversation("c-2", None, [], [], [])))
-    assert bare[1].startswith("decision     none: ")
-    assert bare[-1].startswith("trajectory   none yet")
+    hostile_lines = conversation_lines(
+        Conversation("c-1", None, odd, [], [replace(trajectories[0], model="gpt\x9b31m")])
+    )
+    assert all(line.isprintable() for line in hostile_lines)
+    empty_lines = list(conversation_lines(Conversation("c-2", None, [], [], [])))
+    assert empty_lines[1].startswith("decision     none: ")
+    assert empty_lines[-1].startswith("trajectory   none yet")

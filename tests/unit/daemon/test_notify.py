@@ -26,8 +26,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def listener(address: str) -> Iterator[socket.socket]:
-    with closing(listening(address)) as opened:
-        yield opened
+    with closing(listening(address)) as sock:
+        yield sock
 
 
 def received(listener: socket.socket) -> list[str]:
@@ -41,7 +41,7 @@ def received(listener: socket.socket) -> list[str]:
 
 def test_every_state_as_sd_notify_has_it(address: str, listener: socket.socket) -> None:
     manager = service_manager({"NOTIFY_SOCKET": address})
-    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    start_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     assert manager.ready("idle")
     assert manager.reloading()
     assert manager.stopping("draining:\n 2 stages")
@@ -51,7 +51,9 @@ def test_every_state_as_sd_notify_has_it(address: str, listener: socket.socket) 
     assert ready == "READY=1\nSTATUS=idle"
     first, second = reloading.split("\n")
     assert first == "RELOADING=1"
-    assert before <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    assert (
+        start_us <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    )
     assert stopping == "STOPPING=1\nSTATUS=draining: 2 stages"
     assert (status, extend) == ("STATUS=cycle c1", "EXTEND_TIMEOUT_USEC=1500000")
 
@@ -61,13 +63,13 @@ def test_pings_come_from_beats_and_no_more_often_than_needed(address: str, liste
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000000", "WATCHDOG_PID": str(os.getpid())}
     manager = service_manager(environment, monotonic=lambda: clock[0])
     assert manager.watchdog_s == 20
-    assert received(listener) == []  # nothing before the loop turns
-    sent = []
+    assert received(listener) == []  # nothing before the event loop runs
+    pings = []
     for _ in range(400):  # 40 s of a loop that turns ten times a second
-        sent.append(manager.beat())
+        pings.append(manager.beat())
         clock[0] += 0.1
-    assert sum(sent) == 2 * PINGS_PER_INTERVAL
-    clock[0] += 1000  # a loop that was stuck: one ping and no burst
+    assert sum(pings) == 2 * PINGS_PER_INTERVAL
+    clock[0] += 1000  # after a blocked event loop: one ping, no burst
     assert [manager.beat(), manager.beat()] == [True, False]
     assert received(listener) == ["WATCHDOG=1"] * (2 * PINGS_PER_INTERVAL + 1)
 
@@ -107,6 +109,6 @@ def test_a_listener_that_is_gone_or_reads_nothing_ends_and_delays_nothing(
     manager = ServiceManager(address)
     answers = [manager.status(f"line {number}") for number in range(5000)]
     assert answers[0]
-    assert not answers[-1]  # its queue is full: dropped instead of waited for
+    assert not answers[-1]  # the queue is full: the message is dropped without waiting
     listener.close()
     assert manager.ready() is False

@@ -1,4 +1,4 @@
-"""What a changed file of settings changes in a running service."""
+"""Reloading a changed settings file in a running service."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ def running(tmp_path: Path) -> Settings:
 
 
 def test_nothing_changed(running: Settings, tmp_path: Path) -> None:
-    found = change(running, load_settings(tmp_path))
-    assert (found.settings, found.changed, found.needs_restart) == (running, {}, [])
+    result = change(running, load_settings(tmp_path))
+    assert (result.settings, result.changed, result.needs_restart) == (running, {}, [])
 
 
 def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings, tmp_path: Path) -> None:
-    written: dict[str, Any] = {
+    values: dict[str, Any] = {
         "log.level": "debug",
         "devices.quiet_hours": "08:00-18:00",
         "training.lr": 0.5,
@@ -31,16 +31,16 @@ def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings,
         "seed": 7,
         "target.name": "other",
     }
-    found = change(running, load_settings(tmp_path, written))
-    assert found.changed == {
+    result = change(running, load_settings(tmp_path, values))
+    assert result.changed == {
         "log.level": ["info", "debug"],
         "devices.quiet_hours": ["", "08:00-18:00"],
         "training.lr": [0.002, 0.5],
         "training.groups": [8, 3],
         "api.operator_token_file": ["", "/run/secrets/token"],
     }
-    assert found.needs_restart == ["seed", "store.url", "target.name", "api.port"]
-    now = found.settings
+    assert result.needs_restart == ["seed", "store.url", "target.name", "api.port"]
+    now = result.settings
     assert (now.log.level, now.training.lr, now.training.groups) == ("debug", 0.5, 3)
     assert (now.api.operator_token_file, now.api.port) == ("/run/secrets/token", 0)
     assert (now.store, now.seed, now.target) == (running.store, running.seed, running.target)
@@ -49,12 +49,12 @@ def test_what_can_be_reloaded_is_and_the_rest_keeps_its_value(running: Settings,
 def test_the_audit_gets_no_secret(running: Settings, tmp_path: Path) -> None:
     hooks = [{"name": "ops", "url": "https://example.org/hooks/s3cr3t"}]
     mail = [{"name": "mail", "argv": ["tell", "--password", "s3cr3t"]}]
-    written = {"notify.webhooks": hooks, "notify.commands": mail, "model.spec": "https://ann:s3cr3t@example.org/m"}
-    found = change(running, load_settings(tmp_path, written))
-    assert found.changed["notify.webhooks"] == [[], ["ops"]]
-    assert found.changed["notify.commands"] == [[], ["mail"]]
-    assert "s3cr3t" not in str(found.changed)
-    assert str(found.settings.notify.webhooks[0].url).endswith("s3cr3t")
+    values = {"notify.webhooks": hooks, "notify.commands": mail, "model.spec": "https://ann:s3cr3t@example.org/m"}
+    result = change(running, load_settings(tmp_path, values))
+    assert result.changed["notify.webhooks"] == [[], ["ops"]]
+    assert result.changed["notify.commands"] == [[], ["mail"]]
+    assert "s3cr3t" not in str(result.changed)
+    assert str(result.settings.notify.webhooks[0].url).endswith("s3cr3t")
 
 
 def test_every_key_has_its_place() -> None:

@@ -1,4 +1,4 @@
-"""What a restart changes is audited once, without secrets; a first start and an unchanged one are not."""
+"""Settings changed by a restart are audited once, without secrets; a first or unchanged start is not audited."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +17,9 @@ from traced.daemon.settings_changes import FILE, keep, note_restart
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_store(sqlite_url(tmp_path / "traced.db"))
-    yield opened
-    opened.dispose()
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield engine
+    engine.dispose()
 
 
 def test_what_a_restart_changes_is_audited_once(store: Engine, tmp_path: Path) -> None:
@@ -28,13 +28,13 @@ def test_what_a_restart_changes_is_audited_once(store: Engine, tmp_path: Path) -
     url = ["", "postgresql://ann:[redacted]@db/traced"]
     assert note_restart(other, store, at=T0) == {"training.lr": [0.002, 0.5], "store.url": url}
     assert note_restart(other, store, at=T0) == {}
-    with read_session(store) as opened:
-        [entry] = list_audit(opened)
+    with read_session(store) as session:
+        [entry] = list_audit(session)
     assert (entry.action, entry.subject, entry.who, entry.role) == ("restart", "settings", this_user(), "local")
     assert entry.detail["changed"]["training.lr"] == [0.002, 0.5]
-    kept = tmp_path / FILE
-    assert "hunter2" not in kept.read_text() + str(entry)
-    assert kept.stat().st_mode & 0o777 == 0o600
+    state_file = tmp_path / FILE
+    assert "hunter2" not in state_file.read_text() + str(entry)
+    assert state_file.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_a_reload_has_audited_is_no_news(store: Engine, tmp_path: Path) -> None:
@@ -57,13 +57,13 @@ def test_a_change_that_could_not_be_audited_is_audited_the_next_time(
     note_restart(load_settings(tmp_path), store, at=T0)
     other = load_settings(tmp_path, {"seed": 7})
 
-    def gone(*_: object) -> None:
+    def raise_unavailable(*_: object) -> None:
         raise StoreUnavailable("the database is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("traced.daemon.settings_changes.write_session", gone)
+        patch.setattr("traced.daemon.settings_changes.write_session", raise_unavailable)
         with pytest.raises(StoreUnavailable):
             note_restart(other, store, at=T0)
     assert note_restart(other, store, at=T0) == {"seed": [0, 7]}
-    with write_session(store) as opened:
-        assert len(list_audit(opened)) == 1
+    with write_session(store) as session:
+        assert len(list_audit(session)) == 1

@@ -1,4 +1,4 @@
-"""What the unit says, and that only what is ours is written or removed."""
+"""The content of the systemd unit, and that only the unit of traced is written or removed."""
 
 import re
 import stat
@@ -29,9 +29,9 @@ def settings(text: str) -> dict[str, list[str]]:
 
 
 def words(value: str) -> list[str]:
-    """The words of a setting, read as systemd.syntax(7) says: quoted, with backslashes, then specifiers."""
-    found = re.findall(r'"((?:\\.|[^"\\])*)"', value)
-    return [re.sub(r"\\(.)", r"\1", word).replace("%%", "%") for word in found]
+    """Parse the quoted words of a setting as in systemd.syntax(7): backslash escapes, then specifiers."""
+    quoted_words = re.findall(r'"((?:\\.|[^"\\])*)"', value)
+    return [re.sub(r"\\(.)", r"\1", word).replace("%%", "%") for word in quoted_words]
 
 
 printable = st.text(st.characters(min_codepoint=32, blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20)
@@ -77,17 +77,17 @@ def test_it_follows_the_machine_the_user_and_the_place() -> None:
     assert old["DeviceAllow"] == ["char-nvidia* rw"]
     assert "PrivateDevices" not in old
     assert "SupplementaryGroups" not in old
-    named = settings(render(unit(run_as="ann", data_dir=Path("/srv/a b%c"))))
-    assert (named["User"], words(named["ReadWritePaths"][0])) == (["ann"], ["/srv/a b%c"])
-    assert "DynamicUser" not in named
+    named_user = settings(render(unit(run_as="ann", data_dir=Path("/srv/a b%c"))))
+    assert (named_user["User"], words(named_user["ReadWritePaths"][0])) == (["ann"], ["/srv/a b%c"])
+    assert "DynamicUser" not in named_user
     assert settings(render(unit()))["ProtectHome"] == [
         "read-only" if Path(service.__file__).is_relative_to("/root") else "yes"
     ]
     assert settings(render(unit(run_as="ann", data_dir=Path("/home/ann/x"))))["ProtectHome"] == ["read-only"]
-    own = settings(render(unit(system=False)))
-    assert own["WantedBy"] == ["default.target"]
-    assert own["NoNewPrivileges"] == ["yes"]
-    assert not {"ProtectSystem", "DynamicUser", "PrivateTmp", "User"} & set(own)
+    user_unit = settings(render(unit(system=False)))
+    assert user_unit["WantedBy"] == ["default.target"]
+    assert user_unit["NoNewPrivileges"] == ["yes"]
+    assert not {"ProtectSystem", "DynamicUser", "PrivateTmp", "User"} & set(user_unit)
 
 
 @pytest.mark.parametrize(
@@ -105,25 +105,25 @@ def test_it_follows_the_machine_the_user_and_the_place() -> None:
     ],
 )
 def test_what_no_unit_can_hold_is_refused(values: dict[str, object]) -> None:
-    with pytest.raises(UnitRefused) as caught:
+    with pytest.raises(UnitRefused) as raised:
         render(unit(**values))
-    assert caught.value.hint
+    assert raised.value.hint
 
 
 @pytest.fixture
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with a systemctl that notes what it is asked (no systemd runs where tests do)."""
-    asked = tmp_path / "asked"
+    """Install a fake systemctl and return the file in which it logs its arguments."""
+    call_log = tmp_path / "asked"
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho "$@" >> {asked}\n[ "$REFUSE" ] && {{ echo "no such thing" >&2; exit 4; }}\necho active\n'
+        f'#!/bin/sh\necho "$@" >> {call_log}\n[ "$REFUSE" ] && {{ echo "no such thing" >&2; exit 4; }}\necho active\n'
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(service, "BOOTED", tmp_path)
-    return asked
+    return call_log
 
 
 def test_install_look_and_uninstall(systemd: Path, tmp_path: Path) -> None:
@@ -133,17 +133,17 @@ def test_install_look_and_uninstall(systemd: Path, tmp_path: Path) -> None:
     assert path == tmp_path / "config/systemd/user/traced.service" == unit_path(mine)
     assert path.read_text() == render(mine)
     assert [entry.name for entry in path.parent.iterdir()] == ["traced.service"]
-    seen = look(mine)
-    assert (seen.there, seen.ours, seen.current, seen.state) == (True, True, True, "active")
+    status = look(mine)
+    assert (status.there, status.ours, status.current, status.state) == (True, True, True, "active")
     changed = unit(system=False, data_dir=tmp_path, memory_max="1G")
     assert look(changed).current is False
     install(changed)
     assert look(changed).current is True
     uninstall(mine)
     assert not path.exists()
-    told = [line for line in systemd.read_text().splitlines() if "is-active" not in line]
+    commands = [line for line in systemd.read_text().splitlines() if "is-active" not in line]
     start = ["--user daemon-reload", "--user enable traced.service"]
-    assert told == [*start, *start, "--user disable --now traced.service", "--user daemon-reload"]
+    assert commands == [*start, *start, "--user disable --now traced.service", "--user daemon-reload"]
     with pytest.raises(UnitRefused, match="no unit is installed"):
         uninstall(mine)
 
@@ -169,9 +169,9 @@ def test_what_systemctl_says_is_passed_on(systemd: Path, tmp_path: Path, monkeyp
 
 def test_without_systemd_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BOOTED", tmp_path / "no")
-    with pytest.raises(NoServiceManager) as caught:
+    with pytest.raises(NoServiceManager) as raised:
         install(unit(system=False))
-    assert "compose" in caught.value.hint
+    assert "compose" in raised.value.hint
 
 
 def test_a_made_up_user_must_reach_the_interpreter(
@@ -181,8 +181,8 @@ def test_a_made_up_user_must_reach_the_interpreter(
     closed = tmp_path / "closed"
     (closed / "bin").mkdir(parents=True)
     closed.chmod(0o700)
-    with pytest.raises(UnitRefused, match="the user of the unit cannot access") as caught:
+    with pytest.raises(UnitRefused, match="the user of the unit cannot access") as raised:
         install(unit(python=closed / "bin" / "python"))
-    assert "--run-as" in caught.value.hint
+    assert "--run-as" in raised.value.hint
     install(unit(python=closed / "bin" / "python", run_as="ann"))
     assert (tmp_path / "etc/traced.service").exists()

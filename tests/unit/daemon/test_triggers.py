@@ -1,4 +1,4 @@
-"""Triggers on a real store and a real scheduler, with a loop that only writes down what it is asked."""
+"""Triggers on a real store and a real scheduler; requested cycles are only recorded."""
 
 import asyncio
 import pickle
@@ -27,40 +27,42 @@ NIGHTLY: dict[str, object] = {"triggers.cron": "0 3 * * *", "triggers.time_zone"
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(engine) as opened:
-        save_chain(opened)
+    with write_session(engine) as session:
+        save_chain(session)
     yield engine
     engine.dispose()
 
 
 @dataclass
 class Place:
-    """A data directory whose triggers are run for a while."""
+    """A data directory whose triggers the tests run."""
 
     folder: Path
     store: Engine
-    asked: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
     ahead: timedelta = timedelta(0)
     triggers: Triggers | None = None
 
-    def live(self, settings: Mapping[str, object], until: Callable[[], bool] = lambda: True, looks: int = 3) -> None:
-        """One process' life: at least so many looks, and until what is waited for has happened."""
-        seen = []
+    def live(
+        self, settings: Mapping[str, object], condition: Callable[[], bool] = lambda: True, min_checks: int = 3
+    ) -> None:
+        """Run the triggers as one process, for at least ``min_checks`` checks and until the condition holds."""
+        finished_checks = []
         self.triggers = Triggers(
-            load_settings(self.folder, settings), self.store, self.asked.append, self.now, poll_s=0.01
+            load_settings(self.folder, settings), self.store, self.causes.append, self.now, poll_s=0.01
         )
-        look = self.triggers._check
+        check = self.triggers._check
 
-        async def counted(engine: Engine) -> None:
-            await look(engine)
-            seen.append(1)
+        async def counting_check(engine: Engine) -> None:
+            await check(engine)
+            finished_checks.append(1)
 
-        self.triggers._check = counted  # type: ignore[method-assign]
+        self.triggers._check = counting_check  # type: ignore[method-assign]
 
         async def run() -> None:
             assert self.triggers is not None
             task = asyncio.create_task(self.triggers.run())
-            while not task.done() and (len(seen) < looks or not until()):
+            while not task.done() and (len(finished_checks) < min_checks or not condition()):
                 await asyncio.wait({task}, timeout=0.01)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -72,15 +74,15 @@ class Place:
 
     def report(self, count: int, failed: bool = False, cycle: str | None = None) -> None:
         outcome = Outcome.FAILURE if failed else Outcome.SUCCESS
-        with write_session(self.store) as opened:
-            there = opened.execute(text("SELECT count(*) FROM trajectories")).scalar_one()
+        with write_session(self.store) as session:
+            offset = session.execute(text("SELECT count(*) FROM trajectories")).scalar_one()
             like = replace(trajectory("x"), source="desk", outcome=outcome, cycle_id=cycle)
-            made = [replace(like, id=f"n{there + n}", task_id=f"n{there + n}") for n in range(count)]
-            save_trajectories(opened, made)
+            trajectories = [replace(like, id=f"n{offset + n}", task_id=f"n{offset + n}") for n in range(count)]
+            save_trajectories(session, trajectories)
 
     def begin(self) -> None:
-        with write_session(self.store) as opened:
-            record_start(opened, "desk", cause="a test", at=self.now())
+        with write_session(self.store) as session:
+            record_start(session, "desk", cause="a test", at=self.now())
 
     def jobs(self) -> dict[str, datetime]:
         with closing(sqlite3.connect(self.folder / FILE)) as raw:
@@ -88,12 +90,13 @@ class Place:
         return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
 
     def set_due(self, name: str, at: datetime) -> None:
-        """As if the job had been planned for ``at``."""
+        """Reschedule a stored job to ``at``."""
         with closing(sqlite3.connect(self.folder / FILE)) as raw:
             [(state,)] = raw.execute("SELECT job_state FROM apscheduler_jobs WHERE id = ?", [name]).fetchall()
-            held = pickle.loads(state) | {"next_run_time": at}
+            job_state = pickle.loads(state) | {"next_run_time": at}
             raw.execute(
-                "UPDATE apscheduler_jobs SET next_run_time = ?, job_state = ?", [at.timestamp(), pickle.dumps(held)]
+                "UPDATE apscheduler_jobs SET next_run_time = ?, job_state = ?",
+                [at.timestamp(), pickle.dumps(job_state)],
             )
             raw.commit()
 
@@ -104,39 +107,39 @@ def place(tmp_path: Path, store: Engine) -> Place:
 
 
 def test_all_are_off_by_default(place: Place) -> None:
-    place.live({}, looks=0)
+    place.live({}, min_checks=0)
     assert not (place.folder / FILE).exists()
-    assert place.asked == []
+    assert place.causes == []
 
 
 def test_missed_nights_are_made_up_for_once(place: Place) -> None:
     place.live(NIGHTLY)
-    assert place.asked == []
+    assert place.causes == []
     place.set_due("cron", datetime.now(UTC) - timedelta(days=5))
     turns = []
 
-    def begun_and_looked_at_again() -> bool:
-        turns.append(bool(place.asked))
+    def start_cycle_once() -> bool:
+        turns.append(bool(place.causes))
         if turns.count(True) == 1:
             place.begin()
         return turns.count(True) > 20
 
-    place.live(NIGHTLY, begun_and_looked_at_again)
-    place.live(NIGHTLY, looks=10)
-    assert place.asked == ["cron 0 3 * * *"]
-    due = place.jobs()["cron"]
-    assert (due.hour, due.minute) == (3, 0)
-    assert timedelta(0) < due - datetime.now(UTC) <= timedelta(days=1)
+    place.live(NIGHTLY, start_cycle_once)
+    place.live(NIGHTLY, min_checks=10)
+    assert place.causes == ["cron 0 3 * * *"]
+    next_run = place.jobs()["cron"]
+    assert (next_run.hour, next_run.minute) == (3, 0)
+    assert timedelta(0) < next_run - datetime.now(UTC) <= timedelta(days=1)
 
 
 def test_a_cause_outlives_the_process_until_a_cycle_begins(place: Place) -> None:
     place.live(NIGHTLY)
     place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
-    place.live(NIGHTLY, lambda: bool(place.asked))
-    place.live(NIGHTLY, lambda: len(place.asked) == 2)
+    place.live(NIGHTLY, lambda: bool(place.causes))
+    place.live(NIGHTLY, lambda: len(place.causes) == 2)
     place.begin()
     place.live(NIGHTLY)
-    assert place.asked == ["cron 0 3 * * *"] * 2
+    assert place.causes == ["cron 0 3 * * *"] * 2
 
 
 def test_a_job_keeps_its_time_and_a_changed_expression_replaces_it(place: Place) -> None:
@@ -177,14 +180,14 @@ def test_enough_new_trajectories_ask_once_and_count_anew(place: Place) -> None:
     place.report(4)
     place.report(50, cycle=CYCLE.id)
     place.live(settings)
-    assert place.asked == []
+    assert place.causes == []
     place.report(3)
-    place.live(settings, looks=10)
-    assert place.asked == ["7 new trajectories"]
+    place.live(settings, min_checks=10)
+    assert place.causes == ["7 new trajectories"]
     place.begin()
     place.report(4)
     place.live(settings)
-    assert place.asked == ["7 new trajectories"]
+    assert place.causes == ["7 new trajectories"]
 
 
 def test_a_failure_rate_over_the_newest(place: Place) -> None:
@@ -194,24 +197,24 @@ def test_a_failure_rate_over_the_newest(place: Place) -> None:
     place.report(6)
     place.live(settings)
     place.report(4, failed=True)
-    place.live(settings, lambda: bool(place.asked))
-    assert place.asked == ["failure rate 40 % over the last 10"]
+    place.live(settings, lambda: bool(place.causes))
+    assert place.causes == ["failure rate 40 % over the last 10"]
 
 
 def test_a_paused_target_forgets_clocks_and_keeps_counts(place: Place) -> None:
     settings = NIGHTLY | {"triggers.trajectories": 5}
     place.live(settings)
-    with write_session(place.store) as opened:
-        pause_target(opened, "desk", actor="me", at=place.now())
+    with write_session(place.store) as session:
+        pause_target(session, "desk", actor="me", at=place.now())
     place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
-    place.live(settings, lambda: place.jobs()["cron"] > datetime.now(UTC), looks=10)
+    place.live(settings, lambda: place.jobs()["cron"] > datetime.now(UTC), min_checks=10)
     place.report(5)
     place.live(settings)
-    assert place.asked == []
-    with write_session(place.store) as opened:
-        resume_target(opened, "desk")
-    place.live(settings, lambda: bool(place.asked))
-    assert place.asked == ["5 new trajectories"]
+    assert place.causes == []
+    with write_session(place.store) as session:
+        resume_target(session, "desk")
+    place.live(settings, lambda: bool(place.causes))
+    assert place.causes == ["5 new trajectories"]
 
 
 def test_a_store_that_is_gone_for_a_while_delays_and_loses_nothing(
@@ -221,20 +224,20 @@ def test_a_store_that_is_gone_for_a_while_delays_and_loses_nothing(
     place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
     turns = []
 
-    def gone(name: str, other: str) -> None:
-        with write_session(place.store) as opened:
-            opened.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
+    def rename_table(name: str, other: str) -> None:
+        with write_session(place.store) as session:
+            session.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
 
-    def until() -> bool:
+    def condition() -> bool:
         turns.append(place.jobs()["cron"] > datetime.now(UTC))
         if turns.count(True) == 20:
-            assert place.asked == []
-            gone("elsewhere", "targets")
-        return bool(place.asked)
+            assert place.causes == []
+            rename_table("elsewhere", "targets")
+        return bool(place.causes)
 
-    gone("targets", "elsewhere")
-    place.live(NIGHTLY, until)
-    assert place.asked == ["cron 0 3 * * *"]
+    rename_table("targets", "elsewhere")
+    place.live(NIGHTLY, condition)
+    assert place.causes == ["cron 0 3 * * *"]
     assert sum("triggers cannot be evaluated now" in line for line in caplog.messages) == 1
 
 
@@ -250,7 +253,7 @@ async def test_other_settings_are_followed_without_a_restart(place: Place) -> No
         return load_settings(place.folder, NIGHTLY | {"triggers.cron": cron})
 
     async def scene() -> None:
-        triggers = Triggers(load_settings(place.folder, {}), place.store, place.asked.append, place.now, poll_s=1000)
+        triggers = Triggers(load_settings(place.folder, {}), place.store, place.causes.append, place.now, poll_s=1000)
         task = asyncio.create_task(triggers.run())
         await asyncio.sleep(0)
         for settings, hour in ((nightly("0 3 * * *"), 3), (nightly("0 4 * * *"), 4)):
@@ -260,10 +263,10 @@ async def test_other_settings_are_followed_without_a_restart(place: Place) -> No
         await eventually_async(lambda: triggers.next_at() is None)
         place.report(2)
         triggers.take(load_settings(place.folder, {"triggers.trajectories": 1}))
-        await eventually_async(lambda: bool(place.asked))
+        await eventually_async(lambda: bool(place.causes))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     await asyncio.wait_for(scene(), 60)
     assert place.jobs() == {}
-    assert place.asked == ["2 new trajectories"]
+    assert place.causes == ["2 new trajectories"]

@@ -1,4 +1,4 @@
-"""What is sampled for listeners: a sample that fails once is taken again, whatever it failed of."""
+"""Samples for listeners: a failing sample is skipped and taken again, whatever the error."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -7,33 +7,33 @@ from pydantic import BaseModel
 
 from traced.daemon.live_state import LiveState, Sample, Watch
 
-AT = datetime(2026, 3, 14, 9, tzinfo=UTC)
+NOW = datetime(2026, 3, 14, 9, tzinfo=UTC)
 
 
 class Figure(BaseModel):
-    """What is looked at."""
+    """A sampled value."""
 
     number: int
 
 
 async def test_a_sample_that_fails_is_left_out_and_the_next_one_counts() -> None:
-    taken: list[int] = []
+    samples: list[int] = []
 
     def take() -> Figure:
-        taken.append(len(taken))
-        if len(taken) == 2:
+        samples.append(len(samples))
+        if len(samples) == 2:
             raise ZeroDivisionError
-        return Figure(number=len(taken))
+        return Figure(number=len(samples))
 
-    present, heard = LiveState(), []
-    watch = Watch({"figure": Sample(take, 0.001)}, present, lambda: AT)
+    live_state, numbers = LiveState(), []
+    watch = Watch({"figure": Sample(take, 0.001)}, live_state, lambda: NOW)
     with watch.is_sampling():
         for _ in range(2000):
-            heard = [event.detail["number"] for event in present.of("figure")]
-            if len(taken) > 4 and heard:
+            numbers = [event.detail["number"] for event in live_state.of("figure")]
+            if len(samples) > 4 and numbers:
                 break
             await asyncio.sleep(0.001)
     assert not watch.at_work
-    assert present.of("figure") == []
-    [number] = heard
+    assert live_state.of("figure") == []
+    [number] = numbers
     assert number > 2

@@ -1,4 +1,4 @@
-"""A data directory with a bit of everything, for tests of upkeep."""
+"""A data directory with a sample of every kind of file, for tests of maintenance."""
 
 import json
 import sqlite3
@@ -23,15 +23,15 @@ def settings_at(data_dir: Path) -> Settings:
 
 
 def fill(data_dir: Path) -> Settings:
-    """The chain of ``tests.unit.store.chain``, its adapter's files and what a run leaves."""
+    """Create a data directory with the chain of ``tests.unit.store.chain``, its adapter's files and files of a run."""
     data_dir.mkdir(parents=True)
     (data_dir / "traced.toml").write_text("seed = 5\n")
     settings = load_settings(data_dir)
     store = open_store(settings.store_url)
-    with write_session(store) as opened:
-        save_chain(opened)
-        moved = f"UPDATE adapters SET path = '{data_dir / 'adapters' / ADAPTER}'"
-        opened.execute(text(moved))
+    with write_session(store) as session:
+        save_chain(session)
+        statement = f"UPDATE adapters SET path = '{data_dir / 'adapters' / ADAPTER}'"
+        session.execute(text(statement))
     store.dispose()
     with closing(sqlite3.connect(data_dir / "checkpoints.db")) as checkpoints:
         columns = "thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, checkpoint BLOB"
@@ -54,12 +54,12 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def tree(folder: Path, wanted: Callable[[Path], bool] = lambda path: True) -> dict[str, bytes]:
-    """Every file below ``folder`` with its content."""
-    files = [path for path in folder.rglob("*") if path.is_file() and wanted(path)]
+def tree(folder: Path, predicate: Callable[[Path], bool] = lambda path: True) -> dict[str, bytes]:
+    """Return every file below ``folder`` that the predicate accepts, with its content."""
+    files = [path for path in folder.rglob("*") if path.is_file() and predicate(path)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(files)}
 
 
 def rows(database: Path) -> list[str]:
-    with closing(sqlite3.connect(database)) as opened:
-        return list(opened.iterdump())
+    with closing(sqlite3.connect(database)) as connection:
+        return list(connection.iterdump())

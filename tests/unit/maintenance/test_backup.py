@@ -39,12 +39,12 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(place: Path, tmp_path: Path) -> Path:
+def backup_file(place: Path, tmp_path: Path) -> Path:
     return back_up(settings_at(place), tmp_path / "b" / "one.tar.zst", now=NOW).path
 
 
-def test_a_backup_holds_what_cannot_be_made_again_and_nothing_else(place: Path, made: Path) -> None:
-    manifest = archive.verify(made)
+def test_a_backup_holds_what_cannot_be_made_again_and_nothing_else(place: Path, backup_file: Path) -> None:
+    manifest = archive.verify(backup_file)
     assert sorted(manifest.members) == [
         f"adapters/{ADAPTER}/adapter_model.safetensors",
         f"adapters/{ADAPTER}/manifest.json",
@@ -55,102 +55,102 @@ def test_a_backup_holds_what_cannot_be_made_again_and_nothing_else(place: Path, 
         "traced.toml",
     ]
     assert (manifest.database, manifest.schema, manifest.made_at) == ("sqlite", HEAD, NOW.isoformat())
-    assert made.stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in made.parent.iterdir()] == ["one.tar.zst"]
+    assert backup_file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in backup_file.parent.iterdir()] == ["one.tar.zst"]
 
 
-def test_a_restored_directory_is_the_one_that_was_backed_up(place: Path, made: Path, tmp_path: Path) -> None:
-    there = tmp_path / "elsewhere" / "data"
-    done = restore(made, there, settings_at, now=NOW)
+def test_a_restored_directory_is_the_one_that_was_backed_up(place: Path, backup_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "data"
+    done = restore(backup_file, target, settings_at, now=NOW)
     assert done.aside is None
-    assert (there / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == WEIGHTS
-    assert (there / "adapters" / ADAPTER / "adapter_model.safetensors").stat().st_mode & 0o777 == 0o444
-    assert tree(there / "environments") == tree(place / "environments")
-    assert rows(there / "checkpoints.db") == rows(place / "checkpoints.db")
-    assert settings_at(there).seed == 5
-    store = open_store(settings_at(there).store_url)
-    with read_session(store) as opened:
-        assert evidence_chain(opened, ADAPTER).missing == []
-        assert get_adapter(opened, ADAPTER).path == str(there / "adapters" / ADAPTER)
+    assert (target / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert (target / "adapters" / ADAPTER / "adapter_model.safetensors").stat().st_mode & 0o777 == 0o444
+    assert tree(target / "environments") == tree(place / "environments")
+    assert rows(target / "checkpoints.db") == rows(place / "checkpoints.db")
+    assert settings_at(target).seed == 5
+    store = open_store(settings_at(target).store_url)
+    with read_session(store) as session:
+        assert evidence_chain(session, ADAPTER).missing == []
+        assert get_adapter(session, ADAPTER).path == str(target / "adapters" / ADAPTER)
     store.dispose()
-    assert [path.name for path in there.parent.iterdir()] == ["data"]
+    assert [path.name for path in target.parent.iterdir()] == ["data"]
 
 
 def test_in_place_nothing_is_lost_the_old_is_aside_and_backups_stay(place: Path) -> None:
-    before = back_up(settings_at(place), now=NOW).path
-    assert before.parent == place / "backups"
+    backup = back_up(settings_at(place), now=NOW).path
+    assert backup.parent == place / "backups"
     old = rows(place / "traced.db")
     store = open_store(settings_at(place).store_url)
-    with write_session(store) as opened:
-        save_trajectories(opened, [trajectory("later")])
+    with write_session(store) as session:
+        save_trajectories(session, [trajectory("later")])
     store.dispose()
     newer = tree(place, lambda path: path.suffix == ".safetensors" or path.suffix == ".pt")
-    done = restore(before, place, settings_at, now=NOW, force=True)
+    done = restore(backup, place, settings_at, now=NOW, force=True)
     assert rows(place / "traced.db") == old
-    assert before.exists()
+    assert backup.exists()
     assert done.aside is not None
     assert any("'later'" in line for line in rows(done.aside / "traced.db"))
     assert tree(done.aside, lambda path: path.suffix in (".safetensors", ".pt")) == newer
-    again = restore(before, place, settings_at, now=NOW, force=True)
-    assert again.aside is not None
-    assert again.aside != done.aside
+    second_restore = restore(backup, place, settings_at, now=NOW, force=True)
+    assert second_restore.aside is not None
+    assert second_restore.aside != done.aside
 
 
-def test_a_directory_that_holds_data_is_left_alone_without_force(place: Path, made: Path) -> None:
-    before = tree(place)
+def test_a_directory_that_holds_data_is_left_alone_without_force(place: Path, backup_file: Path) -> None:
+    contents = tree(place)
     with pytest.raises(RestoreRefused, match=r"already holds data \(adapters, checkpoints.db"):
-        restore(made, place, settings_at, now=NOW)
+        restore(backup_file, place, settings_at, now=NOW)
     locks = {SERVICE_LOCK, CYCLE_LOCK}
-    assert {name: content for name, content in tree(place).items() if name not in locks} == before
+    assert {name: content for name, content in tree(place).items() if name not in locks} == contents
 
 
 @pytest.mark.parametrize("file", [SERVICE_LOCK, CYCLE_LOCK], ids=["by a service", "by a verb"])
-def test_a_directory_in_use_is_left_alone(place: Path, made: Path, file: str) -> None:
+def test_a_directory_in_use_is_left_alone(place: Path, backup_file: Path, file: str) -> None:
     in_use = hold_directory(place, now=lambda: NOW, version="1", file_name=file)
     with in_use, pytest.raises(AlreadyRunning, match="in use by process"):
-        restore(made, place, settings_at, now=NOW, force=True)
-    assert restore(made, place, settings_at, now=NOW, force=True).aside is not None
+        restore(backup_file, place, settings_at, now=NOW, force=True)
+    assert restore(backup_file, place, settings_at, now=NOW, force=True).aside is not None
 
 
 @pytest.mark.parametrize("at", [0.02, 0.5, 0.98])
-def test_a_cut_off_backup_is_told(made: Path, at: float) -> None:
-    whole = made.read_bytes()
-    made.write_bytes(whole[: int(len(whole) * at)])
-    with pytest.raises(BackupDamaged, match=str(made)):
-        archive.verify(made)
+def test_a_cut_off_backup_is_told(backup_file: Path, at: float) -> None:
+    data = backup_file.read_bytes()
+    backup_file.write_bytes(data[: int(len(data) * at)])
+    with pytest.raises(BackupDamaged, match=str(backup_file)):
+        archive.verify(backup_file)
 
 
-def test_a_flipped_bit_is_told_unless_it_changes_nothing(made: Path) -> None:
-    """Compressed blocks have bits of padding: a flip there gives the same content, and is no damage."""
-    whole, plain = made.read_bytes(), unpacked(made)
-    told = 0
-    for position in range(6, len(whole), max(1, len(whole) // 60)):  # behind magic number, flags and window size
-        made.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+def test_a_flipped_bit_is_told_unless_it_changes_nothing(backup_file: Path) -> None:
+    """Compressed blocks contain padding bits: flipping one leaves the content unchanged, which is not damage."""
+    data, tar_data = backup_file.read_bytes(), unpack(backup_file)
+    detections = 0
+    for position in range(6, len(data), max(1, len(data) // 60)):  # after magic number, flags and window size
+        backup_file.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
         try:
-            archive.verify(made)
+            archive.verify(backup_file)
         except BackupDamaged:
-            told += 1
+            detections += 1
         else:
-            assert unpacked(made) == plain, position
-    assert told > 50
+            assert unpack(backup_file) == tar_data, position
+    assert detections > 50
 
 
-def unpacked(made: Path) -> bytes:
-    content: bytes = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(made.read_bytes())).readall()
+def unpack(backup_file: Path) -> bytes:
+    content: bytes = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(backup_file.read_bytes())).readall()
     return content
 
 
-def repacked(made: Path, change: "Repack") -> None:
-    """Write the backup again with other members; each is (TarInfo, content)."""
-    plain = unpacked(made)
-    with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
+def repack(backup_file: Path, change: "Repack") -> None:
+    """Rewrite the backup with changed members, pairs of (TarInfo, content)."""
+    tar_data = unpack(backup_file)
+    with tarfile.open(fileobj=io.BytesIO(tar_data)) as tar:
         members = [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member, content in change(members):
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    made.write_bytes(zstandard.ZstdCompressor().compress(out.getvalue()))
+    backup_file.write_bytes(zstandard.ZstdCompressor().compress(out.getvalue()))
 
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
@@ -176,18 +176,21 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
     ],
     ids=lambda info: info.name,
 )
-def test_no_member_escapes_and_none_is_special(made: Path, tmp_path: Path, odd: tarfile.TarInfo) -> None:
-    repacked(made, lambda members: [(odd, b""), *members])
-    before = tree(tmp_path)
-    for act in (lambda: archive.verify(made), lambda: restore(made, tmp_path / "new", settings_at, now=NOW)):
+def test_no_member_escapes_and_none_is_special(backup_file: Path, tmp_path: Path, odd: tarfile.TarInfo) -> None:
+    repack(backup_file, lambda members: [(odd, b""), *members])
+    contents = tree(tmp_path)
+    for operation in (
+        lambda: archive.verify(backup_file),
+        lambda: restore(backup_file, tmp_path / "new", settings_at, now=NOW),
+    ):
         with pytest.raises(BackupDamaged, match="is not a backup"):
-            act()
-    assert {name for name in tree(tmp_path) if not name.endswith(".lock")} == set(before)
+            operation()
+    assert {name for name in tree(tmp_path) if not name.endswith(".lock")} == set(contents)
     assert not Path("/tmp/escaped-absolute").exists()
 
 
-def test_a_member_more_or_less_or_twice_is_told(made: Path) -> None:
-    whole = made.read_bytes()
+def test_a_member_more_or_less_or_twice_is_told(backup_file: Path) -> None:
+    data = backup_file.read_bytes()
     for change in (
         lambda members: [(member("runs/more"), b"x"), *members],
         lambda members: members[1:],
@@ -195,53 +198,53 @@ def test_a_member_more_or_less_or_twice_is_told(made: Path) -> None:
         lambda members: [*members, (member("after"), b"x")],
         lambda members: members[:-1],
     ):
-        made.write_bytes(whole)
-        repacked(made, change)
+        backup_file.write_bytes(data)
+        repack(backup_file, change)
         with pytest.raises(BackupDamaged):
-            archive.verify(made)
+            archive.verify(backup_file)
 
 
-def with_manifest(made: Path, **changes: object) -> None:
+def with_manifest(backup_file: Path, **changes: object) -> None:
     def change(members: Members) -> Members:
         manifest, _ = members[-1]
-        told = asdict(archive.verify(made)) | changes
+        fields = asdict(archive.verify(backup_file)) | changes
         assert manifest.name == MANIFEST
-        return [*members[:-1], (manifest, json.dumps(told).encode())]
+        return [*members[:-1], (manifest, json.dumps(fields).encode())]
 
-    repacked(made, change)
+    repack(backup_file, change)
 
 
-def test_a_newer_schema_is_refused_before_anything_changes(made: Path, place: Path) -> None:
-    with_manifest(made, schema="9999")
-    before = tree(place)
+def test_a_newer_schema_is_refused_before_anything_changes(backup_file: Path, place: Path) -> None:
+    with_manifest(backup_file, schema="9999")
+    contents = tree(place)
     with pytest.raises(RestoreRefused, match=r"schema '9999'.*\(try: upgrade traced\)"):
-        restore(made, place, settings_at, now=NOW, force=True)
+        restore(backup_file, place, settings_at, now=NOW, force=True)
     locks = {SERVICE_LOCK, CYCLE_LOCK}
-    assert {name: content for name, content in tree(place).items() if name not in locks} == before
+    assert {name: content for name, content in tree(place).items() if name not in locks} == contents
     assert sorted(path.name for path in place.parent.iterdir()) == ["b", "data"]
 
 
-def test_another_format_and_another_kind_of_database_are_refused(made: Path, tmp_path: Path) -> None:
-    with_manifest(made, database="postgresql")
+def test_another_format_and_another_kind_of_database_are_refused(backup_file: Path, tmp_path: Path) -> None:
+    with_manifest(backup_file, database="postgresql")
     with pytest.raises(RestoreRefused, match="contains a postgresql store"):
-        restore(made, tmp_path / "new", settings_at, now=NOW)
-    with_manifest(made, format=2)
+        restore(backup_file, tmp_path / "new", settings_at, now=NOW)
+    with_manifest(backup_file, format=2)
     with pytest.raises(BackupDamaged, match="has format 2"):
-        archive.verify(made)
+        archive.verify(backup_file)
 
 
 def test_a_backup_is_whole_while_others_write(place: Path, tmp_path: Path) -> None:
     settings = settings_at(place)
     stop = threading.Event()
-    written: list[int] = []
+    pair_numbers: list[int] = []
 
     def write_pairs() -> None:
         store = open_store(settings.store_url)
         while not stop.is_set():
-            number = len(written)
-            with write_session(store) as opened:  # two rows in one transaction: a torn copy would hold one
-                save_trajectories(opened, [trajectory(f"a{number}"), trajectory(f"b{number}")])
-            written.append(number)
+            number = len(pair_numbers)
+            with write_session(store) as session:  # one transaction: an inconsistent copy contains one of the rows
+                save_trajectories(session, [trajectory(f"a{number}"), trajectory(f"b{number}")])
+            pair_numbers.append(number)
         store.dispose()
 
     writer = threading.Thread(target=write_pairs)
@@ -254,20 +257,20 @@ def test_a_backup_is_whole_while_others_write(place: Path, tmp_path: Path) -> No
         writer.join()
     for number in range(3):
         restore(tmp_path / f"{number}.tar.zst", tmp_path / f"r{number}", settings_at, now=NOW)
-        with closing(sqlite3.connect(tmp_path / f"r{number}" / "traced.db")) as opened:
-            [(pairs, singles)] = opened.execute(
+        with closing(sqlite3.connect(tmp_path / f"r{number}" / "traced.db")) as connection:
+            [(pairs, singles)] = connection.execute(
                 "SELECT sum(id LIKE 'a%'), sum(id LIKE 'b%') FROM trajectories"
             ).fetchall()
             assert pairs == singles
-            assert opened.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert written
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert pair_numbers
 
 
-def test_what_a_backup_needs_and_lacks_is_named(tmp_path: Path, made: Path, place: Path) -> None:
+def test_what_a_backup_needs_and_lacks_is_named(tmp_path: Path, backup_file: Path, place: Path) -> None:
     with pytest.raises(BackupFailed, match="there is no store at"):
         back_up(settings_at(tmp_path / "nothing"), tmp_path / "x.tar.zst", now=NOW)
     with pytest.raises(BackupFailed, match="exists already"):
-        back_up(settings_at(place), made, now=NOW)
+        back_up(settings_at(place), backup_file, now=NOW)
     write(tmp_path / "file", b"")
     with pytest.raises(BackupFailed, match="cannot write in"):
         back_up(settings_at(place), tmp_path / "file" / "x.tar.zst", now=NOW)
@@ -286,9 +289,9 @@ def test_backups_of_one_second_do_not_stand_in_each_others_way(place: Path) -> N
 
 
 def test_a_damaged_database_is_no_backup(place: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(place / "traced.db")) as opened:
-        [(page,)] = opened.execute("SELECT rootpage FROM sqlite_master WHERE name = 'toolsets'").fetchall()
-        [(size,)] = opened.execute("PRAGMA page_size").fetchall()
+    with closing(sqlite3.connect(place / "traced.db")) as connection:
+        [(page,)] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'toolsets'").fetchall()
+        [(size,)] = connection.execute("PRAGMA page_size").fetchall()
     with (place / "traced.db").open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
@@ -297,13 +300,13 @@ def test_a_damaged_database_is_no_backup(place: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "x").iterdir()) == []
 
 
-def test_settings_that_keep_the_store_elsewhere_are_told(made: Path, tmp_path: Path) -> None:
-    def elsewhere(data_dir: Path) -> object:
+def test_settings_that_keep_the_store_elsewhere_are_told(backup_file: Path, tmp_path: Path) -> None:
+    def settings_with_foreign_store(data_dir: Path) -> object:
         settings = settings_at(data_dir)
         return settings.model_copy(update={"store": settings.store.model_copy(update={"url": "sqlite:////else/x.db"})})
 
     with pytest.raises(RestoreRefused, match=r"name the store /else/x\.db"):
-        restore(made, tmp_path / "new", elsewhere, now=NOW)  # type: ignore[arg-type]
+        restore(backup_file, tmp_path / "new", settings_with_foreign_store, now=NOW)  # type: ignore[arg-type]
 
 
 KILLED = """
@@ -327,27 +330,27 @@ print("done", counted)
 
 
 @pytest.mark.slow
-def test_a_restore_that_is_killed_leaves_the_old_or_the_new_directory_whole(place: Path, made: Path) -> None:
-    """Killed at every fifth call of our own functions, then once more to the end."""
-    was, point, ends = rows(place / "traced.db"), 1, set()
+def test_a_restore_that_is_killed_leaves_the_old_or_the_new_directory_whole(place: Path, backup_file: Path) -> None:
+    """Kill the restore at different calls of the project's functions, then let it finish."""
+    old_rows, point, ends = rows(place / "traced.db"), 1, set()
     store = open_store(settings_at(place).store_url)
-    with write_session(store) as opened:
-        save_trajectories(opened, [trajectory("later")])
+    with write_session(store) as session:
+        save_trajectories(session, [trajectory("later")])
     store.dispose()
-    now = rows(place / "traced.db")
+    new_rows = rows(place / "traced.db")
     while True:
-        ran = subprocess.run(
-            [sys.executable, "-c", KILLED, str(made), str(place), str(point)],
+        process = subprocess.run(
+            [sys.executable, "-c", KILLED, str(backup_file), str(place), str(point)],
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
-        found = rows(place / "traced.db")
-        assert found in (was, now), point
+        current_rows = rows(place / "traced.db")
+        assert current_rows in (old_rows, new_rows), point
         assert (place / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == WEIGHTS
-        ends.add(found == was)
-        if ran.returncode != -signal.SIGKILL or found == was:
+        ends.add(current_rows == old_rows)
+        if process.returncode != -signal.SIGKILL or current_rows == old_rows:
             break
         point += 12
     assert point > 1

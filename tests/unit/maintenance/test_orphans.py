@@ -1,4 +1,4 @@
-"""What a killed process left: staging, leases; containers are in tests/integration/test_upkeep_docker.py."""
+"""Staging files and leases of killed processes; containers are in tests/integration/test_upkeep_docker.py."""
 
 import fcntl
 import os
@@ -23,17 +23,17 @@ def alive(holder: str) -> bool | None:
     return {"living": True, "dead": False}.get(holder)
 
 
-def swept(data_dir: Path, now: datetime = FUTURE, settled: timedelta = timedelta(0)) -> list[Orphan]:
+def sweep_orphans(data_dir: Path, now: datetime = FUTURE, min_age: timedelta = timedelta(0)) -> list[Orphan]:
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
-    found = sweep(data_dir, store, alive, now=now, min_age=settled, owner=OWNER)
+    orphans = sweep(data_dir, store, alive, now=now, min_age=min_age, owner=OWNER)
     store.dispose()
-    return [one for one in found if one.kind != "container"]
+    return [orphan for orphan in orphans if orphan.kind != "container"]
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     fill(tmp_path / "data")
-    swept(tmp_path / "data")
+    sweep_orphans(tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -48,42 +48,42 @@ def leftovers(place: Path) -> list[Path]:
 
 
 def test_staging_of_the_dead_goes_and_all_else_stays(place: Path) -> None:
-    before = tree(place.parent)
+    contents = tree(place.parent)
     left = leftovers(place)
-    assert len(swept(place)) == len(left)
-    assert tree(place.parent) == before
-    assert swept(place) == []
+    assert len(sweep_orphans(place)) == len(left)
+    assert tree(place.parent) == contents
+    assert sweep_orphans(place) == []
 
 
 def test_a_publication_that_was_killed_goes_one_at_work_stays(place: Path) -> None:
     left = write(place / "adapters" / ".staging-x@v2" / "adapter_model.safetensors", b"half")
     lock = write(place / "adapters" / ".lock", b"")
-    with lock.open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert swept(place) == []
+    with lock.open("r+") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        assert sweep_orphans(place) == []
         assert left.exists()
-    assert [one.name for one in swept(place)] == [str(left.parent)]
+    assert [orphan.name for orphan in sweep_orphans(place)] == [str(left.parent)]
     assert not left.parent.exists()
 
 
 def test_backups_and_restores_at_work_stay(place: Path) -> None:
     backup, restore = [path.parent for path in leftovers(place)[-2:]]
     with marked_alive(backup), marked_alive(restore):
-        swept(place)
+        sweep_orphans(place)
         assert backup.exists()
         assert restore.exists()
-    assert {one.name for one in swept(place)} == {str(backup), str(restore)}
+    assert {orphan.name for orphan in sweep_orphans(place)} == {str(backup), str(restore)}
 
 
 def test_fresh_staging_stays_for_as_long_as_the_caller_says(place: Path) -> None:
-    written = leftovers(place)[0]
-    os.utime(written.parents[1], (0, 0))  # the newest file inside counts, not the folder
-    seconds = written.stat().st_mtime
+    path = leftovers(place)[0]
+    os.utime(path.parents[1], (0, 0))  # the newest file inside counts, not the folder
+    seconds = path.stat().st_mtime
     now = datetime.fromtimestamp(seconds + 59, UTC)
-    swept(place, now, timedelta(seconds=60))
-    assert written.exists()
-    swept(place, now + timedelta(seconds=2), timedelta(seconds=60))
-    assert not written.exists()
+    sweep_orphans(place, now, timedelta(seconds=60))
+    assert path.exists()
+    sweep_orphans(place, now + timedelta(seconds=2), timedelta(seconds=60))
+    assert not path.exists()
 
 
 def lease(device: str, holder: str, seconds: float) -> LeaseRow:
@@ -101,8 +101,8 @@ def lease(device: str, holder: str, seconds: float) -> LeaseRow:
 
 def test_leases_of_dead_holders_are_dropped_and_reported(place: Path) -> None:
     store = open_store(f"sqlite:///{place / 'traced.db'}")
-    with write_session(store) as opened:
-        opened.add_all(
+    with write_session(store) as session:
+        session.add_all(
             [
                 lease("cpu", "dead", 60),
                 lease("gpu0", "living", -60),
@@ -110,12 +110,12 @@ def test_leases_of_dead_holders_are_dropped_and_reported(place: Path) -> None:
                 lease("gpu2", "elsewhere", 60),
             ]
         )
-    found = sorted((one.kind, one.name) for one in swept(place, NOW))
-    assert found == [
+    orphans = sorted((orphan.kind, orphan.name) for orphan in sweep_orphans(place, NOW))
+    assert orphans == [
         ("lease", "cpu of dead"),
         ("lease", "gpu1 of elsewhere"),
     ]
-    with read_session(store) as opened:
-        assert sorted(row.device for row in opened.exec(select(LeaseRow))) == ["gpu0", "gpu2"]
+    with read_session(store) as session:
+        assert sorted(row.device for row in session.exec(select(LeaseRow))) == ["gpu0", "gpu2"]
     store.dispose()
-    assert swept(place, NOW) == []
+    assert sweep_orphans(place, NOW) == []

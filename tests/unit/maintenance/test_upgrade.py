@@ -1,4 +1,4 @@
-"""Schema upgrades of a data directory: every released schema, a migration that fails, a newer one."""
+"""Schema upgrades of a data directory: every released schema, a failing migration, a newer schema."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ OLDER = known_revisions()[:-1]
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -44,8 +44,8 @@ def test_every_released_schema_is_backed_up_and_upgraded(version: str, tmp_path:
     assert (done.before, done.after) == (version, HEAD)
     assert done.backup is not None
     assert verify(done.backup).schema == version
-    with read_session(open_store(sqlite_url(place / "traced.db"))) as opened:
-        assert evidence_chain(opened, ADAPTER).missing == []
+    with read_session(open_store(sqlite_url(place / "traced.db"))) as session:
+        assert evidence_chain(session, ADAPTER).missing == []
     restore(done.backup, tmp_path / "back", settings_at, now=NOW)
     assert rows(tmp_path / "back" / "traced.db") == [line.replace(str(place), str(tmp_path / "back")) for line in old]
 
@@ -60,26 +60,26 @@ def test_the_newest_schema_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was_and_a_backup(tmp_path: Path) -> None:
     settings = fill(tmp_path / "data")
-    before = rows(tmp_path / "data" / "traced.db")
+    old_rows = rows(tmp_path / "data" / "traced.db")
     with pytest.raises(StoreUnavailable, match="no such table"):
         upgrade(settings, now=NOW, scripts=broken_migrations(tmp_path))
-    assert rows(tmp_path / "data" / "traced.db") == before
-    [kept] = (tmp_path / "data" / "backups").iterdir()
-    assert verify(kept).schema == HEAD
+    assert rows(tmp_path / "data" / "traced.db") == old_rows
+    [backup] = (tmp_path / "data" / "backups").iterdir()
+    assert verify(backup).schema == HEAD
     open_store(settings.store_url).dispose()
 
 
 def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
     settings = fill(tmp_path / "data")
     engine = connect(settings.store_url)
-    with write_session(engine) as opened:
-        opened.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with write_session(engine) as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
-    before = rows(tmp_path / "data" / "traced.db")
+    old_rows = rows(tmp_path / "data" / "traced.db")
     assert schema_state(settings).state == "newer"
     with pytest.raises(StoreVersionError, match=r"'9999'.*upgrade traced"):
         upgrade(settings, now=NOW)
-    assert rows(tmp_path / "data" / "traced.db") == before
+    assert rows(tmp_path / "data" / "traced.db") == old_rows
     assert not (tmp_path / "data" / "backups").exists()
 
 
@@ -100,8 +100,8 @@ def test_the_verbs_say_what_to_do_next(tmp_path: Path) -> None:
     run = CliRunner()
     older = run.invoke(app, ["db", "status", "--data-dir", str(place)])
     assert (older.exit_code, "Next: traced db upgrade" in older.stdout) == (1, True)
-    refused = run.invoke(app, ["explain", ADAPTER, "--data-dir", str(place)])
-    assert refused.exit_code == 1
-    assert "traced db upgrade" in " ".join(refused.stderr.split())
+    result = run.invoke(app, ["explain", ADAPTER, "--data-dir", str(place)])
+    assert result.exit_code == 1
+    assert "traced db upgrade" in " ".join(result.stderr.split())
     assert run.invoke(app, ["db", "upgrade", "--data-dir", str(place)]).exit_code == 0
     assert run.invoke(app, ["db", "status", "--data-dir", str(place)]).exit_code == 0

@@ -30,12 +30,12 @@ WAY = ["collect", "analyze", "synthesize", "admit", "train", "gate", "waiting", 
 
 
 class PowerCut(Exception):
-    """Stands for whatever ends the process: no stage may catch it."""
+    """A simulated end of the process, which no stage may catch."""
 
 
 @dataclass
 class Script:
-    """What the stages will do, and what they have done; outlives a killed graph as the store does."""
+    """Scripted behaviour and recorded calls of the stages; it survives a killed graph, as the store does."""
 
     capabilities: list[str] = field(default_factory=lambda: ["alpha", "beta"])
     refusals: set[str] = field(default_factory=set)  # environment hashes
@@ -149,7 +149,7 @@ class Script:
 
 
 def run(script: Script, data_dir: Path, attempts: int = 3) -> CycleStatus:
-    """One process' life: a fresh graph and checkpointer over the same file."""
+    """Run the graph as a new process would: a new graph and checkpointer on the same file."""
 
     async def live() -> CycleStatus:
         async with checkpoints(data_dir) as saver:
@@ -355,7 +355,7 @@ def test_a_step_that_cannot_be_read_ends_the_cycle_and_runs_nothing(tmp_path: Pa
 
 
 def plain_values(value: object) -> bool:
-    """Whether it is made of ids, counts and answers only."""
+    """Return whether the value consists of ids, counts and answers only."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and plain_values(item) for key, item in value.items())
     if isinstance(value, list):
@@ -383,7 +383,7 @@ def test_the_state_holds_ids_only(tmp_path: Path) -> None:
 
 @dataclass
 class StoredCheckpoint:
-    """What nobody should find again as an object."""
+    """A class that loading a checkpoint must not restore."""
 
     name: str = "alpha"
 

@@ -40,7 +40,7 @@ LATE = 10_000
 
 
 def reported_conversation(seed: int, **changes: Any) -> Trajectory:
-    """A conversation of the desk as the router settles it: its outcome is what somebody said."""
+    """Create a production conversation of the desk with a reported outcome."""
     selection = demonstrate(seed, FAULTS, 1)
     expected = {"split": "", "model": "base", "trial": 0, "end_cause": EndCause.SILENCE, "parts": {}, "cycle_id": None}
     return replace(selection, id=f"router-{seed}", **{**expected, **changes})
@@ -54,7 +54,7 @@ def exchange(conversation: str, at: datetime, model: str = "base") -> Exchange:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
-    """A cycle that has collected."""
+    """Create the context of a cycle after its collect stage."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     episodes = [demonstrate(seed, FAULTS, 1) for seed in range(EPISODES)]
     with write_session(store) as session:
@@ -240,9 +240,9 @@ async def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_anothe
 def test_the_synthesizer_receives_openings_of_lacking_failures() -> None:
     selection = [reported_conversation(1, outcome=Outcome.FAILURE), reported_conversation(2, outcome=Outcome.SUCCESS)]
     selection += [replace(selection[0], id="present"), replace(selection[0], id="half")]
-    lacking = {"router-1": 2, "router-2": 2, "half": 1}
+    lacking_runs = {"router-1": 2, "router-2": 2, "half": 1}
     labels = [
-        Label(item.id, "x", run, Verdict.LACKING if run < lacking.get(item.id, 0) else Verdict.PRESENT)
+        Label(item.id, "x", run, Verdict.LACKING if run < lacking_runs.get(item.id, 0) else Verdict.PRESENT)
         for item in selection
         for run in range(2)
     ]

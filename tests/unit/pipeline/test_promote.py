@@ -26,7 +26,7 @@ OWN_ADAPTERS, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
-    """Cycle c1 with an adapter that passed; live from others: one of the same base model, one of another."""
+    """Create cycle c1 with a passed adapter; two other adapters are live, one of them on another base model."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     with write_session(store) as session:
         seed_cycle(session)

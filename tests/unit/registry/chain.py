@@ -1,4 +1,4 @@
-"""A store that holds everything up to a published adapter, for tests of what comes after."""
+"""A store with everything up to a published adapter, for tests of decisions and promotions."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
@@ -48,7 +48,7 @@ def hour(number: int) -> datetime:
 
 
 def seed_cycle(session: Session) -> None:
-    """A cycle with one failed trajectory that lacks the capability, its finding and an admitted environment."""
+    """Save a cycle with a failed trajectory that lacks the capability, its finding and an admitted environment."""
     save_cycle(session, Cycle("c1", "desk", "bundled", 0, {}, CycleState.WAITING, START))
     messages = [{"role": "system", "content": "policy"}, {"role": "user", "content": "hello"}]
     failed = Trajectory(
@@ -76,12 +76,20 @@ def seed_adapter(session: Session, data_dir: Path, number: int, answer: GateAnsw
     )
     save_training_run(session, run)
     save_iterations(session, [IterationMetrics(run_id, i, {"reward": 0.2 + 0.1 * i}) for i in range(3)])
-    made = publish(source, data_dir / "adapters", CAPABILITY, origin=run_id)
+    publication = publish(source, data_dir / "adapters", CAPABILITY, origin=run_id)
     version = AdapterVersion(
-        made.name, CAPABILITY, made.version, str(made.path), made.files, "c1", run_id, ENVIRONMENT, hour(number)
+        publication.name,
+        CAPABILITY,
+        publication.version,
+        str(publication.path),
+        publication.files,
+        "c1",
+        run_id,
+        ENVIRONMENT,
+        hour(number),
     )
     save_adapter(session, version)
     if answer is not None:
         difference = PairedDifference("target", 200, 0.2, 0.5, 0.3, 0.2, 0.4, 0.983, 0.0, answer)
-        save_gate(session, GateResult(made.name, answer, [difference], 1), cycle_id="c1", at=hour(number))
-    return made.name
+        save_gate(session, GateResult(publication.name, answer, [difference], 1), cycle_id="c1", at=hour(number))
+    return publication.name

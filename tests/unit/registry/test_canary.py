@@ -1,4 +1,4 @@
-"""What becomes of a canary."""
+"""Verdicts on a canary and the evidence behind them."""
 
 import math
 
@@ -23,26 +23,26 @@ def stratum(share: float, challenger: tuple[int, int], control: tuple[int, int])
         ([stratum(0.05, (20, 14), (300, 200))], Verdict.STEP, 0.25),
         ([stratum(0.05, (20, 14), (300, 200)), stratum(0.25, (3, 3), (9, 6))], Verdict.WAIT, 0.0),
         ([stratum(0.05, (20, 14), (300, 200)), stratum(0.25, (20, 3), (60, 45))], Verdict.ROLL_BACK, 0.0),
-        ([stratum(0.05, (10, 0), (200, 150))], Verdict.ROLL_BACK, 0.0),  # before the samples are enough
-        ([stratum(0.5, (40, 30), (40, 30))], Verdict.WAIT, 0.0),  # equal, and too few to say so
+        ([stratum(0.05, (10, 0), (200, 150))], Verdict.ROLL_BACK, 0.0),  # before the minimum of samples
+        ([stratum(0.5, (40, 30), (40, 30))], Verdict.WAIT, 0.0),  # equal, but too few samples for a verdict
         ([stratum(0.5, (1500, 1050), (1500, 1050))], Verdict.FINISH, 0.0),
         ([stratum(0.5, (60, 57), (60, 30))], Verdict.FINISH, 0.0),
         ([stratum(0.5, (1500, 900), (1500, 1050))], Verdict.ROLL_BACK, 0.0),
-        ([stratum(0.5, (500, 400), (0, 0))], Verdict.WAIT, 0.0),  # without a control nothing is known,
+        ([stratum(0.5, (500, 400), (0, 0))], Verdict.WAIT, 0.0),  # no verdict without a control,
         ([stratum(0.5, (500, 500), (0, 0))], Verdict.FINISH, 0.0),  # unless no control could be better by the margin
     ],
 )
 def test_verdicts(strata: list[Stratum], verdict: Verdict, share: float) -> None:
-    found = judge(strata, SETTINGS)
-    assert (found.verdict, found.share) == (verdict, share), found.why
+    decision = judge(strata, SETTINGS)
+    assert (decision.verdict, decision.share) == (verdict, share), decision.why
 
 
 def test_the_evidence_is_what_decides() -> None:
     for challenger, harms, passes in (((10, 0), True, False), ((1500, 1050), False, True), ((5, 3), False, False)):
         control = (1500, 1050) if passes else (200, 150)
-        known = evidence([stratum(0.5, challenger, control)], SETTINGS)
-        assert (known.harm >= known.enough, known.fine >= known.enough) == (harms, passes)
-        assert known.enough == pytest.approx(math.log(1 / SETTINGS.alpha))
+        figures = evidence([stratum(0.5, challenger, control)], SETTINGS)
+        assert (figures.harm >= figures.enough, figures.fine >= figures.enough) == (harms, passes)
+        assert figures.enough == pytest.approx(math.log(1 / SETTINGS.alpha))
 
 
 def test_a_share_that_the_settings_no_longer_name_goes_on_to_the_next_larger() -> None:
@@ -51,8 +51,8 @@ def test_a_share_that_the_settings_no_longer_name_goes_on_to_the_next_larger() -
 
 
 def test_why_names_the_figures() -> None:
-    why = judge([stratum(0.05, (10, 0), (200, 150))], SETTINGS).why
-    assert why.startswith("worse than its control: successes 0 of 10 with it, 150 of 200 without it, evidence ")
+    reason = judge([stratum(0.05, (10, 0), (200, 150))], SETTINGS).why
+    assert reason.startswith("worse than its control: successes 0 of 10 with it, 150 of 200 without it, evidence ")
 
 
 @pytest.mark.parametrize("steps", [[], [0.5, 0.25], [0.0, 0.5], [0.5, 1.0], [0.5, 0.5]])

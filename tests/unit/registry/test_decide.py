@@ -1,4 +1,4 @@
-"""The pure decision: what each state of an adapter version answers to each request, without a store."""
+"""The pure decision function: the result of each request in each state of an adapter version, without a store."""
 
 from dataclasses import replace
 
@@ -27,12 +27,12 @@ V1, V2, OTHER = f"{CAPABILITY}@v1", f"{CAPABILITY}@v2", "tools@v1"
 ANN = Action("ann", "local", hour(30), "looked at it")
 APPROVED = Approval(V1, Decision.APPROVED, "bob", hour(20), "fine", "g1")
 REJECTED = replace(APPROVED, decision=Decision.REJECTED)
-ASKED = StageEvent(
+EPISODE_REQUEST = StageEvent(
     "c1", "gate", StageState.STARTED, hour(21), CAPABILITY, {"adapter": V1, "look": 2, "who": "bob", "reason": ""}
 )
-ANSWERED = StageEvent("c1", "gate", StageState.FINISHED, hour(22), CAPABILITY, {"adapter": V1, "answer": "pass"})
+GATE_ANSWER = StageEvent("c1", "gate", StageState.FINISHED, hour(22), CAPABILITY, {"adapter": V1, "answer": "pass"})
 APPROVE, CANARY, SHADOW = Approve(), Approve("canary", (0.1, 0.5)), Approve("shadow")
-REJECT, MORE, ROLL_BACK = Reject(), MoreEpisodes(3), RollBack()
+REJECT, MORE_EPISODES, ROLL_BACK = Reject(), MoreEpisodes(3), RollBack()
 
 
 def gate(answer: GateAnswer = GateAnswer.PASS, rounds: int = 1) -> GateRecord:
@@ -52,8 +52,8 @@ CYCLE = Cycle("c1", "desk", "bundled", 0, {}, CycleState.WAITING, START)
 WAITING = AdapterState(VERSION, CYCLE, gate())
 UNGATED = replace(WAITING, gate=None)
 FAILED = replace(WAITING, gate=gate(GateAnswer.FAIL))
-ENDED = replace(WAITING, cycle=replace(CYCLE, state=CycleState.CANCELLED))
-PENDING = replace(WAITING, gate_events=[ASKED])
+CANCELLED = replace(WAITING, cycle=replace(CYCLE, state=CycleState.CANCELLED))
+PENDING = replace(WAITING, gate_events=[EPISODE_REQUEST])
 LIVE = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live")), live=[V1])
 ON_CANARY = replace(WAITING, approval=APPROVED, log=log(entry(V1, "canary", share=0.3)))
 UNDONE = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live"), entry(V1, "rolled_back")))
@@ -62,24 +62,24 @@ BESIDE_CANARY = replace(WAITING, log=log(entry(V2, "canary", share=0.3)))
 AFTER_V2 = replace(LIVE, log=log(entry(V2, "live"), entry(V2, "superseded"), entry(V1, "live", V2)), live=[V1])
 
 
-def made(state: AdapterState, request: Request, gate_id: str = "") -> list[str]:
-    """The changes of an accepted decision, in short; every one is by the actor, at the time."""
+def summarize_changes(state: AdapterState, request: Request, gate_id: str = "") -> list[str]:
+    """Summarize the changes of an accepted decision; assert that each has the actor and the time of the decision."""
     changes = decide(state, ANN, request, gate_id)
     assert isinstance(changes, list), changes
-    short = []
+    summaries = []
     for change in changes:
         assert change.at == ANN.at
         if isinstance(change, Approval):
             assert (change.adapter, change.who, change.reason) == (V1, "ann", "looked at it")
-            short.append(f"{change.decision} on {change.gate_id}")
+            summaries.append(f"{change.decision} on {change.gate_id}")
         elif isinstance(change, Promotion):
             assert change.who == "ann"
             share = f" {change.share}" if change.share else ""
-            short.append(f"{change.adapter[-2:]} {change.state}{share} after {(change.previous or 'base')[-4:]}")
+            summaries.append(f"{change.adapter[-2:]} {change.state}{share} after {(change.previous or 'base')[-4:]}")
         else:
             assert (change.cycle_id, change.stage, change.detail["who"]) == ("c1", "gate", "ann")
-            short.append(f"look {change.detail['look']}")
-    return short
+            summaries.append(f"look {change.detail['look']}")
+    return summaries
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,18 @@ def made(state: AdapterState, request: Request, gate_id: str = "") -> list[str]:
         (WAITING, CANARY, ["approved on g1", "v1 canary 0.1 after base"]),
         (WAITING, SHADOW, ["approved on g1", "v1 shadow after base"]),
         (WAITING, REJECT, ["rejected on g1"]),
-        (WAITING, MORE, ["look 2"]),
+        (WAITING, MORE_EPISODES, ["look 2"]),
         (UNGATED, REJECT, ["rejected on None"]),
         (FAILED, REJECT, ["rejected on g1"]),
         (PENDING, REJECT, ["rejected on g1"]),
-        (PENDING, MORE, []),
-        (replace(PENDING, gate_events=[ASKED, ANSWERED]), APPROVE, ["approved on g1", "v1 live after base"]),
-        (replace(PENDING, gate_events=[ASKED, ANSWERED]), MORE, ["look 2"]),
-        (ENDED, APPROVE, ["approved on g1", "v1 live after base"]),
+        (PENDING, MORE_EPISODES, []),
+        (
+            replace(PENDING, gate_events=[EPISODE_REQUEST, GATE_ANSWER]),
+            APPROVE,
+            ["approved on g1", "v1 live after base"],
+        ),
+        (replace(PENDING, gate_events=[EPISODE_REQUEST, GATE_ANSWER]), MORE_EPISODES, ["look 2"]),
+        (CANCELLED, APPROVE, ["approved on g1", "v1 live after base"]),
         (LIVE, APPROVE, []),
         (LIVE, CANARY, []),
         (LIVE, ROLL_BACK, ["v1 rolled_back after base"]),
@@ -117,7 +121,7 @@ def made(state: AdapterState, request: Request, gate_id: str = "") -> list[str]:
     ],
 )
 def test_what_is_accepted_says_which_rows_it_adds(state: AdapterState, request_: Request, changes: list[str]) -> None:
-    assert made(state, request_) == changes
+    assert summarize_changes(state, request_) == changes
 
 
 @pytest.mark.parametrize(
@@ -130,12 +134,16 @@ def test_what_is_accepted_says_which_rows_it_adds(state: AdapterState, request_:
         (PENDING, APPROVE, "cannot be approved yet: bob requested more episodes on 2026-01-01 at 21:00 UTC"),
         (LIVE, REJECT, f"{V1} is live"),
         (ON_CANARY, REJECT, f"{V1} is on trial (canary)"),
-        (UNGATED, MORE, "has no pending decision: its gate has not been run"),
-        (FAILED, MORE, "has no pending decision: its gate answered fail"),
-        (ENDED, MORE, "cycle c1 is cancelled, so no more episodes can be played"),
-        (replace(WAITING, gate=gate(rounds=3)), MORE, "has used all of its 3 rounds"),
-        (replace(WAITING, cycle=replace(CYCLE, config={"gate": {"max_rounds": 1}})), MORE, "all of its 1 rounds"),
-        (LIVE, MORE, f"bob approved {V1} on 2026-01-01 at 20:00 UTC: fine"),
+        (UNGATED, MORE_EPISODES, "has no pending decision: its gate has not been run"),
+        (FAILED, MORE_EPISODES, "has no pending decision: its gate answered fail"),
+        (CANCELLED, MORE_EPISODES, "cycle c1 is cancelled, so no more episodes can be played"),
+        (replace(WAITING, gate=gate(rounds=3)), MORE_EPISODES, "has used all of its 3 rounds"),
+        (
+            replace(WAITING, cycle=replace(CYCLE, config={"gate": {"max_rounds": 1}})),
+            MORE_EPISODES,
+            "all of its 1 rounds",
+        ),
+        (LIVE, MORE_EPISODES, f"bob approved {V1} on 2026-01-01 at 20:00 UTC: fine"),
         (replace(WAITING, live=[OTHER]), ROLL_BACK, f"is not live (live: {OTHER})"),
         (BESIDE_LIVE, ROLL_BACK, f"is not live (live: {V2})"),
     ],
@@ -151,12 +159,12 @@ def test_what_is_refused_says_why(state: AdapterState, request_: Request, messag
     [
         (WAITING, APPROVE, "g0", "has a newer answer"),
         (WAITING, REJECT, "g0", "has a newer answer"),
-        (WAITING, MORE, "g0", "has a newer answer"),
+        (WAITING, MORE_EPISODES, "g0", "has a newer answer"),
         (WAITING, APPROVE, "g1", ""),
         (UNGATED, REJECT, "g1", ""),
         (LIVE, APPROVE, "g1", "already decided: bob approved"),
         (LIVE, REJECT, "g0", "already decided: bob approved"),
-        (LIVE, MORE, "g1", "already decided: bob approved"),
+        (LIVE, MORE_EPISODES, "g1", "already decided: bob approved"),
         (replace(LIVE, approval=replace(APPROVED, who="ann")), APPROVE, "g1", ""),
         (replace(LIVE, approval=replace(APPROVED, who="ann")), REJECT, "g1", "already decided: ann approved"),
     ],

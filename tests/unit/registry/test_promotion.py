@@ -15,95 +15,95 @@ from traced.registry.decisions import Action, approve, reject, roll_back, start_
 
 
 @pytest.fixture
-def opened() -> Iterator[Session]:
+def session() -> Iterator[Session]:
     engine = open_store("sqlite://")
-    with write_session(engine) as now:
-        seed_cycle(now)
-        yield now
+    with write_session(engine) as session:
+        seed_cycle(session)
+        yield session
     engine.dispose()
 
 
-def by(actor: str, at: int, reason: str = "") -> Action:
+def action(actor: str, at: int, reason: str = "") -> Action:
     return Action(actor, "local", hour(at), reason)
 
 
-def live(opened: Session) -> list[str]:
-    return [promotion.adapter for promotion in live_adapters(opened)]
+def live(session: Session) -> list[str]:
+    return [promotion.adapter for promotion in live_adapters(session)]
 
 
 @pytest.mark.parametrize("answer", [GateAnswer.INCONCLUSIVE, GateAnswer.FAIL, None])
-def test_only_a_passed_gate_can_be_approved(opened: Session, tmp_path: Path, answer: GateAnswer | None) -> None:
-    name = seed_adapter(opened, tmp_path, 1, answer)
+def test_only_a_passed_gate_can_be_approved(session: Session, tmp_path: Path, answer: GateAnswer | None) -> None:
+    name = seed_adapter(session, tmp_path, 1, answer)
     with pytest.raises(PromotionError, match=r"error-recovery@v1 cannot be approved: its gate"):
-        approve(opened, by("ann", 2), name)
-    assert awaiting_decision(opened, [name]) == []
-    assert list_approvals(opened, name) == []
+        approve(session, action("ann", 2), name)
+    assert awaiting_decision(session, [name]) == []
+    assert list_approvals(session, name) == []
 
 
-def test_what_was_not_approved_or_is_not_there_stays_out(opened: Session, tmp_path: Path) -> None:
-    name = seed_adapter(opened, tmp_path, 1)
-    cycle = by("cycle", 3)
-    assert start_approved(opened, cycle, [name], "immediate", (0.1,)) == []
+def test_what_was_not_approved_or_is_not_there_stays_out(session: Session, tmp_path: Path) -> None:
+    name = seed_adapter(session, tmp_path, 1)
+    cycle = action("cycle", 3)
+    assert start_approved(session, cycle, [name], "immediate", (0.1,)) == []
     with pytest.raises(NotFound):
-        approve(opened, by("ann", 2), "nothing@v1")
-    reject(opened, by("ann", 2, "too slow"), name)
-    assert start_approved(opened, cycle, [name], "immediate", (0.1,)) == []
-    assert live(opened) == []
+        approve(session, action("ann", 2), "nothing@v1")
+    reject(session, action("ann", 2, "too slow"), name)
+    assert start_approved(session, cycle, [name], "immediate", (0.1,)) == []
+    assert live(session) == []
 
 
-def test_approval_waits_for_a_person_and_repeating_it_changes_nothing(opened: Session, tmp_path: Path) -> None:
-    name = seed_adapter(opened, tmp_path, 1)
-    assert awaiting_decision(opened, [name]) == [name]
-    first = approve(opened, by("ann", 2, "good"), name)
-    [stored] = list_approvals(opened, name)
-    assert (stored.decision, stored.who, stored.gate_id is not None) == (Decision.APPROVED, "ann", True)
-    assert approve(opened, by("bob", 3), name) == first
-    assert list_approvals(opened, name) == [stored]
-    assert awaiting_decision(opened, [name]) == []
-    assert live(opened) == [name]
+def test_approval_waits_for_a_person_and_repeating_it_changes_nothing(session: Session, tmp_path: Path) -> None:
+    name = seed_adapter(session, tmp_path, 1)
+    assert awaiting_decision(session, [name]) == [name]
+    first = approve(session, action("ann", 2, "good"), name)
+    [approval] = list_approvals(session, name)
+    assert (approval.decision, approval.who, approval.gate_id is not None) == (Decision.APPROVED, "ann", True)
+    assert approve(session, action("bob", 3), name) == first
+    assert list_approvals(session, name) == [approval]
+    assert awaiting_decision(session, [name]) == []
+    assert live(session) == [name]
 
 
-def test_rollback_undoes_the_last_promotion_step_by_step(opened: Session, tmp_path: Path) -> None:
-    names = [seed_adapter(opened, tmp_path, number) for number in (1, 2)]
+def test_rollback_undoes_the_last_promotion_step_by_step(session: Session, tmp_path: Path) -> None:
+    names = [seed_adapter(session, tmp_path, number) for number in (1, 2)]
     for number, name in enumerate(names):
-        approve(opened, by("ann", 5 + number), name)
-    assert live(opened) == [names[1]]
-    assert roll_back(opened, by("ann", 8), None).detail == {"rolled_back": names[1], "restored": names[0]}
-    assert live(opened) == [names[0]]
-    assert roll_back(opened, by("ann", 9), names[0]).detail == {"rolled_back": names[0], "restored": None}
-    assert live(opened) == []
+        approve(session, action("ann", 5 + number), name)
+    assert live(session) == [names[1]]
+    assert roll_back(session, action("ann", 8), None).detail == {"rolled_back": names[1], "restored": names[0]}
+    assert live(session) == [names[0]]
+    assert roll_back(session, action("ann", 9), names[0]).detail == {"rolled_back": names[0], "restored": None}
+    assert live(session) == []
     with pytest.raises(PromotionError, match="nothing is live"):
-        roll_back(opened, by("ann", 10), None)
+        roll_back(session, action("ann", 10), None)
 
 
-def test_a_live_adapter_is_rolled_back_before_it_is_rejected(opened: Session, tmp_path: Path) -> None:
-    name = seed_adapter(opened, tmp_path, 1)
-    approve(opened, by("ann", 2), name)
-    with pytest.raises(PromotionError) as caught:
-        reject(opened, by("bob", 3), name)
-    assert caught.value.hint == f"traced rollback {name}"
+def test_a_live_adapter_is_rolled_back_before_it_is_rejected(session: Session, tmp_path: Path) -> None:
+    name = seed_adapter(session, tmp_path, 1)
+    approve(session, action("ann", 2), name)
+    with pytest.raises(PromotionError) as raised:
+        reject(session, action("bob", 3), name)
+    assert raised.value.hint == f"traced rollback {name}"
 
 
-def test_files_that_changed_since_publication_never_go_live(opened: Session, tmp_path: Path) -> None:
-    name = seed_adapter(opened, tmp_path, 1)
+def test_files_that_changed_since_publication_never_go_live(session: Session, tmp_path: Path) -> None:
+    name = seed_adapter(session, tmp_path, 1)
     weights = tmp_path / "adapters" / name / "adapter_model.safetensors"
     weights.chmod(0o644)
     weights.write_bytes(b"other")
     with pytest.raises(PromotionError, match="have changed since its publication"):
-        approve(opened, by("ann", 3), name)
-    save_approval(opened, Approval(name, Decision.APPROVED, "ann", hour(4)))
+        approve(session, action("ann", 3), name)
+    save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(4)))
     with pytest.raises(PromotionError, match="have changed since its publication"):
-        start_approved(opened, by("cycle", 5), [name], "immediate", (0.1,))
-    assert live(opened) == []
+        start_approved(session, action("cycle", 5), [name], "immediate", (0.1,))
+    assert live(session) == []
 
 
-def test_a_cycle_that_carries_on_does_not_undo_a_rollback(opened: Session, tmp_path: Path) -> None:
-    name = seed_adapter(opened, tmp_path, 1)
-    assert start_approved(opened, by("cycle", 2), [name], "immediate", (0.1,)) == []
-    save_approval(opened, Approval(name, Decision.APPROVED, "ann", hour(3)))
-    assert start_approved(opened, by("cycle", 4), [name], "immediate", (0.1,)) == [name]
-    assert start_approved(opened, by("cycle", 5), [name], "immediate", (0.1,)) == [name]
-    roll_back(opened, by("ann", 6), name)
-    assert start_approved(opened, by("cycle", 7), [name], "immediate", (0.1,)) == []
-    approve(opened, by("ann", 8), name)
-    assert live(opened) == [name]
+def test_a_cycle_that_carries_on_does_not_undo_a_rollback(session: Session, tmp_path: Path) -> None:
+    name = seed_adapter(session, tmp_path, 1)
+    assert start_approved(session, action("cycle", 2), [name], "immediate", (0.1,)) == []
+    save_approval(session, Approval(name, Decision.APPROVED, "ann", hour(3)))
+    assert start_approved(session, action("cycle", 4), [name], "immediate", (0.1,)) == [name]
+    assert start_approved(session, action("cycle", 5), [name], "immediate", (0.1,)) == [name]
+    roll_back(session, action("ann", 6), name)
+    assert start_approved(session, action("cycle", 7), [name], "immediate", (0.1,)) == []
+    approve(session, action("ann", 8), name)
+    assert live(session) == [name]

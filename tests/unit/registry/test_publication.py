@@ -57,16 +57,16 @@ def test_publishing_again_after_an_interruption_is_one_version(adapter: Path, ad
 def test_nothing_half_written_and_the_next_attempt_succeeds(
     adapter: Path, adapters: Path, monkeypatch: pytest.MonkeyPatch, break_at: str, error: BaseException
 ) -> None:
-    def broken(*args: object, **kwargs: object) -> None:
+    def raise_error(*args: object, **kwargs: object) -> None:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil if break_at == "copyfile" else os, break_at, broken)
-        with pytest.raises((PromotionError, KeyboardInterrupt)) as caught:
+        patch.setattr(shutil if break_at == "copyfile" else os, break_at, raise_error)
+        with pytest.raises((PromotionError, KeyboardInterrupt)) as raised:
             publish(adapter, adapters, "error-recovery", origin="run-1")
     if isinstance(error, OSError):
-        assert "No space left on device" in str(caught.value)
-        assert "free some space" in str(caught.value)
+        assert "No space left on device" in str(raised.value)
+        assert "free some space" in str(raised.value)
     assert [path.name for path in adapters.iterdir()] == [".lock"]
     assert publish(adapter, adapters, "error-recovery", origin="run-1").name == "error-recovery@v1"
 
@@ -81,9 +81,9 @@ def test_leftovers_of_a_killed_process_are_cleared(adapter: Path, adapters: Path
 
 def test_a_full_device_is_reported(adapter: Path, tmp_path: Path) -> None:
     """/dev/full answers ENOSPC to every write, as a full disk does."""
-    with pytest.raises(OSError, match="No space left") as caught:
+    with pytest.raises(OSError, match="No space left") as raised:
         Path("/dev/full").write_text("x" * 10_000)
-    assert "free some space" in publication._next_step(caught.value)
+    assert "free some space" in publication._next_step(raised.value)
 
 
 def test_what_is_no_adapter_or_no_name_is_refused(adapter: Path, adapters: Path) -> None:

@@ -15,7 +15,7 @@ from sandbox.wire import OraclePlay, OracleTurn
 
 
 class Episode:
-    """One episode; what the environment raises is its fault."""
+    """One episode; exceptions of the environment become environment faults."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -59,6 +59,6 @@ class Source:
 
 
 def check_context(source_code: str, **thresholds: Any) -> CheckContext:
-    """Source and replica are two copies of the module."""
+    """Create a check context whose source and replica are two copies of the module."""
     source, replica = (cast("SandboxSource", Source(source_code)) for _ in range(2))
     return CheckContext(source, replica, Thresholds(**thresholds), None, [])

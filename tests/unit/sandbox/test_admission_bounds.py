@@ -28,7 +28,7 @@ FAULT = EnvironmentFault("step", "KeyError: 'x'")
 
 
 def check_context(plays: list[OraclePlay] | None = None, **thresholds: Any) -> CheckContext:
-    """A context whose oracle has played these episodes already."""
+    """Create a context whose oracle episodes are given."""
     source = SandboxSource("never run")
     context = CheckContext(source, source, Thresholds(**thresholds), [], [])
     context.plays.update(zip(context.panel(len(plays or [])), plays or [], strict=True))

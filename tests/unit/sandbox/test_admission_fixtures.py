@@ -76,8 +76,8 @@ def test_a_sound_fixture_has_a_docstring_and_good_style(fixture: Fixture) -> Non
 @pytest.mark.parametrize("fixture", unsound(), ids=lambda fixture: fixture.name)
 def test_an_unsound_fixture_is_a_sound_one_with_a_flaw(fixture: Fixture) -> None:
     base = next(candidate for candidate in sound() if candidate.name == fixture.base)
-    before, after = (source.split('"""', 2)[2].splitlines() for source in (base.source, fixture.source))
-    changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    base_lines, flawed_lines = (source.split('"""', 2)[2].splitlines() for source in (base.source, fixture.source))
+    changed = [line for line in difflib.ndiff(base_lines, flawed_lines) if line[0] in "+-"]
     assert 0 < len(changed) <= FLAW_LINES
     assert inspect_source(fixture.source)[0] is (fixture.expected != "source"), "wrong in one way alone"
 

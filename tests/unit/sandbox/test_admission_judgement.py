@@ -33,7 +33,7 @@ def check_context(**thresholds: Any) -> CheckContext:
 
 
 def play(user: str, *turns: tuple[Message, str]) -> OraclePlay:
-    """An oracle's episode; every turn's message with the tool's answer."""
+    """Create an oracle episode from each turn's message and tool result."""
     replies = [[{"role": "tool", "tool_call_id": "x", "content": text}] for _, text in turns]
     oracle_turns = [OracleTurn(message, reply) for (message, _), reply in zip(turns, replies, strict=True)]
     return OraclePlay(Task("", [{"role": "user", "content": user}], []), oracle_turns, True, Score(1.0, True))
@@ -195,7 +195,7 @@ def tools(*descriptions: str, **schema: Any) -> list[Tool]:
 
 
 def description_leaks_of(*descriptions: str, user: str = "My coat, please.", **schema: Any) -> list[str]:
-    """What the last of three episodes gives away; the others' tools are plain."""
+    """Return the leaks in the descriptions of the last of three episodes; the other episodes have none."""
     hang = (one_call("hang_up", thing="coat", hook="H4711"), "{}")
     episode = play(user, hang)
     plays = [replace(episode, task=replace(episode.task, tools=tools("Hang up."))) for _ in range(2)]

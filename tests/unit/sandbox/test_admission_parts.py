@@ -188,8 +188,8 @@ def test_policies_are_seeded_and_end_in_words(name: str) -> None:
     assert any(not message.get("tool_calls") for message in message)
 
 
-def played_against_a_record(policy: Policy) -> list[dict[str, Any]]:
-    """What a policy says to a shop that answers every call with one record."""
+def messages_against_record(policy: Policy) -> list[dict[str, Any]]:
+    """Return a policy's messages to a shop that answers every call with one record."""
     other = {**TOOL, "function": {**TOOL["function"], "name": "get_order"}}
     task = Task("s", [{"role": "user", "content": "Return item I77 of order W12, please."}], [TOOL, other])
     messages: list[dict[str, Any]] = []
@@ -204,7 +204,7 @@ def played_against_a_record(policy: Policy) -> list[dict[str, Any]]:
 
 
 def test_there_are_many_adversaries_and_each_does_something_else() -> None:
-    transcripts = {name: json.dumps(played_against_a_record(policy)) for name, policy in EXPLOITS.items()}
+    transcripts = {name: json.dumps(messages_against_record(policy)) for name, policy in EXPLOITS.items()}
     assert len(transcripts) >= 14
     assert len(set(transcripts.values())) == len(transcripts)
 

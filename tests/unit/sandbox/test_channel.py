@@ -37,7 +37,7 @@ def nothing() -> None:
 def talk(
     script: Script, use: Use, max_bytes: int = 4096, post_mortem: PostMortem = out_of_memory
 ) -> tuple[Any, list[str]]:
-    """Run ``use`` on a channel whose other end is ``script``; answers (its result or error, what was ended)."""
+    """Run ``use`` on a channel whose other end is ``script``; return its result or error, and the recorded ends."""
     ends: list[str] = []
     unhandled: list[dict[str, Any]] = []
 
@@ -61,7 +61,7 @@ def talk(
             await asyncio.gather(other, return_exceptions=True)
             their_writer.close()
 
-    with asyncio.Runner(loop_factory=HeldUp) as runner:
+    with asyncio.Runner(loop_factory=DelayedEventLoop) as runner:
         result = runner.run(main())
     assert unhandled == []
     return result, ends
@@ -186,8 +186,8 @@ def test_silence_meets_the_hosts_deadline_and_the_others_die_with_it(monkeypatch
     assert ends == ["ended"]
 
 
-class HeldUp(asyncio.SelectorEventLoop):
-    """A loop whose clock can leap, as it does for one that another task keeps from its work."""
+class DelayedEventLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can jump, as after a task that blocked it."""
 
     leapt = 0.0
 
@@ -197,7 +197,7 @@ class HeldUp(asyncio.SelectorEventLoop):
 
 def hold_up(seconds: float = 10_000) -> None:
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, HeldUp)
+    assert isinstance(loop, DelayedEventLoop)
     loop.leapt += seconds
 
 
@@ -222,7 +222,7 @@ def test_an_answer_that_waits_when_the_alarm_rings_is_in_time(monkeypatch: pytes
             channel.close()
         return call.result().value
 
-    with asyncio.Runner(loop_factory=HeldUp) as runner:
+    with asyncio.Runner(loop_factory=DelayedEventLoop) as runner:
         assert runner.run(main()) == {"said": "x" * size}
 
 
@@ -237,7 +237,7 @@ def test_a_delayed_host_does_not_shorten_the_deadline() -> None:
 
 
 async def pass_by(seconds: float, times: int) -> None:
-    """So many turns of the loop, each of them so late."""
+    """Run a number of turns of the event loop, each with the given delay."""
     for _ in range(times):
         hold_up(seconds)
         await asyncio.sleep(0)
@@ -245,7 +245,7 @@ async def pass_by(seconds: float, times: int) -> None:
 
 
 def slow(seconds: float, times: int) -> Script:
-    """Every request waits before it is answered."""
+    """Answer every request after a delay."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():

@@ -26,7 +26,7 @@ REFUSAL = {"kind": "raised", "error": "SyntaxError: '(' was never closed", "trac
 
 
 class Engine:
-    """Containers whose worker refuses every source; ``left`` are those started and not removed."""
+    """An engine whose workers refuse every source; ``left`` are the containers started and not removed."""
 
     def __init__(self) -> None:
         self.started = self.left = 0
@@ -34,7 +34,7 @@ class Engine:
         self.worker: socket.socket
 
     def start(self, *arguments: Any) -> "Engine.Container":
-        """What ``container._start`` does, at once."""
+        """Replacement of ``container._start`` that returns at once."""
         host_socket, self.worker = socket.socketpair()
         self.worker.setblocking(False)
         self.started, self.left = self.started + 1, self.left + 1
@@ -42,7 +42,7 @@ class Engine:
         return Engine.Container(self, host_socket)
 
     def work(self) -> None:
-        """Answer what has been asked."""
+        """Answer the pending requests."""
         with suppress(OSError):  # nothing was, or nobody listens any more
             for line in self.worker.recv(1 << 16).splitlines():
                 request = json.loads(line)
@@ -50,14 +50,14 @@ class Engine:
                 self.worker.send(frame(json.dumps({"id": request["id"], "seconds": 0.0, **body}).encode() + b"\n"))
 
     class Container:
-        """In the place of ``container._AttachedContainer``."""
+        """Replacement of ``container._AttachedContainer``."""
 
         def __init__(self, engine: "Engine", raw: socket.socket) -> None:
             self.engine, self.raw = engine, raw
             self.discarded = False
 
         def discard(self) -> None:
-            """Takes as long as no loop's turn does."""
+            """Discard the container, slower than any turn of the event loop."""
             assert not self.discarded, "removed twice"
             self.discarded = True
             time.sleep(0.05)
@@ -78,8 +78,8 @@ async def start_refused() -> None:
         await Sandbox.start("class Environment(:", limits=SandboxLimits(), owner="test")
 
 
-async def given_up(engine: Engine, turns: int, cancels: int) -> None:
-    """Leave the loop so many turns after the container has started; what is still under way is cancelled then."""
+async def cancel_start(engine: Engine, turns: int, cancels: int) -> None:
+    """Stop the event loop a number of turns after the start of the container, which cancels all running tasks."""
     task = asyncio.ensure_future(start_refused())
     await asyncio.sleep(0)
     engine.ready.wait()  # the loop stands still
@@ -91,8 +91,8 @@ async def given_up(engine: Engine, turns: int, cancels: int) -> None:
         await asyncio.sleep(0)
 
 
-def joined() -> None:
-    """As at the interpreter's end: every thread of an executor has done its work."""
+def join_threads() -> None:
+    """Wait for every executor thread, as the interpreter does at its end."""
     for thread in threading.enumerate():
         if thread.name.startswith("sandbox "):
             thread.join()
@@ -101,8 +101,8 @@ def joined() -> None:
 @pytest.mark.parametrize("cancels", [0, 1, 2])
 @pytest.mark.parametrize("turns", range(TURNS))
 def test_a_cancelled_start_leaves_no_container(engine: Engine, turns: int, cancels: int) -> None:
-    asyncio.run(given_up(engine, turns, cancels))
-    joined()
+    asyncio.run(cancel_start(engine, turns, cancels))
+    join_threads()
     assert (engine.started, engine.left) == (1, 0)
 
 

@@ -14,7 +14,7 @@ from sandbox.policy import SandboxLimits, container_options
 
 
 def client_of(runtimes: dict[str, object] | None) -> Any:
-    """A client whose engine has these runtimes; a container is what it was asked for."""
+    """Create a client whose engine has these runtimes; a created container records its arguments."""
     containers = SimpleNamespace(create=lambda image, command, **options: (image, command, options))
     return SimpleNamespace(info=lambda: {"Runtimes": runtimes}, containers=containers)
 
@@ -59,7 +59,7 @@ def test_only_a_failed_removal_is_raised(status: int, is_raised: bool) -> None:
 def ended_container(
     state: dict[str, object], *, wait_error: Exception | None = None, engine_is_down: bool = False
 ) -> Any:
-    """A container in this state, whose wait or whose engine fails."""
+    """Create a container in this state, whose wait or engine fails."""
 
     def wait(*, timeout: float) -> None:
         if wait_error is not None:

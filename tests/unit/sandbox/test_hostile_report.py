@@ -21,7 +21,7 @@ HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 class Elements(HTMLParser):
-    """The elements of a page, and what it would load."""
+    """A parser that collects the elements of a page and the resources it would load."""
 
     def __init__(self) -> None:
         super().__init__()

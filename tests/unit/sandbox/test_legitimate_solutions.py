@@ -25,7 +25,7 @@ SOLUTIONS = Solutions({1: [("move", '{"booking": "B12", "table": "T7"}')], 2: []
 
 
 def policy_episode(*calls: tuple[str, dict[str, Any], str], seed: int = 1) -> PolicyEpisode:
-    """An episode of one message for each call and its answer, then the claim."""
+    """Create an episode with one message for each call and its result, then the claim."""
     messages: list[Message] = []
     for turn, (name, arguments, answer) in enumerate(calls):
         message = call(turn, (name, json.dumps(arguments)))

@@ -70,7 +70,7 @@ def shelves(right: str, loose: str = "colour", required: tuple[str, ...] = ("box
 
 
 async def loose(source: str) -> set[tuple[str, str]]:
-    """Arguments and what was done to them, of all that is paid in full."""
+    """Return the mutated arguments and their mutations that still get the full reward."""
     evidence: Any
     passed, evidence = await oracle_mutations(check_context(source, confirm_mutation_seeds=24))
     assert passed is ("loose" not in evidence)

@@ -97,7 +97,7 @@ def vars_of(constraint: object) -> dict[str, float]:
 
 @contextmanager
 def scripted_engine(path: Path, api: str) -> Iterator[None]:
-    """An engine that tells its version and nothing else."""
+    """A Docker engine that only answers requests for its version."""
 
     class Engine(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -151,7 +151,7 @@ def test_an_engine_that_refuses_this_user_names_the_group(monkeypatch: pytest.Mo
 
 @contextmanager
 def as_nobody(folder: Path) -> Iterator[None]:
-    """Where this is root: with nobody's rights over ``folder`` for the block."""
+    """Run the block as the user nobody on ``folder`` if the tests run as root."""
     if os.geteuid() != 0:
         yield
         return

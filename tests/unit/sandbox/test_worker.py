@@ -38,7 +38,7 @@ class Environment:
 
 
 class Child:
-    """A worker on pipes."""
+    """A worker process on pipes."""
 
     def __init__(self, call_seconds: float = 0.5, episodes: int = 8, message_kb: int = 64) -> None:
         command = [sys.executable, "-m", "sandbox.worker", "--call-seconds", str(call_seconds)]

@@ -124,7 +124,7 @@ def test_a_clock_step_back_keeps_live_leases_and_expires_dead_ones(db: Session) 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Engine]:
-    """One database for all examples; each example is rolled back."""
+    """Create one database for all examples; each example is rolled back."""
     session = open_store("sqlite://")
     yield session
     session.dispose()

@@ -40,7 +40,7 @@ def dump(path: Path) -> list[str]:
 
 
 def select(path: Path, tables: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of these tables, with these of their columns."""
+    """Select the given columns of the given tables."""
     with closing(sqlite3.connect(path)) as raw:
         return {
             table: raw.execute(f"SELECT {', '.join(names)} FROM {table}").fetchall() for table, names in tables.items()
@@ -111,7 +111,7 @@ def test_an_older_database_changes_only_on_an_upgrade(version: str, tmp_path: Pa
 
 
 def broken_migrations(folder: Path) -> Path:
-    """The released migrations and one more, which fails after it has changed two things."""
+    """Copy the released migrations and add one that fails after two changes."""
     scripts = folder / "migrations"
     shutil.copytree(MIGRATIONS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
     (scripts / "versions" / "v9999_broken.py").write_text(

@@ -69,16 +69,16 @@ def test_a_cited_infrastructure_outcome_stays(db: Session) -> None:
 
 @pytest.mark.parametrize("evidence", ["fault", "citation"])
 def test_a_reported_trajectory_that_is_evidence_stays_as_it_is(db: Session, evidence: str) -> None:
-    reported = replace(trajectory(outcome=Outcome.FAILURE), cycle_id=None)
-    save_trajectories(db, [reported])
+    conversation = replace(trajectory(outcome=Outcome.FAILURE), cycle_id=None)
+    save_trajectories(db, [conversation])
     if evidence == "fault":
         save_faults(db, [FaultRecord("c1", "t1", "infrastructure", None, "the tool was down")])
     else:
         save_capabilities(db, "c1", [CAPABILITY])
         save_citations(db, [Citation("c1", CAPABILITY.name, 0, "t1", 2)])
-    assert not update_outcome(db, replace(reported, outcome=Outcome.SUCCESS))
+    assert not update_outcome(db, replace(conversation, outcome=Outcome.SUCCESS))
     assert not delete_reported(db, "t1")
-    assert get_trajectory(db, "t1") == reported
+    assert get_trajectory(db, "t1") == conversation
 
 
 def test_a_reported_trajectory_that_is_no_evidence_is_deleted(db: Session) -> None:

@@ -35,10 +35,18 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
     fixed = job(model_path=str(model))
-    copied = [{"run_id": "r2"}, {"out_dir": "elsewhere"}, {"iterations": 3}, {"threads": 2}, {"checkpoint_every": 1}]
-    assert {dataclasses.replace(fixed, **change).fingerprint() for change in copied} == {fixed.fingerprint()}  # type: ignore[arg-type]
-    other = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}]
-    assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *other]}) == 6  # type: ignore[arg-type]
+    irrelevant_changes = [
+        {"run_id": "r2"},
+        {"out_dir": "elsewhere"},
+        {"iterations": 3},
+        {"threads": 2},
+        {"checkpoint_every": 1},
+    ]
+    assert {dataclasses.replace(fixed, **change).fingerprint() for change in irrelevant_changes} == {  # type: ignore[arg-type]
+        fixed.fingerprint()
+    }
+    relevant_changes = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}]
+    assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *relevant_changes]}) == 6  # type: ignore[arg-type]
     source.write_text("a = 1\n")
     job_with_environment = dataclasses.replace(fixed, environment_source={"environment": str(source)})
     fingerprint = job_with_environment.fingerprint()

@@ -22,7 +22,7 @@ LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s
 
 @dataclass
 class Spelling:
-    """Answers every request with one letter chosen by its sampling seed; remembers the batches it was given."""
+    """A sampler that answers each request with one letter chosen by its sampling seed and records the batches."""
 
     batches: list[list[Request]]
 

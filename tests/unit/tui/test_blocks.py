@@ -1,4 +1,4 @@
-"""Messages as blocks, whatever somebody recorded as messages."""
+"""Messages as blocks, for any recorded message."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ MESSAGES = st.lists(ANYTHING | st.dictionaries(st.sampled_from(KEYS), ANYTHING, 
 
 
 def calls(*keys: str) -> dict[str, Any]:
-    made = [{"id": key, "function": {"name": f"do_{key}", "arguments": '{"n": 1}'}} for key in keys]
-    return {"role": "assistant", "content": None, "tool_calls": made}
+    tool_calls = [{"id": key, "function": {"name": f"do_{key}", "arguments": '{"n": 1}'}} for key in keys]
+    return {"role": "assistant", "content": None, "tool_calls": tool_calls}
 
 
 def result(key: str) -> dict[str, Any]:
@@ -31,30 +31,32 @@ def test_a_call_has_its_results_and_its_citations() -> None:
     runs.append(RunLabel(run=2, verdict="na", message_index=None))
     labels = [CapabilityLabels(cycle_id="c1", capability="dates", runs=runs)]
     messages = [{"role": "user", "content": "hi"}, calls("a", "b"), result("b"), result("a"), result("lost")]
-    found = blocks(messages, citations(labels))
-    assert [(one.index, one.kind, one.folded) for one in found] == [
+    message_blocks = blocks(messages, citations(labels))
+    assert [(block.index, block.kind, block.folded) for block in message_blocks] == [
         (0, "user", False),
         (1, "call", True),
         (1, "call", True),
         (4, "tool", True),
     ]
-    assert found[1].brief == '(n=1) → {"of": "a"}'
-    assert found[1].body.splitlines() == ["{", '  "n": 1', "}", "→ #3", "{", '  "of": "a"', "}"]
-    assert [(one.index, one.capability, one.runs, one.total_runs) for one in found[1].citation] == [(3, "dates", 2, 3)]
-    assert found[2].citation == ()
-    assert not any(one.citation for one in blocks(messages, citations(labels, "other")))
+    assert message_blocks[1].brief == '(n=1) → {"of": "a"}'
+    assert message_blocks[1].body.splitlines() == ["{", '  "n": 1', "}", "→ #3", "{", '  "of": "a"', "}"]
+    assert [(block.index, block.capability, block.runs, block.total_runs) for block in message_blocks[1].citation] == [
+        (3, "dates", 2, 3)
+    ]
+    assert message_blocks[2].citation == ()
+    assert not any(block.citation for block in blocks(messages, citations(labels, "other")))
 
 
 def test_a_call_without_a_result_and_more_than_the_chat_form() -> None:
-    found = blocks([calls("a"), {"role": "assistant", "content": "no", "reasoning_content": "why"}])
-    assert found[0].brief == "(n=1) → no result"
-    assert found[1].body == "no\nreasoning_content: why"
+    message_blocks = blocks([calls("a"), {"role": "assistant", "content": "no", "reasoning_content": "why"}])
+    assert message_blocks[0].brief == "(n=1) → no result"
+    assert message_blocks[1].body == "no\nreasoning_content: why"
 
 
 @given(MESSAGES)
 def test_no_message_is_left_out_and_all_text_is_harmless(messages: list[Any]) -> None:
-    found = blocks(messages)
-    for one in found:
-        assert "\n" not in one.head + one.brief
-        assert (one.head + one.brief + one.body).replace("\n", "").isprintable()
-    assert {one.index for one in found} <= set(range(len(messages)))
+    message_blocks = blocks(messages)
+    for block in message_blocks:
+        assert "\n" not in block.head + block.brief
+        assert (block.head + block.brief + block.body).replace("\n", "").isprintable()
+    assert {block.index for block in message_blocks} <= set(range(len(messages)))

@@ -1,4 +1,4 @@
-"""The forest plot: whatever the figures, each row is as wide as it may be and says by signs where its interval lies."""
+"""The forest plot: for any figures, each row fits the width and marks where its interval lies."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from tui.widgets.forest_plot import plot
 POINTS = st.floats(-1, 1, allow_nan=False)
 
 
-def compared(low: float, middle: float, high: float, required: float, name: str = "target") -> ComparisonView:
+def comparison(low: float, middle: float, high: float, required: float, name: str = "target") -> ComparisonView:
     answer: Answer = "pass" if low > required else "fail" if high < required else "inconclusive"
     return ComparisonView(
         name=name,
@@ -27,24 +27,24 @@ def compared(low: float, middle: float, high: float, required: float, name: str 
 
 def test_signs_tell_where_the_interval_lies() -> None:
     rows = [
-        compared(0.1, 0.2, 0.3, 0.0),
-        compared(-0.3, -0.2, -0.1, 0.0, "environment"),
-        compared(-0.1, 0.1, 0.3, 0.05),
+        comparison(0.1, 0.2, 0.3, 0.0),
+        comparison(-0.3, -0.2, -0.1, 0.0, "environment"),
+        comparison(-0.1, 0.1, 0.3, 0.05),
     ]
-    head, *shown, axis, key = plot(rows, 78).plain.splitlines()
+    head, *lines, axis, key = plot(rows, 78).plain.splitlines()
     assert head.split() == ["adapter", "−", "base,", "points", "change", "interval", "needs", "seeds"]
-    assert [row[0] for row in shown] == ["✓", "✗", "?"]
-    passed, failed, open_ = (row[13:45] for row in shown)
+    assert [row[0] for row in lines] == ["✓", "✗", "?"]
+    passed, failed, open_ = (row[13:45] for row in lines)
     assert passed.index("┃") < passed.index("├") < passed.index("●") < passed.index("┤")
     assert failed.index("┤") < failed.index("┃")
     assert open_.index("├") < open_.index("╂") < open_.index("┤")
     assert "0" in axis
     assert key.strip().startswith("├──●──┤ interval")
-    assert shown[0].endswith("+20.0  [+10.0, +30.0]    > 0    200")
+    assert lines[0].endswith("+20.0  [+10.0, +30.0]    > 0    200")
 
 
 def test_a_bound_that_is_cleared_by_less_than_a_character_stands_beside_the_interval() -> None:
-    [_, row, *_] = plot([compared(0.0001, 0.5, 1.0, 0.0)], 60).plain.splitlines()
+    [_, row, *_] = plot([comparison(0.0001, 0.5, 1.0, 0.0)], 60).plain.splitlines()
     assert row.index("┃") < row.index("├")
 
 
@@ -54,10 +54,10 @@ def test_a_bound_that_is_cleared_by_less_than_a_character_stands_beside_the_inte
     st.integers(60, 220),
 )
 def test_any_figures_fit(figures: list[tuple[tuple[float, float, float], float]], width: int) -> None:
-    rows = [compared(min(values), sorted(values)[1], max(values), required) for values, required in figures]
-    shown = plot(rows, width).plain.splitlines()
-    assert len(shown) == len(rows) + 3
-    for row in shown[1:-2]:
+    rows = [comparison(min(values), sorted(values)[1], max(values), required) for values, required in figures]
+    lines = plot(rows, width).plain.splitlines()
+    assert len(lines) == len(rows) + 3
+    for row in lines[1:-2]:
         assert "●" in row
         assert len(row) <= max(width, 72)
 

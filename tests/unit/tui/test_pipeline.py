@@ -1,4 +1,4 @@
-"""Time left, and the places of what events are about."""
+"""Remaining time, and the positions of the subjects of events."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,17 +8,17 @@ from traced.client.models import EventView
 from tui.connection import places
 from tui.widgets.pipeline import duration, how_far, time_left
 
-AT = datetime(2026, 3, 14, 9, 30, tzinfo=UTC)
+NOW = datetime(2026, 3, 14, 9, 30, tzinfo=UTC)
 
 
-def told(**detail: object) -> EventView:
-    return EventView(seq=1, at=AT, kind="progress", subject="train x", cycle_id="c", detail=detail)
+def progress_event(**detail: object) -> EventView:
+    return EventView(seq=1, at=NOW, kind="progress", subject="train x", cycle_id="c", detail=detail)
 
 
 def test_the_rest_takes_as_long_as_what_was_seen_of_it() -> None:
-    since = (AT - timedelta(minutes=4)).isoformat()
-    assert how_far(told(done=4, total=12, since=since, done_then=0)) == "4/12, ≈8 min left"
-    assert how_far(told(done=8, total=12, since=since, done_then=6, figure="reward 0.4")) == (
+    start = (NOW - timedelta(minutes=4)).isoformat()
+    assert how_far(progress_event(done=4, total=12, since=start, done_then=0)) == "4/12, ≈8 min left"
+    assert how_far(progress_event(done=8, total=12, since=start, done_then=6, figure="reward 0.4")) == (
         "8/12, ≈8 min left, reward 0.4"
     )
 
@@ -26,15 +26,15 @@ def test_the_rest_takes_as_long_as_what_was_seen_of_it() -> None:
 @pytest.mark.parametrize(
     "detail",
     [
-        {"since": AT.isoformat(), "done_then": 3},
+        {"since": NOW.isoformat(), "done_then": 3},
         {"since": "yesterday", "done_then": 0},
         {"since": None},
         {},
-        {"since": (AT + timedelta(hours=1)).isoformat(), "done_then": 0},
+        {"since": (NOW + timedelta(hours=1)).isoformat(), "done_then": 0},
     ],
 )
 def test_nothing_is_said_of_the_rest_while_nothing_is_known(detail: dict[str, object]) -> None:
-    assert time_left(detail, AT, 3, 10) == ""
+    assert time_left(detail, NOW, 3, 10) == ""
 
 
 def test_spans_are_rounded_to_what_is_of_interest() -> None:
@@ -61,5 +61,5 @@ def test_spans_are_rounded_to_what_is_of_interest() -> None:
 def test_an_event_leads_to_what_it_is_about(
     kind: str, subject: str, cycle: str | None, detail: dict[str, object], expected: list[tuple[str, str]]
 ) -> None:
-    event = EventView(seq=1, at=AT, kind=kind, subject=subject, cycle_id=cycle, detail=detail)
+    event = EventView(seq=1, at=NOW, kind=kind, subject=subject, cycle_id=cycle, detail=detail)
     assert places(event) == expected

@@ -1,4 +1,4 @@
-"""What the small plots draw, and how numbers are shortened beside them."""
+"""The small plots and the short number format beside them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tui.widgets.plots import braille, format_number
 
 
 def dots(rows: list[str]) -> list[str]:
-    """The same picture with one sign per dot."""
+    """Return the braille plot with one character per dot."""
     bits = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
     return [
         "".join("x" if ord(sign) - 0x2800 & bit else "." for sign in row for bit in level)
@@ -34,13 +34,13 @@ def test_one_value_is_one_dot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         (0, "0"), (0.66, "0.66"), (0.045, "0.045"), (0.0004, "4e-4"), (-0.0004, "-4e-4"), (-0.01, "-0.01"),
         (0.0996, "0.10"), (9.999, "10.00"), (12.34, "12.3"), (875.4, "875"), (1020.0, "1020"), (99_999.0, "99999"),
         (123_456.0, "1e5"), (-12.3, "-12.3"),
     ],
 )  # fmt: skip
-def test_numbers_take_five_characters_at_most(value: float, told: str) -> None:
-    assert format_number(value) == told
-    assert len(told) <= 5
+def test_numbers_take_five_characters_at_most(value: float, expected: str) -> None:
+    assert format_number(value) == expected
+    assert len(expected) <= 5

@@ -1,4 +1,4 @@
-"""The table that screens update: cursor and view stay, whatever comes, goes or moves."""
+"""The table that screens update: cursor and scroll position survive any change of rows."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from tui.widgets.tables import KeyedTable, Row
 HEIGHT = 8  # rows in sight: the header takes a line
 
 
-class Shown(App[None]):
-    """The table alone."""
+class TableApp(App[None]):
+    """An app with only the table."""
 
     def compose(self) -> ComposeResult:
         yield KeyedTable("key", "value", id="table")
@@ -29,13 +29,13 @@ def order(table: KeyedTable) -> list[str]:
     return [str(table.get_cell_at((place, 0))) for place in range(table.row_count)]  # type: ignore[arg-type]
 
 
-async def put(pilot: Pilot[None], made: Sequence[Row]) -> None:
-    pilot.app.query_one(KeyedTable).put(made)
+async def put(pilot: Pilot[None], new_rows: Sequence[Row]) -> None:
+    pilot.app.query_one(KeyedTable).put(new_rows)
     await pilot.pause()
 
 
 async def in_sight(pilot: Pilot[None], table: KeyedTable) -> bool:
-    """Whether the cursor's row comes into sight: a table that has yet to grow scrolls once it has."""
+    """Wait until the cursor's row is visible: a table that is still growing scrolls later."""
     for _ in range(100):
         if table.scroll_offset.y <= table.cursor_row < table.scroll_offset.y + HEIGHT:
             return True
@@ -43,12 +43,12 @@ async def in_sight(pilot: Pilot[None], table: KeyedTable) -> bool:
     return False
 
 
-def on_table(act: object) -> None:
+def on_table(scenario: object) -> None:
     async def run() -> None:
-        app = Shown()
+        app = TableApp()
         async with app.run_test(size=(40, HEIGHT + 1)) as pilot:
             await pilot.pause()
-            await act(pilot, app.query_one(KeyedTable))  # type: ignore[operator]
+            await scenario(pilot, app.query_one(KeyedTable))  # type: ignore[operator]
 
     asyncio.run(run())
 
@@ -131,7 +131,7 @@ some_keys = some.lists(some.integers(0, 60), unique=True, max_size=60)
 moves = some.lists(some.tuples(some_keys, some.integers(0, 59)), min_size=1, max_size=6)
 
 
-@example([([1, 2, 3], 2), ([*range(10, 23), 1, *range(30, 40)], 0)])  # it had no scroll bar before
+@example([([1, 2, 3], 2), ([*range(10, 23), 1, *range(30, 40)], 0)])  # the first rows need no scroll bar
 @given(moves)
 @settings(
     max_examples=12,
@@ -142,20 +142,20 @@ moves = some.lists(some.tuples(some_keys, some.integers(0, 59)), min_size=1, max
 def test_order_cursor_and_view_hold_for_any_changes(changes: list[tuple[list[int], int]]) -> None:
     async def act(pilot: Pilot[None], table: KeyedTable) -> None:
         for keys, move in changes:
-            before, chosen = order(table), table.selected
-            seen = table.scroll_offset.y <= table.cursor_row < table.scroll_offset.y + HEIGHT
+            old_keys, old_selection = order(table), table.selected
+            cursor_visible = table.scroll_offset.y <= table.cursor_row < table.scroll_offset.y + HEIGHT
             await put(pilot, rows(keys))
-            wanted = [str(key) for key in keys]
-            assert order(table) == wanted
-            if chosen in wanted:
-                assert table.selected == chosen
-            elif wanted and chosen is not None:
-                later = [key for key in before[before.index(chosen) :] if key in wanted]
+            new_keys = [str(key) for key in keys]
+            assert order(table) == new_keys
+            if old_selection in new_keys:
+                assert table.selected == old_selection
+            elif new_keys and old_selection is not None:
+                later = [key for key in old_keys[old_keys.index(old_selection) :] if key in new_keys]
                 assert not later or table.selected == later[0]
-            if seen and wanted:
+            if cursor_visible and new_keys:
                 assert await in_sight(pilot, table)
-            if wanted:
-                table.move_cursor(row=min(move, len(wanted) - 1))
+            if new_keys:
+                table.move_cursor(row=min(move, len(new_keys) - 1))
                 await pilot.pause()
 
     on_table(act)

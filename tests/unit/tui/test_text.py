@@ -1,4 +1,4 @@
-"""Whatever somebody writes, a terminal is shown harmless text of a bounded length."""
+"""Sanitizing: any text becomes harmless terminal text of bounded length."""
 
 import unicodedata
 
@@ -9,37 +9,37 @@ from hypothesis import strategies as some
 from store.text import BLOCK, LINE, MAX_MARKS, sanitize_block, sanitize_line
 from tui.text import cell
 
-ANY = some.text(some.characters(), max_size=400)  # halves of characters, too
+ANY_TEXT = some.text(some.characters(), max_size=400)  # includes lone surrogates
 HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-LONGEST = 10  # what one character can become: ‹U+10FFFF›
-TAIL = 40  # the words that say how much was left out
+MAX_EXPANSION = 10  # length of the longest replacement of one character: ‹U+10FFFF›
+TAIL = 40  # the note on how much was cut off
 
 
 def harmful(text: str, but: str = "") -> set[str]:
     return {sign for sign in text if unicodedata.category(sign) in HARMFUL and sign not in but}
 
 
-@given(ANY)
+@given(ANY_TEXT)
 def test_a_line_holds_nothing_that_a_terminal_obeys(text: str) -> None:
-    shown = sanitize_line(text)
-    assert harmful(shown) == set()
-    assert len(shown) <= LONGEST * LINE + TAIL
-    shown.encode("utf-8")
+    sanitized = sanitize_line(text)
+    assert harmful(sanitized) == set()
+    assert len(sanitized) <= MAX_EXPANSION * LINE + TAIL
+    sanitized.encode("utf-8")
 
 
-@given(ANY)
+@given(ANY_TEXT)
 def test_a_block_holds_lines_and_nothing_else_that_a_terminal_obeys(text: str) -> None:
-    shown = sanitize_block(text, 100)
-    assert harmful(shown, but="\n") == set()
-    assert len(shown) <= LONGEST * 100 + TAIL
-    shown.encode("utf-8")
+    sanitized = sanitize_block(text, 100)
+    assert harmful(sanitized, but="\n") == set()
+    assert len(sanitized) <= MAX_EXPANSION * 100 + TAIL
+    sanitized.encode("utf-8")
 
 
-@given(ANY)
+@given(ANY_TEXT)
 def test_a_cell_is_never_read_as_markup(text: str) -> None:
-    made = cell(text)
-    assert made.plain == sanitize_line(text)
-    assert made.spans == []
+    rendered = cell(text)
+    assert rendered.plain == sanitize_line(text)
+    assert rendered.spans == []
 
 
 @given(some.text(some.characters(min_codepoint=0x20, max_codepoint=0x7E)))
@@ -48,7 +48,7 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("\x1b[31mred\x1b]0;title\x07", "␛[31mred␛]0;title␇"),
         ("abc\u202edef", "abc‹U+202E›def"),
@@ -65,8 +65,8 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
         ("wide \u3000 space", "wide   space"),
     ],
 )
-def test_known_tricks_are_shown_by_their_names(text: str, shown: str) -> None:
-    assert sanitize_line(text) == shown
+def test_known_tricks_are_shown_by_their_names(text: str, expected: str) -> None:
+    assert sanitize_line(text) == expected
 
 
 def test_what_is_left_out_is_counted() -> None:

@@ -1,4 +1,4 @@
-"""A library's desk, written for these tests: not the bundled target, with words and tools of its own."""
+"""A library desk for these tests: a domain with other words and tools than the bundled target."""
 
 import json
 from typing import Any
@@ -40,17 +40,17 @@ OK = {"done": True}
 
 
 def user(text: str) -> JSON:
-    """A message of the reader."""
+    """Create a message of the library user."""
     return {"role": "user", "content": text}
 
 
-def agent_says(text: str) -> JSON:
-    """A message of the agent."""
+def agent(text: str) -> JSON:
+    """Create a message of the agent."""
     return {"role": "assistant", "content": text}
 
 
 def calls(name: str, answer: object, **arguments: object) -> list[JSON]:
-    """A call and its answer."""
+    """Create a tool call and its result."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     return [
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
@@ -59,7 +59,7 @@ def calls(name: str, answer: object, **arguments: object) -> list[JSON]:
 
 
 def talk(*parts: JSON | list[JSON], name: str = "t", outcome: Outcome = Outcome.SUCCESS) -> Trajectory:
-    """A trajectory of the parts, in order."""
+    """Create a trajectory of the parts, in order."""
     messages: list[JSON] = [{"role": "system", "content": SYSTEM}]
     for part in parts:
         messages += part if isinstance(part, list) else [part]
@@ -81,18 +81,18 @@ def talk(*parts: JSON | list[JSON], name: str = "t", outcome: Outcome = Outcome.
 
 
 def renewal(loan: str, *, with_lookup: bool = True, end: str = "2025-06-07", phrase: str = "in 3 days") -> list[JSON]:
-    """A reader asks for a renewal and the agent does it, with or without looking first."""
+    """Create a renewal requested by a user, with or without a lookup by the agent before it."""
     first = calls("find_loan", LOAN | {"loan": loan}, loan=loan) if with_lookup else []
     return [
         user(f"Please renew loan {loan} until {phrase}."),
         *first,
         *calls("renew_loan", OK, loan=loan, until=end),
-        agent_says("Renewed."),
+        agent("Renewed."),
     ]
 
 
 def background() -> list[Trajectory]:
-    """Sixty conversations from which habits can be mined: all is well, but three in four unread renewals fail."""
+    """Create sixty conversations to mine rules from: all succeed, except three in four renewals without a lookup."""
     good = [talk(renewal(f"L{500 + n}"), name=f"good{n}") for n in range(30)]
     unread = [
         talk(
@@ -107,7 +107,7 @@ def background() -> list[Trajectory]:
             user("I want to reserve the german copy at the south branch."),
             calls("search_catalogue", COPIES, words="Emma"),
             calls("reserve_copy", OK, copy="K13", branch="south"),
-            agent_says("Reserved."),
+            agent("Reserved."),
             name=f"reserved{n}",
         )
         for n in range(18)

@@ -10,7 +10,7 @@ from agents.analyst.tools import ToolKind
 from agents.analyst.view import views
 from agents.errors import AgentsError, TranscriptError
 from store.types import Outcome, Trajectory, Verdict
-from tests.unit.agents.analysis.library import LOAN, agent_says, background, calls, renewal, talk, user
+from tests.unit.agents.analysis.library import LOAN, agent, background, calls, renewal, talk, user
 
 BACKGROUND = background()
 
@@ -95,9 +95,7 @@ def _refusal(loan: str, *, with_lookup: bool, looks_at: str = "") -> Trajectory:
     question = user(f"Please renew loan {loan} until tomorrow.")
     observed = looks_at or loan
     lookups = calls("find_loan", LOAN | {"loan": observed, "waiting": 2}, loan=observed) if with_lookup else []
-    return talk(
-        question, lookups, agent_says(f"Two readers wait for {loan}, so I cannot renew it."), name=f"refused{loan}"
-    )
+    return talk(question, lookups, agent(f"Two readers wait for {loan}, so I cannot renew it."), name=f"refused{loan}")
 
 
 def test_an_unknown_capability_and_a_broken_message_are_named() -> None:

@@ -5,14 +5,14 @@ import pytest
 from agents.analyst.builtin import CANDIDATES, label
 from agents.transcript import transcript
 from store.types import Trajectory, Verdict
-from tests.unit.agents.analysis.library import COPIES, LOAN, OK, agent_says, background, calls, renewal, talk, user
+from tests.unit.agents.analysis.library import COPIES, LOAN, OK, agent, background, calls, renewal, talk, user
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 BACKGROUND = background()
 
 
 def verdict(capability: str, trajectory: Trajectory) -> tuple[Verdict, int | None]:
-    """The verdict on ``trajectory`` in run 0, its background mined along."""
+    """Return the verdict on ``trajectory`` in run 0, with rules mined from the background too."""
     expected = [item for item in CANDIDATES if item.name == capability]
     (finding,) = [
         item for item in label([*BACKGROUND, trajectory], expected, run=0, seed=0) if item.trajectory_id == "t"
@@ -38,9 +38,9 @@ def test_looking_at_another_loan_verifies_nothing() -> None:
 def test_a_refusal_after_looking_is_a_verification() -> None:
     lookups = calls("find_loan", LOAN | {"waiting": 2}, loan="L501")
     question = user("Please renew loan L501 until tomorrow.")
-    refusal = agent_says("Two readers wait for L501, so I cannot renew it.")
+    refusal = agent("Two readers wait for L501, so I cannot renew it.")
     assert verdict("precondition-verification", talk(question, lookups, refusal))[0] is PRESENT
-    assert verdict("precondition-verification", talk(question, lookups, agent_says("It is on loan.")))[0] is NA
+    assert verdict("precondition-verification", talk(question, lookups, agent("It is on loan.")))[0] is NA
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def reservation(words: list[str], copy: str, branch: str = "north") -> Trajector
     message = [user(text) for text in words]
     finding = calls("search_catalogue", COPIES, words="Emma")
     return talk(
-        message[:1], finding, agent_says("Shall I?"), message[1:], calls("reserve_copy", OK, copy=copy, branch=branch)
+        message[:1], finding, agent("Shall I?"), message[1:], calls("reserve_copy", OK, copy=copy, branch=branch)
     )
 
 
@@ -131,7 +131,7 @@ FAILED = calls("renew_loan", error("loan is locked"), loan="L501", until="2025-0
 @pytest.mark.parametrize(
     ("later", "expected"),
     [
-        (agent_says("Sorry, that failed."), LACKING),
+        (agent("Sorry, that failed."), LACKING),
         (FAILED + FAILED, LACKING),
         (calls("find_loan", LOAN, loan="L501") + calls("renew_loan", OK, loan="L501", until="2025-06-06"), PRESENT),
         (calls("escalate_to_librarian", OK, note="locked"), LACKING),
@@ -162,7 +162,7 @@ TWO_REQUESTS = "Please renew loan L501 until in 3 days. Also, I want to reserve 
     [
         (TWO_REQUESTS, [renewal("L501")[1:], calls("reserve_copy", OK, copy="K12", branch="north")], PRESENT),
         (TWO_REQUESTS, [renewal("L501")[1:]], LACKING),
-        (TWO_REQUESTS, [renewal("L501")[1:], agent_says("I cannot reserve copy K12.")], PRESENT),
+        (TWO_REQUESTS, [renewal("L501")[1:], agent("I cannot reserve copy K12.")], PRESENT),
         (TWO_REQUESTS, [calls("escalate_to_librarian", OK, note="both")], PRESENT),
         (TWO_REQUESTS, [renewal("L501")[1:], user("Never mind the copy then.")], NA),
         ("Please renew loan L501 until in 3 days.", [renewal("L501")[1:]], NA),
@@ -177,17 +177,14 @@ TWO_REQUESTS = "Please renew loan L501 until in 3 days. Also, I want to reserve 
     ],
 )
 def test_several_requests(question: str, parts: list[list[dict[str, object]]], expected: Verdict) -> None:
-    assert verdict("multi-step-completion", talk(user(question), *parts, agent_says("That is all.")))[0] is expected
+    assert verdict("multi-step-completion", talk(user(question), *parts, agent("That is all.")))[0] is expected
 
 
 def test_handing_over_at_once() -> None:
     handoffs = calls("escalate_to_librarian", OK, note="x")
     assert verdict("self-reliance", talk(user("Please renew L501."), handoffs))[0] is LACKING
     assert verdict("self-reliance", talk(user("Let me speak to a human."), handoffs))[0] is NA
-    assert (
-        verdict("self-reliance", talk(user("Please renew L501."), agent_says("I am unable to."), handoffs))[0]
-        is PRESENT
-    )
+    assert verdict("self-reliance", talk(user("Please renew L501."), agent("I am unable to."), handoffs))[0] is PRESENT
 
 
 def test_asking_the_same_again() -> None:
@@ -214,4 +211,4 @@ def test_amounts(weeks: int, expected: Verdict) -> None:
 )
 def test_a_deed_that_is_only_mentioned_is_no_request(question: str) -> None:
     done = calls("reserve_copy", OK, copy="K12", branch="north")
-    assert verdict("multi-step-completion", talk(user(question), done, agent_says("Done.")))[0] is NA
+    assert verdict("multi-step-completion", talk(user(question), done, agent("Done.")))[0] is NA

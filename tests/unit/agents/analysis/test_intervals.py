@@ -26,7 +26,7 @@ def table(cells: Cells, name: str = "c") -> tuple[list[Label], dict[str, Outcome
 
 
 def means(labels: list[Label], outcomes: dict[str, Outcome]) -> tuple[Fraction | None, Fraction | None]:
-    """The contrast's own figures, exactly."""
+    """Return the exact figures of the contrast."""
     runs = sorted({label.run for label in labels})
     output = [contrast([label for label in labels if label.run == run], outcomes)[0] for run in runs]
     result = []
@@ -36,7 +36,7 @@ def means(labels: list[Label], outcomes: dict[str, Outcome]) -> tuple[Fraction |
     return result[0], result[1]
 
 
-def drawn_again(cells: Cells, rng: random.Random) -> Cells:
+def resample(cells: Cells, rng: random.Random) -> Cells:
     return [
         label
         for side in (Outcome.SUCCESS, Outcome.FAILURE)
@@ -54,7 +54,7 @@ def test_they_are_those_of_a_slow_bootstrap_in_fractions() -> None:
         for _ in range(40)
     ]
     actual = intervals(*table(cells), seed=0)["c"]
-    slow = [means(*table(drawn_again(cells, rng))) for _ in range(600)]
+    slow = [means(*table(resample(cells, rng))) for _ in range(600)]
     for fast, source in ((actual.delta, 0), (actual.coverage, 1)):
         assert fast is not None
         values = sorted(float(value) for label in slow if (value := label[source]) is not None)

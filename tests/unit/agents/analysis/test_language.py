@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agents.analyst.language import clauses, identifiers, last_mention, pairs, resolve, today_in, verb_stems
 from agents.analyst.values import leaves, siblings
 from agents.transcript import transcript
-from tests.unit.agents.analysis.library import agent_says, calls, talk, user
+from tests.unit.agents.analysis.library import agent, calls, talk, user
 
 days = st.dates(date(2000, 1, 1), date(2090, 1, 1))
 json_values = st.recursive(
@@ -82,7 +82,7 @@ def test_sibling_records_are_read_from_any_value(value: object) -> None:
 
 @given(json_values, st.text(max_size=20))
 def test_any_answer_and_any_arguments_make_a_transcript(answer: object, raw: str) -> None:
-    trajectory = talk(user("Hi"), calls("find_loan", json.dumps(answer)), agent_says("Bye"))
+    trajectory = talk(user("Hi"), calls("find_loan", json.dumps(answer)), agent("Bye"))
     trajectory.messages[2]["tool_calls"][0]["function"]["arguments"] = raw
     (call,) = transcript(trajectory).calls
     assert call.result is not None

@@ -12,7 +12,7 @@ from traced.targets.desk import CAPABILITIES
 @pytest.mark.parametrize("plant", [("date-reasoning",), ("error-recovery", "structured-data-reasoning")])
 def test_planted_deficits_are_detected(plant: tuple[str, ...]) -> None:
     item = examine(plant, demonstrator(plant, 200, seed=3), runs=2, seed=0)
-    assert set(item.found) >= set(plant)
+    assert set(item.capabilities) >= set(plant)
     assert item.failures > 20
     assert all(equal / cells >= 0.9 for equal, cells in item.cells.values())
 

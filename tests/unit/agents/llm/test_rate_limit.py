@@ -1,4 +1,4 @@
-"""RateLimiter, breaker and budget on a clock of their own."""
+"""RateLimiter, breaker and budget on a virtual clock."""
 
 import asyncio
 from contextlib import suppress
@@ -30,11 +30,11 @@ FOREVER = float("inf")
 
 
 class Busy(Exception):
-    """The server answers: another time."""
+    """The server's request to retry later."""
 
 
 class Down(Exception):
-    """The server failed."""
+    """A failure of the server."""
 
 
 async def turns(limiter: RateLimiter, time: VirtualTime, tokens: list[int]) -> list[float]:

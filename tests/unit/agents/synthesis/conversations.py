@@ -1,4 +1,4 @@
-"""Conversations and labels that the synthesis tests share: a hand-made shop, and demonstrations of the desk."""
+"""Shared conversations and labels of the synthesis tests: a hand-written shop and demonstrations of the desk."""
 
 import json
 from functools import cache
@@ -69,7 +69,7 @@ def capability(name: str) -> Capability:
 
 @cache
 def demonstrations(count: int = 220) -> tuple[list[Trajectory], list[Label]]:
-    """Desk conversations with planted faults, and their true labels."""
+    """Create desk conversations with planted faults, and their true labels."""
     trajectories = [demonstrate(seed, FAULTS, 1) for seed in range(count)]
     labels = [
         Label(trajectory.id, name, 0, Verdict(verdict))
@@ -80,7 +80,7 @@ def demonstrations(count: int = 220) -> tuple[list[Trajectory], list[Label]]:
 
 
 def environment_class(source: str) -> Any:
-    """The class that an emitted file defines; the file is this project's own code over data."""
+    """Return the environment class that a generated file defines."""
     names: dict[str, Any] = {"__name__": "environment"}
     exec(compile(source, "environment.py", "exec"), names)
     return names["Environment"]

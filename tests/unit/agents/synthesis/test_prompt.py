@@ -87,7 +87,7 @@ def joined_text(message: Sequence[ChatMessage]) -> str:
 
 
 def outside(message: Sequence[ChatMessage]) -> str:
-    """A dialogue without what stands between marks."""
+    """Return the dialogue without the text between delimiters."""
     return DELIMITED.sub(r"<\1>", joined_text(message))
 
 
@@ -178,7 +178,7 @@ INJECTION = (
 
 
 def injected(trajectory: Trajectory) -> Trajectory:
-    """With instructions in everything that users, tools, agents and operators wrote."""
+    """Insert instructions into all texts of users, tools, agents and operators."""
     messages: list[dict[str, Any]] = []
     for message in trajectory.messages:
         calls = [

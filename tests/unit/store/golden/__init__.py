@@ -47,12 +47,12 @@ def execute_script(version: str, database: Path | str) -> sqlite3.Connection:
 
 def fill_empty_tables(path: Path) -> None:
     """Copy rows of the newest golden database into tables without rows: data for the migrations to come."""
-    with closing(execute_script(HEAD, ":memory:")) as newest, closing(sqlite3.connect(path)) as raw, raw:
-        newest_columns = columns(newest)
+    with closing(execute_script(HEAD, ":memory:")) as newest_database, closing(sqlite3.connect(path)) as raw, raw:
+        newest_columns = columns(newest_database)
         for table, names in columns(raw).items():
             if raw.execute(f"SELECT 1 FROM {table}").fetchone() is None:
                 common = [name for name in names if name in newest_columns.get(table, ())]
-                rows = newest.execute(f"SELECT {', '.join(common)} FROM {table}").fetchall() if common else []
+                rows = newest_database.execute(f"SELECT {', '.join(common)} FROM {table}").fetchall() if common else []
                 marks = ", ".join("?" * len(common))
                 raw.executemany(f"INSERT INTO {table} ({', '.join(common)}) VALUES ({marks})", rows)
 

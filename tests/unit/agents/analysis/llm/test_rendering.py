@@ -17,13 +17,13 @@ from agents.analyst.llm.rendering import (
     token_estimate,
 )
 from store.types import Outcome, Trajectory
-from tests.unit.agents.analysis.library import LOAN, TOOLS, agent_says, calls, talk, user
+from tests.unit.agents.analysis.library import LOAN, TOOLS, agent, calls, talk, user
 
 texts = st.text(st.characters(exclude_categories=()), max_size=400)
 parts = st.lists(
     st.one_of(
         texts.map(user),
-        texts.map(agent_says),
+        texts.map(agent),
         st.tuples(texts, texts).map(lambda pair: calls(pair[0] or "f", pair[1], a=1)),
         st.just(calls("find_loan", {"error": "no such loan"}, loan="L0")),
     ),
@@ -38,7 +38,7 @@ def heads(rendered: RenderedConversation) -> list[int]:
 
 def test_it_reads_as_a_conversation() -> None:
     rendered = render_conversation(
-        talk(user("Renew L1, please."), calls("find_loan", LOAN, loan="L1"), agent_says("Done.\nAnything else?")), 999
+        talk(user("Renew L1, please."), calls("find_loan", LOAN, loan="L1"), agent("Done.\nAnything else?")), 999
     )
     assert rendered.text.split("\n") == [
         "m1 user: Renew L1, please.",
@@ -78,7 +78,7 @@ def test_no_text_pretends_to_be_a_message_and_none_is_over_budget(texts: list[An
 def test_an_oversized_conversation_keeps_beginning_errors_and_end() -> None:
     filler = [calls("search_catalogue", "x" * 300, words=f"w{n}") for n in range(60)]
     error = calls("renew_loan", {"error": "no such loan"}, loan="L7")
-    full = talk(user("Renew L7."), *filler[:30], error, *filler[30:], agent_says("I give up."))
+    full = talk(user("Renew L7."), *filler[:30], error, *filler[30:], agent("I give up."))
     rendered = render_conversation(full, 1500)
     assert "m1 user: Renew L7." in rendered.text
     assert "no such loan" in rendered.text
@@ -90,7 +90,7 @@ def test_an_oversized_conversation_keeps_beginning_errors_and_end() -> None:
 
 
 def test_long_messages_lose_their_middle_before_whole_messages_go() -> None:
-    rendered = render_conversation(talk(user("a" * 3000 + "z"), *[agent_says(f"{n}") for n in range(20)]), 600)
+    rendered = render_conversation(talk(user("a" * 3000 + "z"), *[agent(f"{n}") for n in range(20)]), 600)
     assert len(rendered.messages) == 21
     assert re.search(r"m1 user: a+ \[\.\.\. \d+ bytes left out \.\.\.\] a+z$", rendered.text, re.MULTILINE)
 

@@ -18,16 +18,20 @@ OPERATOR, READER = "o" * 30, "r" * 30
 
 
 @asynccontextmanager
-async def served(control: Control, path: Path, parts: Mapping[str, Part] | None = None) -> AsyncIterator[Client]:
+async def serve_api(control: Control, path: Path, parts: Mapping[str, Part] | None = None) -> AsyncIterator[Client]:
     app = control_api(control, local, Parts(parts or {}, patience_s=3.0), partial(prometheus, control))
     async with listening(app, unix_socket(path)), Client(path) as client:
         yield client
 
 
 @asynccontextmanager
-async def on_tcp(control: Control, token: str, known: dict[str, Role] | None = None) -> AsyncIterator[Client]:
-    """``known`` are the tokens that open the door, as they are at the time."""
-    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"}) if known is None else known
+async def on_tcp(control: Control, token: str, roles: dict[str, Role] | None = None) -> AsyncIterator[Client]:
+    """Serve the API on a TCP port and yield a client with ``token``.
+
+    Args:
+        roles: The valid tokens with their roles; read at each request, so a test may change them while the API runs.
+    """
+    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"}) if roles is None else roles
     door = by_token(lambda: tokens)
     app = control_api(control, door, Parts({}), partial(prometheus, control))
     listener = tcp_socket("127.0.0.1", 0)
@@ -36,7 +40,7 @@ async def on_tcp(control: Control, token: str, known: dict[str, Role] | None = N
         yield client
 
 
-async def refused(asked: Awaitable[object]) -> RequestRefused:
-    with pytest.raises(RequestRefused) as caught:
-        await asked
-    return caught.value
+async def expect_refusal(request: Awaitable[object]) -> RequestRefused:
+    with pytest.raises(RequestRefused) as raised:
+        await request
+    return raised.value
