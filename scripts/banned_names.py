@@ -8,9 +8,9 @@ Functions and methods may be verbs: a word of ``VERBS`` is permitted at the head
 
 The bound names of a file are its module, functions, classes, parameters, assigned variables, attributes assigned on
 ``self`` and import aliases. Each name counts once in each scope; lambdas and comprehensions belong to the function
-around them. ``self``, ``cls`` and ``_`` are left out. ``banned_names.toml`` lists by file the names that stay because
-they are stored or published. Exit code 1 when a name is banned. Run it in the root of the repository. Standard library
-only.
+around them. ``self``, ``cls``, ``_`` and the names of tests, which are sentences, are left out. ``banned_names.toml``
+lists by file the names that stay because they are stored or published. Exit code 1 when a name is banned. Run it in the
+root of the repository. Standard library only.
 """
 
 import ast
@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("traced", "agents", "sandbox", "store", "tui")
+DEVELOPMENT = ("tests", "benchmarks")
+TEST_DATA = ("tests/data", "tests/fixtures")  # environments and attacks that tests read as data
 EXCEPTIONS = Path(__file__).with_name("banned_names.toml")
 
 # Words without an honest use in any position: speech verbs and pronouns, then words this
@@ -111,7 +113,7 @@ def names_in(path: Path) -> list[Name]:
     tree = ast.parse(path.read_bytes(), str(path))
     for scope, name in _bindings(tree):
         key = (scope, name.text)
-        if name.text in _SKIPPED or not name.text.strip("_"):
+        if name.text in _SKIPPED or not name.text.strip("_") or (name.function and name.text.startswith("test_")):
             continue
         if key not in names or name.line < names[key].line:
             names[key] = name
@@ -153,9 +155,9 @@ def _binding(node: ast.AST) -> Name | None:
 
 
 def python_files(paths: Iterable[Path]) -> list[Path]:
-    """The Python files among the paths and below them."""
+    """The Python files among the paths and below them, without test data."""
     files = (path.rglob("*.py") if path.is_dir() else [path] for path in paths)
-    return sorted(file for group in files for file in group)
+    return sorted(file for group in files for file in group if not file.as_posix().startswith(TEST_DATA))
 
 
 def exceptions(path: Path) -> dict[str, frozenset[str]]:
@@ -164,7 +166,7 @@ def exceptions(path: Path) -> dict[str, frozenset[str]]:
     return {file: frozenset(names.split()) for group in groups for file, names in group["files"].items()}
 
 
-def main(paths: Sequence[str] = PACKAGES) -> int:
+def main(paths: Sequence[str] = PACKAGES + DEVELOPMENT) -> int:
     """Print each banned name as path:line: name, and each exception that is not needed; returns the exit code."""
     files, permitted = python_files(map(Path, paths)), exceptions(EXCEPTIONS)
     hits: list[str] = []
@@ -182,4 +184,4 @@ def main(paths: Sequence[str] = PACKAGES) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or PACKAGES))
+    sys.exit(main(sys.argv[1:] or PACKAGES + DEVELOPMENT))

@@ -4,7 +4,7 @@ The agent works through the first request only, unless its prompt tells it other
 has the adapter (where that helps). It knows the tasks of the seeds that it was made for by what the user says first.
 ``python -m tests.obedient_agent ARGS`` is ``traced ARGS`` on the engine at ``$OBEDIENT_URL``; the addresses that the
 process reaches for go into the file ``$OBEDIENT_REACHED``. With ``up`` the service's children
-(``tests.obedient_station``) are on that engine, too.
+(``tests.obedient_stage_worker``) are on that engine, too.
 """
 
 import contextlib
@@ -160,7 +160,8 @@ if __name__ == "__main__":
     from traced.cli.main import main
 
     sys.addaudithook(_note)
-    patches = [patch("traced.pipeline.child_runner.STAGE_MODULE", "tests.obedient_station")] if "up" in sys.argv else []
+    stage_module = patch("traced.pipeline.child_runner.STAGE_MODULE", "tests.obedient_stage_worker")
+    patches = [stage_module] if "up" in sys.argv else []
     with contextlib.ExitStack() as patched:
         for context in [at_work(os.environ["OBEDIENT_URL"]), *patches]:
             patched.enter_context(context)

@@ -35,20 +35,20 @@ def forbid_network(event: str, arguments: "tuple[object, ...]") -> None:
     if event == "socket.connect":
         address = arguments[1]
         if isinstance(address, tuple) and not is_loopback(address[0]):
-            raise _noted(f"a test connected to {address!r}; tests speak to loopback only")
+            raise _recorded_error(f"a test connected to {address!r}; tests speak to loopback only")
     elif event == "socket.getaddrinfo" and not is_loopback(arguments[0]):
-        raise _noted(f"a test looked up {_text(arguments[0])!r}; tests speak to loopback only")
+        raise _recorded_error(f"a test looked up {_text(arguments[0])!r}; tests speak to loopback only")
 
 
 def _text(host: object) -> str:
     return host.decode() if isinstance(host, bytes) else str(host)
 
 
-def _noted(told: str) -> NetworkForbidden:
-    if file := os.environ.get(NOTED_IN):
-        with open(file, "a", encoding="utf-8") as opened:
-            opened.write(f"{told}\n")
-    return NetworkForbidden(told)
+def _recorded_error(message: str) -> NetworkForbidden:
+    if path := os.environ.get(NOTED_IN):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{message}\n")
+    return NetworkForbidden(message)
 
 
 if __name__ == "sitecustomize":

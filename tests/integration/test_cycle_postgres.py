@@ -38,19 +38,19 @@ async def test_a_killed_cycle_goes_on_and_no_file_is_made(
     with pytest.raises(CycleChanged, match="version 1"):
         await run(script, tmp_path, url)
     monkeypatch.setattr(graph, "GRAPH_VERSION", 1)
-    ended = await run(script, tmp_path, url)
-    assert ended.finished
-    assert ended.state["promoted"] == ["alpha@v1", "beta@v1"]
+    status = await run(script, tmp_path, url)
+    assert status.finished
+    assert status.state["promoted"] == ["alpha@v1", "beta@v1"]
     assert script.calls.count("train alpha") == 1
     assert not (tmp_path / CHECKPOINTS).exists()
 
 
 async def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str, tmp_path: Path) -> None:
     script = Script(decisions=approved("alpha", "beta"))
-    others = connect(url)
+    admin_engine = connect(url)
 
     async def cut(cycle_id: str) -> None:
-        with others.connect() as connection:
+        with admin_engine.connect() as connection:
             connection.execute(
                 text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
             )
@@ -64,33 +64,33 @@ async def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url
     with pytest.raises(StoreUnavailable, match=r"the database postgresql://traced@/.* failed"):
         await live()
     assert (await run(script, tmp_path, url)).finished
-    others.dispose()
+    admin_engine.dispose()
 
 
 async def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, tmp_path: Path) -> None:
     store = open_store(url)
-    with write_session(store) as opened:
-        save_chain(opened)
+    with write_session(store) as session:
+        save_chain(session)
     place = tmp_path / "data"
     place.mkdir()
     script = Script(decisions=approved("alpha", "beta"), cut_at="gate beta")
     with pytest.raises(PowerCut):
         await run(script, place, url)
-    made = back_up(load_settings(place, {"store.url": url}), now=NOW)
+    backup = back_up(load_settings(place, {"store.url": url}), now=NOW)
     admin = connect(postgres.url("postgres")).execution_options(isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE steps"))
     fresh = postgres.url("steps")
     try:
-        restore(made.path, tmp_path / "new", lambda folder: load_settings(folder, {"store.url": fresh}), now=NOW)
+        restore(backup.path, tmp_path / "new", lambda folder: load_settings(folder, {"store.url": fresh}), now=NOW)
         calls = len(script.calls)
         assert (await run(script, tmp_path / "new", fresh)).finished
         assert "collect" not in script.calls[calls:]
         assert script.calls.count("train alpha") == 1
         assert (await run(Script(), tmp_path / "new", fresh)).finished
-        settings, there = load_settings(tmp_path / "new", {"store.url": fresh}), connect(fresh)
-        assert forget_steps(settings, there, [CYCLE]).rows > 5
-        there.dispose()
+        settings, store_copy = load_settings(tmp_path / "new", {"store.url": fresh}), connect(fresh)
+        assert forget_steps(settings, store_copy, [CYCLE]).rows > 5
+        store_copy.dispose()
         assert (await run(Script(), tmp_path / "new", fresh)).finished
     finally:
         store.dispose()
@@ -100,6 +100,6 @@ async def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Ser
 
 
 async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="the database postgresql://") as caught:
+    with pytest.raises(StoreUnavailable, match="the database postgresql://") as error_info:
         await run(Script(), tmp_path, f"postgresql://traced:secret@/none?host={tmp_path}")
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(error_info.value)

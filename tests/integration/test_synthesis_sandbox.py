@@ -35,7 +35,7 @@ async def _attempt(source: SandboxSource, seed: int, rng: random.Random) -> floa
     return reward
 
 
-async def admitted(source: str) -> AdmissionReport:
+async def admission_report(source: str) -> AdmissionReport:
     return await admit(
         source,
         target_tools=TOOLS,
@@ -47,7 +47,7 @@ async def admitted(source: str) -> AdmissionReport:
 @pytest.mark.parametrize("name", ["multi-step-completion", "precondition-verification", "error-recovery"])
 async def test_the_environment_of_a_planted_deficit_is_admitted(name: str) -> None:
     trajectories, labels = demonstrations()
-    report = await admitted(synthesize(capability(name), trajectories, labels, seed=0))
+    report = await admission_report(synthesize(capability(name), trajectories, labels, seed=0))
     assert report.admitted, [(check.name, check.evidence) for check in report.checks if not check.passed]
     assert {check.name for check in report.checks} >= {"determinism", "oracle", "diversity", "floor", "spread"}
 
@@ -57,6 +57,6 @@ async def test_an_environment_whose_oracle_is_spoilt_is_refused() -> None:
     source = synthesize(capability("error-recovery"), trajectories, labels, seed=0)
     spoilt = source.replace("if told == 1.0 and self.finished:", "if told > 1.0 and self.finished:")
     assert spoilt != source
-    report = await admitted(spoilt)
+    report = await admission_report(spoilt)
     assert not report.admitted
     assert "oracle" in {check.name for check in report.checks if not check.passed}

@@ -44,67 +44,67 @@ SettingsAt = Callable[[Path], Settings]
 @pytest.fixture
 def place(tmp_path: Path, url: str) -> Path:
     store = open_store(url)
-    with write_session(store) as opened:
-        save_chain(opened)
-        moved = tmp_path / "it's data" / "adapters" / ADAPTER
-        opened.execute(text("UPDATE adapters SET path = :path"), {"path": str(moved)})
-        opened.execute(text("CREATE TABLE of_another_application (n INTEGER)"))
+    with write_session(store) as session:
+        save_chain(session)
+        adapter_path = tmp_path / "it's data" / "adapters" / ADAPTER
+        session.execute(text("UPDATE adapters SET path = :path"), {"path": str(adapter_path)})
+        session.execute(text("CREATE TABLE of_another_application (n INTEGER)"))
     store.dispose()
-    moved.mkdir(parents=True)
-    (moved / "adapter_model.safetensors").write_bytes(b"weights")
+    adapter_path.mkdir(parents=True)
+    (adapter_path / "adapter_model.safetensors").write_bytes(b"weights")
     return tmp_path / "it's data"
 
 
 def ids(url: str) -> list[str]:
     store = open_store(url)
-    with read_session(store) as opened:
-        found = sorted(one.id for one in list_trajectories(opened))
+    with read_session(store) as session:
+        trajectory_ids = sorted(trajectory.id for trajectory in list_trajectories(session))
     store.dispose()
-    return found
+    return trajectory_ids
 
 
 def add(url: str, *keys: str) -> None:
     store = open_store(url)
-    with write_session(store) as opened:
-        save_trajectories(opened, [trajectory(key) for key in keys])
+    with write_session(store) as session:
+        save_trajectories(session, [trajectory(key) for key in keys])
     store.dispose()
 
 
 def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_path: Path) -> None:
     settings_at = settings_for(url)
-    made = back_up(settings_at(place), now=NOW)
-    assert (made.manifest.database, made.manifest.namespace) == ("postgresql", "public")
-    assert sorted(made.manifest.members) == [f"adapters/{ADAPTER}/adapter_model.safetensors", "store.sql"]
+    backup = back_up(settings_at(place), now=NOW)
+    assert (backup.manifest.database, backup.manifest.namespace) == ("postgresql", "public")
+    assert sorted(backup.manifest.members) == [f"adapters/{ADAPTER}/adapter_model.safetensors", "store.sql"]
     add(url, "later")
-    there = tmp_path / "else'where"
+    new_directory = tmp_path / "else'where"
     with pytest.raises(RestoreRefused, match="already holds tables of traced"):
-        restore(made.path, there, settings_at, now=NOW)
+        restore(backup.path, new_directory, settings_at, now=NOW)
     assert ids(url) == ["later", "t1", "t2", "t3"]
-    done = restore(made.path, there, settings_at, now=NOW, force=True)
-    assert done.aside_schema == "before_20260320t120000z"
+    restored = restore(backup.path, new_directory, settings_at, now=NOW, force=True)
+    assert restored.aside_schema == "before_20260320t120000z"
     assert ids(url) == ["t1", "t2", "t3"]
     store = open_store(url)
-    with read_session(store) as opened:
-        assert evidence_chain(opened, ADAPTER).missing == []
-        assert get_adapter(opened, ADAPTER).path == str(there / "adapters" / ADAPTER)
-        aside = opened.execute(text(f"SELECT count(*) FROM {done.aside_schema}.trajectories")).scalar()
-        assert aside == 4
-        assert opened.execute(text("SELECT count(*) FROM of_another_application")).scalar() == 0
-    with write_session(store) as opened:  # the sequences came along
-        set_cycle_state(opened, "c1", CycleState.FAILED, at=later(9))
-        save_chain(opened)
+    with read_session(store) as session:
+        assert evidence_chain(session, ADAPTER).missing == []
+        assert get_adapter(session, ADAPTER).path == str(new_directory / "adapters" / ADAPTER)
+        old_row_count = session.execute(text(f"SELECT count(*) FROM {restored.aside_schema}.trajectories")).scalar()
+        assert old_row_count == 4
+        assert session.execute(text("SELECT count(*) FROM of_another_application")).scalar() == 0
+    with write_session(store) as session:  # the sequences came along
+        set_cycle_state(session, "c1", CycleState.FAILED, at=later(9))
+        save_chain(session)
     store.dispose()
-    assert not (there / "store.sql").exists()
+    assert not (new_directory / "store.sql").exists()
 
 
 def test_into_an_empty_database(place: Path, url: str, postgres: Server, tmp_path: Path) -> None:
-    made = back_up(settings_for(url)(place), now=NOW)
+    backup = back_up(settings_for(url)(place), now=NOW)
     admin = connect(postgres.url("postgres")).execution_options(isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE fresh"))
     fresh = postgres.url("fresh")
-    done = restore(made.path, tmp_path / "new", settings_for(fresh), now=NOW)
-    assert done.aside_schema is None
+    restored = restore(backup.path, tmp_path / "new", settings_for(fresh), now=NOW)
+    assert restored.aside_schema is None
     assert ids(fresh) == ["t1", "t2", "t3"]
     with admin.connect() as connection:
         connection.execute(text("DROP DATABASE fresh WITH (FORCE)"))
@@ -113,13 +113,13 @@ def test_into_an_empty_database(place: Path, url: str, postgres: Server, tmp_pat
 
 def test_a_script_that_fails_leaves_database_and_directory_as_they_were(place: Path, url: str, tmp_path: Path) -> None:
     store = connect(url)
-    made = back_up(settings_for(url)(place), now=NOW)
+    backup = back_up(settings_for(url)(place), now=NOW)
     with store.connect() as connection:
         connection.execute(text("CREATE VIEW in_the_way AS SELECT 1 AS n"))
         connection.execute(text("CREATE SCHEMA before_20260320t120000z"))  # so that the very first step fails
         connection.commit()
     with pytest.raises(RestoreRefused, match="the restore failed and the database is unchanged: psql ended with code"):
-        restore(made.path, place, settings_for(url), now=NOW, force=True)
+        restore(backup.path, place, settings_for(url), now=NOW, force=True)
     assert ids(url) == ["t1", "t2", "t3"]
     assert (place / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == b"weights"
     assert sorted(path.name for path in tmp_path.iterdir()) == [place.name]
@@ -151,10 +151,10 @@ def tables(engine: Engine) -> object:
 
 def test_a_migration_that_fails_half_way_changes_nothing(place: Path, url: str, tmp_path: Path) -> None:
     engine = connect(url)
-    before = tables(engine)
+    tables_before = tables(engine)
     with pytest.raises(StoreUnavailable, match="no_table"):
         upgrade(settings_for(url)(place), now=NOW, scripts=broken_migrations(tmp_path))
-    assert tables(engine) == before
+    assert tables(engine) == tables_before
     assert revision(engine) == HEAD
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM promotions")).scalar() == 1
@@ -164,17 +164,17 @@ def test_a_migration_that_fails_half_way_changes_nothing(place: Path, url: str, 
 def test_the_quick_look_and_retention(place: Path, url: str) -> None:
     assert store_status(url).live == [ADAPTER]
     store = open_store(url)
-    with write_session(store) as opened:
-        save_trajectories(opened, [trajectory("spare", split="test")])
-        set_cycle_state(opened, "c1", CycleState.FINISHED, at=later(10))
+    with write_session(store) as session:
+        save_trajectories(session, [trajectory("spare", split="test")])
+        set_cycle_state(session, "c1", CycleState.FINISHED, at=later(10))
     settings = load_settings(place, {"store.url": url, "retention.keep_cycles": 0})
     late = T0 + timedelta(days=3000)
-    told = prune(settings, store, now=late, dry_run=True, owner="nobody")
+    candidates = prune(settings, store, now=late, dry_run=True, owner="nobody")
     assert ids(url) == ["spare", "t1", "t2", "t3"]
-    gone = {one.kind: one for one in prune(settings, store, now=late, owner="nobody")}
-    assert [gone[one.kind].count for one in told] == [one.count for one in told]
-    assert (gone["trajectories"].count, gone["token ids"].count) == (1, 4)
-    assert gone["token ids"].size > 0
+    removed = {group.kind: group for group in prune(settings, store, now=late, owner="nobody")}
+    assert [removed[group.kind].count for group in candidates] == [group.count for group in candidates]
+    assert (removed["trajectories"].count, removed["token ids"].count) == (1, 4)
+    assert removed["token ids"].size > 0
     assert ids(url) == ["t1", "t2", "t3"]
     assert store_status(url).live == [ADAPTER]
     store.dispose()

@@ -120,14 +120,14 @@ async def test_an_unavailable_model_costs_only_the_requests_in_flight(context: C
     )  # a service waits for the key
     assert stored_findings(context) == []
     with read_session(context.store) as session:
-        kept = len(list_replies(session, CYCLE))
-    assert limit - Endpoint.concurrency < kept <= limit  # an answer on its way when the 401 arrives may be lost
+        reply_count = len(list_replies(session, CYCLE))
+    assert limit - Endpoint.concurrency < reply_count <= limit  # an answer on its way when the 401 arrives may be lost
     second = Thinking()
     with scripted_server(second, canaries=CANARIES) as server:
         await analyze(with_analyst(server, context))
     with read_session(context.store) as session:
         billed = len(list_replies(session, CYCLE))
-    assert billed == kept + sum(second.kinds.values())
+    assert billed == reply_count + sum(second.kinds.values())
     failures = sum(episode(number).outcome is Outcome.FAILURE for number in range(EPISODES))
     assert billed == failures + 3 + EPISODES * RUNS  # as many as an analysis takes that nothing disturbs
 

@@ -174,7 +174,7 @@ async def test_a_failure_of_the_machinery_is_no_trajectory_but_is_accounted_for(
     await run(tmp_path, check, settings=NO_SILENCE)
 
 
-async def recording_says(gateway: RunningGateway, text: str) -> bool:
+async def recording_contains(gateway: RunningGateway, text: str) -> bool:
     return text in (await gateway.http.get("/ready")).json()["recording"]
 
 
@@ -187,9 +187,9 @@ async def test_exchanges_wait_in_the_spool_without_the_store(tmp_path: Path, mon
             patched.setattr(recorder, "save_exchanges", lambda *_: (_ for _ in ()).throw(away))
             for number in range(3):
                 assert (await gateway.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
-            await eventually_async(lambda: recording_says(gateway, "files wait in"))
+            await eventually_async(lambda: recording_contains(gateway, "files wait in"))
         await eventually_async(lambda: all(gateway.exchanges(f"c-{number}") for number in range(3)))
-        await eventually_async(lambda: recording_says(gateway, "ok"))
+        await eventually_async(lambda: recording_contains(gateway, "ok"))
 
     await run(tmp_path, check)
 

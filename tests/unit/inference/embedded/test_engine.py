@@ -132,11 +132,11 @@ def test_prefix_reuse_prefills_only_the_new_tokens(monkeypatch: pytest.MonkeyPat
     widths: list[int] = []
     prefill = engine._forward.prefill
 
-    def measured(spans: Sequence[Span]) -> torch.Tensor:
+    def recorded_prefill(spans: Sequence[Span]) -> torch.Tensor:
         widths.extend(len(s.tokens) for s in spans)
         return prefill(spans)
 
-    monkeypatch.setattr(engine._forward, "prefill", measured)
+    monkeypatch.setattr(engine._forward, "prefill", recorded_prefill)
     (prompt,) = prompts(1, seed=4, low=50, high=50)
     (first,) = engine.generate([greedy(prompt, 6)])
     engine.generate([greedy([*prompt, *first.ids, 9, 9], 6)])
@@ -150,11 +150,11 @@ def test_identical_prompts_are_prefilled_once(monkeypatch: pytest.MonkeyPatch) -
     widths: list[int] = []
     prefill = engine._forward.prefill
 
-    def measured(spans: Sequence[Span]) -> torch.Tensor:
+    def recorded_prefill(spans: Sequence[Span]) -> torch.Tensor:
         widths.extend(len(s.tokens) for s in spans)
         return prefill(spans)
 
-    monkeypatch.setattr(engine._forward, "prefill", measured)
+    monkeypatch.setattr(engine._forward, "prefill", recorded_prefill)
     (prompt,) = prompts(1, seed=5, low=50, high=50)
     generations = engine.generate([Request(prompt, Sampling(1.0, 8, seed=i)) for i in range(6)])
     assert sorted(widths) == [1] * 5 + [50]

@@ -1,4 +1,4 @@
-"""A station of a service's cycle on the engine at ``$OBEDIENT_URL`` (``tests.obedient_agent``)."""
+"""A stage of a service's cycle on the engine at ``$OBEDIENT_URL`` (``tests.obedient_agent``)."""
 
 import os
 import sys
