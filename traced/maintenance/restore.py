@@ -11,7 +11,8 @@ other; after a kill between them, the old directory is whole under its new name.
 
 Errors: ``BackupDamaged``, ``RestoreRefused`` (among others for a mount point and for a parent directory that may not be
 written), ``AlreadyRunning``; all of them change nothing. With PostgreSQL the database is loaded, in one transaction,
-just before the directories are swapped: after a kill between the two, run the same command again.
+just before the directories are swapped: after a kill or an error of the file system between the two, run the same
+command again with ``--force``.
 
 Not covered: two file systems; rows of the backed-up daemon that refer to its processes
 (``traced.maintenance.orphans``).
