@@ -42,7 +42,8 @@ class Engine:
 @asynccontextmanager
 async def listening(engine: Engine, **options: Any) -> AsyncIterator[tuple[str, Upstream]]:
     server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
-    upstream = Upstream(**options)
+    # A busy machine may stop this process for longer than the default of 5 s.
+    upstream = Upstream(**{"connect_s": 60.0, **options})
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", upstream
     finally:
