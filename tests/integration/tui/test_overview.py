@@ -244,5 +244,10 @@ async def test_more_than_fits_is_scrolled_to_by_keys(open_app: OpenApp) -> None:
     async with open_app((80, 16)) as tui:
         await wait_until(tui.pilot, lambda: tui.app.screen.query_one("#board").max_scroll_y > 0)
         tui.app.screen.query_one("#board").focus()
-        await tui.pilot.press("end")
-        await wait_until(tui.pilot, lambda: "target, routed" in text_of(tui.app))
+
+        async def end_is_shown() -> bool:
+            # Lines that come after the key was pressed are below what it scrolled to.
+            await tui.pilot.press("end")
+            return "target, routed" in text_of(tui.app)
+
+        await wait_until(tui.pilot, end_is_shown)
