@@ -126,6 +126,29 @@ def test_a_script_that_fails_leaves_database_and_directory_as_they_were(place: P
     store.dispose()
 
 
+def test_a_swap_that_fails_after_the_load_is_repeated_with_force(
+    place: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = back_up(settings_for(url)(place), now=NOW)
+    add(url, "later")
+
+    def refuse(*paths: Path) -> None:
+        raise RestoreRefused("the directory cannot be replaced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("traced.maintenance.restore.put_in_place", refuse)
+        with pytest.raises(RestoreRefused, match="cannot be replaced"):
+            restore(backup.path, place, settings_for(url), now=NOW, force=True)
+    assert ids(url) == ["t1", "t2", "t3"]
+    assert (place / "adapters" / ADAPTER / "adapter_model.safetensors").exists()
+    with pytest.raises(RestoreRefused, match="already holds"):
+        restore(backup.path, tmp_path / "new", settings_for(url), now=NOW)
+    later_now = NOW + timedelta(minutes=1)
+    restored = restore(backup.path, place, settings_for(url), now=later_now, force=True)
+    assert restored.aside is not None
+    assert ids(url) == ["t1", "t2", "t3"]
+
+
 def test_every_released_schema_upgrades_after_a_backup(url: str, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     settings = settings_for(url)(tmp_path / "data")

@@ -20,6 +20,16 @@ def banned_in(tmp_path: Path, source: str) -> list[str]:
     return [name.text for name in names if name.banned_word]
 
 
+def test_a_tests_name_is_a_sentence_but_not_its_variables(tmp_path: Path) -> None:
+    assert banned_in(tmp_path, "def test_what_was_said():\n    said = 1\n") == ["said"]
+
+
+def test_environments_that_tests_read_as_data_are_left_out() -> None:
+    files = [path.as_posix() for path in banned_names.python_files([Path("tests")])]
+    assert "tests/unit/test_structure.py" in files
+    assert not any(file.startswith(("tests/data/", "tests/fixtures/")) for file in files)
+
+
 def test_a_cycle_is_found_at_every_depth(tmp_path: Path) -> None:
     files = {
         "traced/__init__.py": "",

@@ -102,7 +102,7 @@ def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime
             raise
         except Exception:
             # A conversation must not block the others, whatever it contains.
-            log.exception("conversation %s cannot be settled; its exchanges are not changed", conversation_id)
+            log.exception("conversation %s gives no trajectory; its exchanges keep their bodies", conversation_id)
             with write_session(store) as session:
                 serving.settle_without_trajectory(session, conversation_id, at=now)
     return len(silent_ids)

@@ -271,6 +271,15 @@ async def test_nobody_at_home(path: Path) -> None:
         await ask()
 
 
+async def test_a_daemon_that_does_not_answer_in_time_is_reported_with_the_cause(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        async with Client(path, timeout_s=0.2) as client:
+            with pytest.raises(NoDaemon, match=r"no daemon answers at .* \(ReadTimeout\)"):
+                await client.status()
+
+
 async def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_used_one_is_not(
     control: Control, path: Path
 ) -> None:

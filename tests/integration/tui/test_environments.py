@@ -221,10 +221,7 @@ async def test_hostile_text_is_harmless(open_app: OpenApp, control: Control) -> 
 async def test_an_event_of_another_environment_takes_the_place_of_an_open_page(open_app: OpenApp) -> None:
     async with open_app() as tui:
         first, second = list(tui.seeded.environments.values())[:2]
-        tui.app.go("environments", first)
-        await wait_until(tui.pilot, lambda: tui.app.current_mode == "environments" and first[:12] in text_of(tui.app))
-        await tui.pilot.press("enter")
-        await wait_until(tui.pilot, lambda: isinstance(tui.app.screen, Environment))
+        await open_environment(tui, first)
         await tui.pilot.press("8")
         tui.app.go("environments", second)
         await wait_until(tui.pilot, lambda: isinstance(tui.app.screen, Environments))
@@ -237,11 +234,7 @@ async def test_an_episode_that_is_played_is_not_left_without_a_question(
 ) -> None:
     async with open_app() as tui:
         first, second = list(tui.seeded.environments.values())[:2]
-        tui.app.go("environments", first)
-        await wait_until(tui.pilot, lambda: tui.app.current_mode == "environments" and first[:12] in text_of(tui.app))
-        await tui.pilot.press("enter")
-        await wait_until(tui.pilot, lambda: isinstance(tui.app.screen, Environment))
-        page = tui.app.screen
+        page = await open_environment(tui, first)
         monkeypatch.setattr("tui.screens.environment_play.Play.running", True)
         tui.app.go("environments", second)
         await wait_until(tui.pilot, lambda: "An episode is running on this screen" in text_of(tui.app))
