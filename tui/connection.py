@@ -261,8 +261,9 @@ class ConnectedApp(App[None]):
                 if self.read_only != was_read_only:
                     self.read_only_changed()
         except ClientError:
-            # The link reports a lost connection, so there is nothing to add here.
-            return
+            # The link reports a lost connection. A busy daemon may refuse this request alone, so it is repeated.
+            if self.linked:
+                self.set_timer(PAUSES_S[-1], self._refresh_status)
         finally:
             self._status_requested = False
 

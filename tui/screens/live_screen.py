@@ -1,13 +1,15 @@
 """The base of all screens: it requests its data from the daemon, and again when an event makes them outdated.
 
 Invariants: a screen requests its data when it is first shown, when an event concerns it and when the daemon is back,
-never periodically. At most one request is in flight; events during the request lead to one more. A screen behind
-another one requests nothing until it comes to the front. Until the first response the screen says that it is loading.
-It shows a refusal, with the remedy, above the last contents. If the new data lack the key to select, the screen
-notifies the user that it is not listed. Subclasses define ``CONCERNS``, ``load`` and ``show``.
+never periodically, unless the daemon is too busy to answer. At most one request is in flight; events during the
+request lead to one more. A screen behind another one requests nothing until it comes to the front. Until the first
+response the screen says that it is loading. It shows a refusal, with the remedy, above the last contents. If the new
+data lack the key to select, the screen notifies the user that it is not listed. Subclasses define ``CONCERNS``,
+``load`` and ``show``.
 """
 
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any, ClassVar
 
 from textual import work
@@ -16,7 +18,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from traced.client import Client, ClientError, NoDaemon
+from traced.client import Client, ClientError, NoDaemon, RequestRefused
 from traced.client.models import EventView
 from tui.connection import ConnectedApp
 from tui.text import sanitize_line
@@ -25,6 +27,7 @@ from tui.widgets.tables import KeyedTable
 
 # Changes within this time lead to one request.
 SOON_S = 0.15
+BUSY_S = 5.0  # before a request is repeated that a busy daemon has refused
 NOBODY = "No daemon is running yet: start it with traced up. This screen is filled as soon as it answers."
 WIDTHS = [(0, "-narrow"), (110, "-wide")]  # the least number of columns for each CSS class
 
@@ -120,8 +123,10 @@ class Live(Screen[None]):
             self._stale = True
             self.note("" if self.is_loaded else NOBODY)
         except ClientError as error:
-            # A refusal lasts until something changes. An immediate retry would be refused again.
+            # A refusal lasts until something changes. A daemon that is busy is asked again after a pause.
             is_refused = True
+            if isinstance(error, RequestRefused) and error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                self.set_timer(BUSY_S, self.changed)
             cause, hint = self.app.address.refusal(error)
             self.note(
                 f"✗ The daemon refused the request: {sanitize_line(cause)}"

@@ -17,7 +17,7 @@ from tests.integration.service.api_server import OPERATOR, READER, on_tcp, serve
 from tests.integration.tui.conftest import NOW, OpenApp
 from tests.integration.tui.screens import stable_text, text_of, wait_until
 from traced.api.control import Control
-from traced.client import Client
+from traced.client import Client, RequestRefused
 from traced.client.models import Role
 from traced.client.transport import Transport
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
@@ -142,6 +142,27 @@ async def test_the_status_is_known_while_much_happens(open_app: OpenApp, monkeyp
             if "▶ c-0003: gate x" in text_of(tui.app):
                 break
         assert "▶ c-0003: gate x" in text_of(tui.app)
+
+
+@pytest.mark.parametrize(("path", "worker_group"), [("/status", "status"), ("/capabilities", "ask")])
+async def test_a_request_that_a_busy_daemon_refuses_is_repeated(
+    path: str, worker_group: str, open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.connection.PAUSES_S", (0.05,))
+    monkeypatch.setattr("tui.screens.live_screen.BUSY_S", 0.05)
+    ask, refusals = Transport.ask, iter(range(4))
+
+    async def busy(transport: Transport, method: str, requested: str, **options: Any) -> Any:
+        if requested == path and get_current_worker().group == worker_group and next(refusals, None) is not None:
+            raise RequestRefused("the daemon is busy", status=503)
+        return await ask(transport, method, requested, **options)
+
+    monkeypatch.setattr(Transport, "ask", busy)
+    async with open_app() as tui:  # waits until the status is known
+        await tui.pilot.press("2")
+        await wait_until(tui.pilot, lambda: "Payment methods" in text_of(tui.app))
+        assert "refused the request" not in text_of(tui.app)
+        assert next(refusals, None) is None
 
 
 async def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: Control) -> None:
