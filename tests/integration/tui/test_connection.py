@@ -150,12 +150,12 @@ async def test_a_request_that_a_busy_daemon_refuses_is_repeated(
 ) -> None:
     monkeypatch.setattr("tui.connection.PAUSES_S", (0.05,))
     monkeypatch.setattr("tui.screens.live_screen.BUSY_S", 0.05)
-    ask, refusals = Transport.ask, iter(range(4))
+    send, refusals = Transport.ask, iter(range(4))
 
     async def busy(transport: Transport, method: str, requested: str, **options: Any) -> Any:
         if requested == path and get_current_worker().group == worker_group and next(refusals, None) is not None:
             raise RequestRefused("the daemon is busy", status=503)
-        return await ask(transport, method, requested, **options)
+        return await send(transport, method, requested, **options)
 
     monkeypatch.setattr(Transport, "ask", busy)
     async with open_app() as tui:  # waits until the status is known
