@@ -16,6 +16,7 @@ import torch
 
 from scripts.pretraining.pretrain import pretrain
 from store.types import Trajectory
+from traced.inference.chat_format import ChatFormat
 from traced.inference.client import InProcessPolicy
 from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
@@ -49,7 +50,7 @@ async def _play(folder: Path, conversations: int, seed: int) -> list[Trajectory]
     engine.start()
     try:
         async with aclosing(
-            _episodes(InProcessPolicy(engine, tokenizer), folder.name, conversations, seed)
+            _episodes(InProcessPolicy(engine, ChatFormat(tokenizer)), folder.name, conversations, seed)
         ) as episodes:
             return [trajectory async for trajectory in episodes]
     finally:

@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 
 from store.types import opening_messages
-from traced.inference.embedded.generation import render
+from traced.inference.chat_format import render
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.targets.desk import SPLITS, Desk
 

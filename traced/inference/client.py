@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import aiohttp
 
 from sandbox.contract import Message, Tool
+from traced.inference.chat_format import count_calls
 from traced.inference.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
+from traced.inference.generation import Sampling
 from traced.inference.routing_prompt import ANSWER, label_ids_in
 
 if TYPE_CHECKING:
     from traced.inference.embedded.engine import Engine
-    from traced.inference.embedded.generation import Tokenizer
+    from traced.inference.chat_format import ChatFormat
 
 
 # Shorter than the embedded server's timeout, so that a connection is not reused while the server closes it.
@@ -85,22 +87,17 @@ class InProcessPolicy:
     """A model in this process behind a started ``Engine``; concurrent calls share its batches."""
 
     engine: "Engine"
-    tokenizer: "Tokenizer"
+    chat_format: "ChatFormat"
     adapter: str | None = None
     temperature: float = 1.0
     max_tokens: int = 256
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
         """Render the conversation and complete it with the engine; raises the engine's errors."""
-        # Imported here because the embedded engine needs torch, and clients do not.
-        from traced.inference.embedded.engine import Sampling
-        from traced.inference.embedded.generation import count_calls, parse, render
-
-        prompt_ids = render(self.tokenizer, messages, tools)
+        prompt_ids = self.chat_format.render(messages, tools)
         sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
         generation = await asyncio.wrap_future(self.engine.submit(prompt_ids, sampling, self.adapter))
-        text = self.tokenizer.decode(generation.ids, skip_special_tokens=True)
-        message = parse(text, first_call=count_calls(messages))
+        message = self.chat_format.parse(generation.ids, first_call=count_calls(messages))
         return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)
 
 

@@ -3,6 +3,7 @@
     TracedError
     └── ServingError
         ├── ModelError            a model directory is missing, incomplete or cannot be loaded
+        ├── TemplateError         the chat template does not allow token-exact conversations
         ├── RoutingPromptError    labels and tokenizer do not fit the routing prompt
         ├── RouterFitError        too few examples to fit a router
         ├── RouterFileError       a router file is missing or holds no fitted router
@@ -24,6 +25,10 @@ class ServingError(TracedError):
 
 class ModelError(ServingError):
     """The model's files are missing, incomplete or unreadable."""
+
+
+class TemplateError(ServingError):
+    """The tokenizer's chat template cannot be continued token by token."""
 
 
 class RoutingPromptError(ServingError):

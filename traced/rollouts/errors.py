@@ -2,8 +2,7 @@
 
 TracedError
 └── RolloutError
-    ├── SimulatorError    the user simulator failed; the episode ends as infrastructure
-    └── TemplateError     the chat template does not allow token-exact conversations
+    └── SimulatorError    the user simulator failed; the episode ends as infrastructure
 
 Agent mistakes are not errors: they are data that the environment answers.
 """
@@ -22,10 +21,6 @@ class RolloutError(TracedError):
 
 class SimulatorError(RolloutError):
     """The user simulator of an environment failed."""
-
-
-class TemplateError(RolloutError):
-    """The tokenizer's chat template cannot be continued token by token."""
 
 
 class Infrastructure(Exception):

@@ -31,12 +31,13 @@ from trl import GRPOConfig
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
+from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import ModelFiles, load_model
 from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
 from traced.training.metrics import Metrics, append, is_solved, truncate_after, write_samples
-from traced.training.rollouts import RolloutFunction, RolloutLimits, Sampler, TurnTemplate
+from traced.training.rollouts import RolloutFunction, RolloutLimits, Sampler
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 
@@ -150,7 +151,7 @@ def build_trainer(
     # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)
     engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
-    sampler = Sampler(source, engine.generate, TurnTemplate(tokenizer), portal.call, limits)
+    sampler = Sampler(source, engine.generate, TurnFormat(ChatFormat(tokenizer)), portal.call, limits)
 
     def refresh(peft_model: Any) -> None:
         synchronise(peft_model, sampled)

@@ -16,64 +16,24 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sandbox.contract import Message, Task
+from sandbox.contract import Message
 from sandbox.episodes import Episode, EpisodeSource
 from sandbox.errors import AgentFault
 from store.types import EndCause
 from traced.core.seeds import derive_seed
-from traced.inference.embedded.generation import Generation, Request, Sampling, parse, render
-from traced.rollouts.errors import Infrastructure, TemplateError, attribute
+from traced.inference.chat_format import TurnFormat
+from traced.inference.generation import Generation, Request, Sampling
+from traced.rollouts.errors import Infrastructure, attribute
 from traced.training.errors import EnvironmentFailed
 
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
 
-# Rendered with and without new messages to find the tokens that the template puts around them.
-DUMMY: list[Message] = [
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": "u"},
-    {"role": "assistant", "content": "a"},
-]
-
-
-class TurnTemplate:
-    """The tokens between a sampled answer and the next one, for one tokenizer."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.end = tokenizer.eos_token_id
-        rendered = tokenizer.apply_chat_template(DUMMY, tokenize=True, return_dict=False)
-        if self.end not in rendered:
-            raise TemplateError(
-                f"the chat template does not end a turn with EOS ({tokenizer.eos_token!r}); "
-                "token-exact training needs that",
-                hint="choose a model with a ChatML-like template",
-            )
-        self.prefix = rendered[: len(rendered) - rendered[::-1].index(self.end)]
-        # Only a check: a template that rewrites history fails now, not after the first rollouts.
-        self.between([{"role": "user", "content": "u"}])
-
-    def first_prompt(self, task: Task) -> list[int]:
-        """Return the first prompt, generation prompt included."""
-        return render(self.tokenizer, [{"role": "system", "content": task.system}, *task.messages], task.tools)
-
-    def between(self, messages: list[Message]) -> list[int]:
-        """Return what follows an answer's end-of-turn token: ``messages`` and the next generation prompt."""
-        full = render(self.tokenizer, DUMMY + messages, [])
-        if full[: len(self.prefix)] != self.prefix:
-            raise TemplateError(
-                "the chat template renders earlier turns differently once later ones follow; "
-                "token-exact training needs a template that only appends",
-                hint="choose a model whose template keeps history as it is",
-            )
-        return full[len(self.prefix) :]
-
-
 @dataclass
 class Conversation:
     """The tokens of one episode: the first prompt, then ids, mask and log-probs in three lists of equal length."""
 
-    template: TurnTemplate
+    turn_format: TurnFormat
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -95,9 +55,9 @@ class Conversation:
 
     def append_messages(self, messages: list[Message]) -> None:
         """Append the environment's messages; an answer cut off by its length limit is ended first."""
-        is_cut = not self.ids or self.ids[-1] != self.template.end
+        is_cut = not self.ids or self.ids[-1] != self.turn_format.end
         # Without its end-of-turn token the answer would run into the environment's message.
-        ids = [self.template.end] * is_cut + self.template.between(messages)
+        ids = [self.turn_format.end] * is_cut + self.turn_format.between(messages)
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -146,7 +106,7 @@ class Sampler:
 
     source: EpisodeSource
     generate: Callable[[Sequence[Request]], list[Generation]]
-    template: TurnTemplate
+    turn_format: TurnFormat
     run: Callable[[Callable[[], Awaitable[None]]], object]
     limits: RolloutLimits
     retried: list[str] = field(default_factory=list)  # why rollouts were tried again, for the metrics
@@ -195,7 +155,7 @@ class Sampler:
         rollout.episode = self.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
-        rollout.conversation = Conversation(self.template, self.template.first_prompt(task))
+        rollout.conversation = Conversation(self.turn_format, self.turn_format.chat_format.render(rollout.messages, task.tools))
 
     def _may_speak(self, rollout: Rollout) -> bool:
         """Return whether the rollout continues; a rollout that reaches a limit ends and is scored."""
@@ -216,8 +176,7 @@ class Sampler:
         assert rollout.conversation is not None
         rollout.conversation.append_completion(answer.ids, answer.logprobs)
         rollout.turns += 1
-        text = self.template.tokenizer.decode(answer.ids, skip_special_tokens=True)
-        rollout.last_message = parse(text, first_call=rollout.calls)
+        rollout.last_message = self.turn_format.chat_format.parse(answer.ids, first_call=rollout.calls)
         rollout.messages.append(rollout.last_message)
         rollout.calls += len(rollout.last_message.get("tool_calls") or [])
 

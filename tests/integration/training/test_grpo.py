@@ -18,7 +18,7 @@ from sandbox.contract import Message, Score
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import save_model
 from traced.core.errors import DiskError
-from traced.inference.embedded.generation import Generation, Request
+from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
 from traced.training import grpo
 from traced.training.errors import JobChangedError, TrainingPaused

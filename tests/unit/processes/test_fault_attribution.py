@@ -23,10 +23,17 @@ from sandbox.errors import (
 )
 from store.errors import NotFound, StoreConflict, StoreUnavailable, StoreVersionError
 from traced.core.errors import CapabilityError, ConfigError, DiskError, GateError, StageError, TracedError, cause_of
-from traced.inference.errors import EngineError, EngineStartError, ModelError, RequestError, RouterFitError
+from traced.inference.errors import (
+    EngineError,
+    EngineStartError,
+    ModelError,
+    RequestError,
+    RouterFitError,
+    TemplateError,
+)
 from traced.llm.connection import LlmError
 from traced.processes.job import FAULT_BY_ERROR, FaultAttribution, JobOutcome, StartError, attribute_fault, describe
-from traced.rollouts.errors import SimulatorError, TemplateError
+from traced.rollouts.errors import SimulatorError
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
 
 INPUT, UNCLEAR, INFRASTRUCTURE, ANSWER, NOBODY = FaultAttribution

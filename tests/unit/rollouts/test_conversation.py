@@ -4,9 +4,9 @@ import pytest
 
 from sandbox.contract import Task
 from tests.unit.training.tiny import tokenizer
-from traced.inference.embedded.generation import render
-from traced.rollouts.errors import TemplateError
-from traced.training.rollouts import Conversation, TurnTemplate
+from traced.inference.chat_format import ChatFormat, TurnFormat, render
+from traced.inference.errors import TemplateError
+from traced.training.rollouts import Conversation
 
 TASK = Task("be kind", [{"role": "user", "content": "count 1 2 3"}], [])
 
@@ -17,7 +17,7 @@ def tok() -> Any:
 
 
 def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) -> None:
-    template = TurnTemplate(tok)
+    template = TurnFormat(ChatFormat(tok))
     talk = Conversation(template, template.first_prompt(TASK))
     messages = [{"role": "system", "content": TASK.system}, *TASK.messages]
     for text, answer in [
@@ -34,7 +34,7 @@ def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) ->
 
 
 def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok: Any) -> None:
-    template = TurnTemplate(tok)
+    template = TurnFormat(ChatFormat(tok))
     talk = Conversation(template, template.first_prompt(TASK))
     odd = [tok.convert_tokens_to_ids(c) for c in "again"]  # five letters where the tokenizer has longer tokens
     assert tok.encode("again") != odd
@@ -44,7 +44,7 @@ def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok
 
 
 def test_a_truncated_answer_is_closed_by_a_token_that_the_policy_did_not_sample(tok: Any) -> None:
-    template = TurnTemplate(tok)
+    template = TurnFormat(ChatFormat(tok))
     talk = Conversation(template, template.first_prompt(TASK))
     talk.append_completion(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")))
     talk.append_messages([{"role": "user", "content": "go"}])
@@ -67,4 +67,4 @@ def test_a_template_that_cannot_be_continued_is_refused(template: str, text: str
     tok = tokenizer()
     tok.chat_template = template
     with pytest.raises(TemplateError, match=text):
-        TurnTemplate(tok)
+        TurnFormat(ChatFormat(tok))

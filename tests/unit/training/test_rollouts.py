@@ -11,10 +11,11 @@ from anyio.from_thread import start_blocking_portal
 from sandbox.errors import AgentFault
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
-from traced.inference.embedded.generation import Generation, Request
+from traced.inference.chat_format import ChatFormat, TurnFormat
+from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
 from traced.training.errors import EnvironmentFailed
-from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler, TurnTemplate
+from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
 
 TOK = tokenizer()
 LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s=20.0)
@@ -45,7 +46,7 @@ def sampled(
     engine = Spelling([])
     with start_blocking_portal() as portal:
         source = LocalSource("bandit", lambda: Bandit(fail))
-        sampler = Sampler(source, engine, TurnTemplate(TOK), portal.call, limits)
+        sampler = Sampler(source, engine, TurnFormat(ChatFormat(TOK)), portal.call, limits)
         return use(sampler), engine
 
 
@@ -83,7 +84,7 @@ def test_running_out_of_turns_or_room_ends_a_rollout_with_its_score() -> None:
     small, engine = sampled(RolloutLimits(1, 200, 5, 20.0))
     assert len(engine.batches) == 1
     assert all(r.reward is not None and r.turns == 1 and not r.failure for r in small)
-    length = len(TurnTemplate(TOK).first_prompt(Bandit().reset(11)))
+    length = len(ChatFormat(TOK).render([{"role": "system", "content": Bandit().reset(11).system}, *Bandit().reset(11).messages], Bandit().reset(11).tools))
     _tight, engine = sampled(RolloutLimits(4, length + 3, 5, 20.0))
     assert {request.sampling.max_tokens for request in engine.batches[0]} == {3}
     assert len(engine.batches) == 1

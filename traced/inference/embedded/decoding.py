@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from traced.inference.embedded.cache import Slot
-from traced.inference.embedded.generation import Generation, Request, Sampling, Tokenizer
+from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 from traced.inference.errors import ContextLengthError, RequestError
 
 # Keeps u * total below the total in float32.

@@ -23,7 +23,7 @@ from traced.inference.embedded.adapters import AdapterSet
 from traced.inference.embedded.cache import Placement, SlotTable, common_prefix
 from traced.inference.embedded.decoding import RunningRequest, check_request, choose
 from traced.inference.embedded.forward import EmbeddingJob, Forward, Span
-from traced.inference.embedded.generation import Generation, Request, Sampling, Tokenizer
+from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 from traced.inference.errors import EngineError, ServingError, UnknownModelError
 
 __all__ = ["Engine", "Generation", "Request", "Sampling"]

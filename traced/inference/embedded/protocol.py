@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from sandbox.contract import Message, Tool
-from traced.inference.embedded.generation import Generation, Sampling, Tokenizer
+from traced.inference.generation import Generation, Sampling, Tokenizer
 from traced.inference.errors import RequestError
 
 # Fields that are not implemented, with the values that are accepted because they do not change the answer.

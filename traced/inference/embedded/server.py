@@ -26,7 +26,8 @@ from starlette.exceptions import HTTPException
 
 from sandbox.contract import Message
 from traced.inference.embedded.engine import Engine, Generation, Sampling
-from traced.inference.embedded.generation import Tokenizer, count_calls, parse, render
+from traced.inference.chat_format import count_calls, parse, render
+from traced.inference.generation import Tokenizer
 from traced.inference.embedded.protocol import (
     ChatRequest,
     EmbeddingRequest,

@@ -17,7 +17,7 @@ from sandbox.contract import Task
 from tests.unit.inference import tiny
 from traced.inference.client import EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
-from traced.inference.embedded.generation import render
+from traced.inference.chat_format import render
 from traced.inference.embedded.server import build_app
 from traced.inference.errors import ContextLengthError, EngineError, RequestError, RoutingPromptError, UnknownModelError
 from traced.routing.routers import LabelRouter, Route, RoutedPolicy

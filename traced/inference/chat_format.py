@@ -1,4 +1,6 @@
-"""Render conversations to tokens and parse completions to messages; the types of requests and results.
+"""Render conversations to tokens, and parse completions to messages: the chat format of one model.
+
+``ChatFormat`` is the interface; engines, policies and the trainer use nothing else.
 
 Tool calls are parsed in the Hermes form, ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. Several calls
 are allowed, and the text around them is content. ``parse`` never raises: a completion with a malformed call becomes
@@ -8,35 +10,73 @@ plain content as a whole, so that no partly parsed call reaches a tool. This mod
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sandbox.contract import Message, Tool
+from traced.inference.errors import TemplateError
+from traced.inference.generation import Tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
 
 
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that the embedded engine uses."""
 
-    eos_token_id: int | None
 
-    def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any:
-        """Render a conversation as text, or as token ids with the option ``tokenize=True``."""
-        ...
+# Rendered with and without new messages to find the tokens that the template puts around them.
+DUMMY: list[Message] = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "a"},
+]
 
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Return the token ids of ``text``."""
-        ...
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str:
-        """Return the text of the token ids."""
-        ...
+class ChatFormat:
+    """The chat template and the response format of one tokenizer."""
 
-    def get_vocab(self) -> dict[str, int]:
-        """Return the token ids by token."""
-        ...
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Return the token ids of the conversation with the generation prompt at the end."""
+        return render(self.tokenizer, messages, tools)
+
+    def parse(self, ids: Sequence[int], *, first_call: int = 0) -> Message:
+        """Parse a completion into an assistant message, with call ids ``call_<n>`` from ``first_call`` on."""
+        return parse(self.tokenizer.decode(list(ids), skip_special_tokens=True), first_call=first_call)
+
+
+class TurnFormat:
+    """Continues conversations token by token: the tokens between a sampled answer and the next one.
+
+    Raises:
+        TemplateError: The chat template does not allow it.
+    """
+
+    def __init__(self, chat_format: ChatFormat) -> None:
+        self.chat_format = chat_format
+        tokenizer: Any = chat_format.tokenizer
+        self.end: int = tokenizer.eos_token_id
+        rendered = tokenizer.apply_chat_template(DUMMY, tokenize=True, return_dict=False)
+        if self.end not in rendered:
+            raise TemplateError(
+                f"the chat template does not end a turn with EOS ({tokenizer.eos_token!r}); "
+                "token-exact training needs that",
+                hint="choose a model with a ChatML-like template",
+            )
+        self.prefix = rendered[: len(rendered) - rendered[::-1].index(self.end)]
+        # Only a check: a template that rewrites history fails now, not after the first rollouts.
+        self.between([{"role": "user", "content": "u"}])
+
+    def between(self, messages: list[Message]) -> list[int]:
+        """Return what follows an answer's end-of-turn token: ``messages`` and the next generation prompt."""
+        full = self.chat_format.render(DUMMY + messages, [])
+        if full[: len(self.prefix)] != self.prefix:
+            raise TemplateError(
+                "the chat template renders earlier turns differently once later ones follow; "
+                "token-exact training needs a template that only appends",
+                hint="choose a model whose template keeps history as it is",
+            )
+        return full[len(self.prefix) :]
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -104,51 +144,3 @@ def _text(content: str | list[object] | None) -> str:
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
     return content or ""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling parameters.
-
-    Args:
-        temperature: 0 means greedy sampling.
-        max_tokens: Maximum number of tokens to sample.
-        seed: None means a fresh seed.
-        top_logprobs: The number of likeliest tokens to report per step.
-        stop: Texts that end the completion; their tokens are still part of it.
-    """
-
-    temperature: float = 1.0
-    max_tokens: int = 256
-    seed: int | None = None
-    top_logprobs: int = 0
-    stop: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Request:
-    """A completion request; without an adapter the base model serves it (in the trainer: the live model).
-
-    The same request gives the same ``Generation`` whatever else is in the batch, up to float rounding.
-    """
-
-    prompt_ids: list[int]
-    sampling: Sampling
-    adapter: str | None = None
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The result of a request.
-
-    Args:
-        ids: The sampled tokens, with the end-of-turn token if it was sampled.
-        logprobs: The log-probs of ``ids`` in nats, under softmax(logits / T), or the plain softmax for T = 0.
-        finish_reason: "stop" or "length".
-        top: Per token, the likeliest token ids with their log-probs under the same distribution.
-    """
-
-    ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    top: list[dict[int, float]] = field(default_factory=list)

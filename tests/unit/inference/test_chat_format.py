@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.inference import tiny
-from traced.inference.embedded.generation import count_calls, parse, render
+from traced.inference.chat_format import count_calls, parse, render
 
 WORDS = tiny.tokenizer()
 CALL = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "W4821"}}\n</tool_call>'
