@@ -17,9 +17,9 @@ import torch
 from scripts.pretraining.pretrain import pretrain
 from store.types import Trajectory
 from traced.inference.chat_format import ChatFormat
-from traced.inference.client import InProcessPolicy
 from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
+from traced.inference.policies import InProcessPolicy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.desk import SPLITS, Desk
 from traced.targets.registry import LocalSource

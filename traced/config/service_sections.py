@@ -224,17 +224,6 @@ class ServingSection(Section):
     with_service: bool = Field(default=False, description="whether `traced up` runs the router as well")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0: any free one")
-    engine: Literal["embedded", "vllm", "external"] = Field(
-        default="embedded",
-        description='"embedded" (small models), "vllm" (started by traced), or "external" (the URLs below)',
-    )
-    vllm_args: list[str] = Field(
-        default=[], description='additional vLLM flags, e.g. ["--gpu-memory-utilization=0.6"]; they override traced\'s'
-    )
-    vllm_python: str = Field(default="", description='Python interpreter with vLLM; "": the one that runs traced')
-    tool_parser: str = Field(default="hermes", description='parser of tool calls (vLLM); "": none')
-    engines: list[str] = Field(default=[], description='URLs of vLLM servers, e.g. ["http://127.0.0.1:8000"]')
-    engine_key_file: str = Field(default="", description="file with the API key of the engines")
     max_adapters: Positive = Field(
         default=8, description="maximum adapters loaded in an engine; at most --max-loras of vLLM"
     )

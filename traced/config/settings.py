@@ -7,6 +7,7 @@ init``.
 """
 
 import difflib
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,8 @@ from traced.config.cycle_sections import (
     SynthesisSection,
     TrainingSection,
 )
-from traced.config.section import Positive, Section, Temperature
+from traced.config.engine_section import RENAMED, EngineSection
+from traced.config.section import Section
 from traced.config.service_sections import (
     ApiSection,
     DevicesSection,
@@ -57,6 +59,7 @@ from traced.core.location import (
     with_password,
 )
 
+log = logging.getLogger(__name__)
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 # Values of keys with these prefixes may be secrets, and no error shows them.
@@ -77,7 +80,7 @@ SERVICE_SECTIONS = (
 EXCLUDED_SECTIONS = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE_SECTIONS)
 # Keys that limit time, cost or speed and do not change the results of a cycle.
 EXCLUDED_KEYS: dict[str, Any] = {
-    "engine": {"threads", "start_timeout_s"},
+    "engine": set(EngineSection.model_fields) - {"max_batch", "max_length", "max_tokens", "temperature"},
     "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
     "llm": REQUEST_KEYS,
 }
@@ -110,17 +113,6 @@ class ModelSection(Section):
     spec: str = Field(
         default="bundled", description='"bundled", "smollm2" (extra), or a Hugging Face causal LM directory'
     )
-
-
-class EngineSection(Section):
-    """The inference server."""
-
-    threads: int = Field(default=0, ge=0, description="CPU threads; 0: all cores available to the process")
-    max_batch: Positive = Field(default=64, description="maximum batch size, in sequences")
-    max_length: Positive = Field(default=2048, description="maximum tokens of a conversation, prompt included")
-    max_tokens: Positive = Field(default=256, description="maximum tokens of a completion")
-    temperature: Temperature = Field(default=0.0, description="sampling temperature in evaluations; 0: greedy")
-    start_timeout_s: float = Field(default=120.0, gt=0, description="seconds to wait for the server to start")
 
 
 class SandboxSection(Section):
@@ -217,7 +209,31 @@ class Settings(BaseSettings):
         ]
         if path is not None:
             sources.append(TomlConfigSettingsSource(settings_cls, toml_file=path))
-        return tuple(sources)
+        return tuple(CurrentNames(settings_cls, source) for source in sources)
+
+
+class CurrentNames(PydanticBaseSettingsSource):
+    """A source of settings in which renamed keys have their current names."""
+
+    def __init__(self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        """Return the source's value of a field."""
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the source's values by current name."""
+        values = self._source()
+        for key, (section, name, convert) in RENAMED.items():
+            old_section, old_name = key.split(".")
+            table = values.get(old_section)
+            if isinstance(table, dict) and old_name in table:
+                log.warning("the setting %s is now %s.%s; rename it, the old name will be refused", key, section, name)
+                values[old_section] = {k: v for k, v in table.items() if k != old_name}
+                values[section] = {name: convert(table[old_name]), **values.get(section, {})}
+        return values
 
 
 def load_settings(data_dir: Path | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
@@ -344,7 +360,7 @@ def _variable(key: str) -> str:
 def _refuse_unknown(flat: Mapping[str, object], source: str, *, as_variable: bool = False) -> None:
     valid = valid_keys()
     for key in flat:
-        if key in valid:
+        if key in valid or key in RENAMED:
             continue
         nearest_key = _nearest(key, valid)
         display_key, display_nearest = (_variable(key), _variable(nearest_key)) if as_variable else (key, nearest_key)

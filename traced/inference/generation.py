@@ -38,6 +38,7 @@ class Sampling:
         seed: None means a fresh seed.
         top_logprobs: The number of likeliest tokens to report per step.
         stop: Texts that end the completion; their tokens are still part of it.
+        stop_ids: Token ids that end the completion, besides those that the engine knows; part of it as well.
     """
 
     temperature: float = 1.0
@@ -45,6 +46,7 @@ class Sampling:
     seed: int | None = None
     top_logprobs: int = 0
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,11 @@ class Generation:
         logprobs: The log-probs of ``ids`` in nats, under softmax(logits / T), or the plain softmax for T = 0.
         finish_reason: "stop" or "length".
         top: Per token, the likeliest token ids with their log-probs under the same distribution.
+        server: The URL of the engine that answered; "" in the engine's own process.
     """
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: str
     top: list[dict[int, float]] = field(default_factory=list)
+    server: str = ""

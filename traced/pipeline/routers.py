@@ -46,15 +46,19 @@ Example = tuple[str, str]  # an opening text, and the model that should serve it
 
 async def routers(context: Context, adapters: Sequence[str]) -> dict[str, Router]:
     """Return both routers by the name that ``routing.router`` gives them."""
-    client = await context.engine()
+    engine = await context.engine()
     with context.read_session() as session:
-        labels = LabelRouter(client, [adapter_route(session, name) for name in adapters])
+        labels = LabelRouter(engine.client, [adapter_route(session, name) for name in adapters])
     return {HIDDEN_STATE: await hidden_state_router(context, adapters), LABELS: labels}
 
 
 async def hidden_state_router(context: Context, adapters: Sequence[str]) -> HiddenStateRouter:
     """Return the stored hidden-state router, or fit one; without enough examples it routes to the base model."""
-    client = await context.engine()
+    try:
+        client = await context.embedding_engine()
+    except RouterFitError as error:
+        engine = await context.engine()
+        return HiddenStateRouter(engine.client, None, str(error))
     path = classifier_file(context.data_dir, context.cycle_id)
     digest = weights_digest(context.model.path)
     existing = stored_classifier(path, adapters, digest)

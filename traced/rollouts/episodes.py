@@ -23,8 +23,8 @@ from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome, Trajectory, Turn
 from traced.core.seeds import derive_seed
 from traced.core.telemetry import span
-from traced.inference.client import Policy
 from traced.inference.errors import ContextLengthError
+from traced.inference.policies import Policy
 from traced.rollouts.errors import Infrastructure, attribute
 
 T = TypeVar("T")

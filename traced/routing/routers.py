@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,7 @@ from store.types import Capability, Outcome, opening_messages
 from traced.inference.client import BASE as BASE
 from traced.inference.client import Completion, EngineClient
 from traced.inference.errors import RouterFileError, RouterFitError, ServingError
+from traced.inference.policies import Policy
 from traced.inference.routing_prompt import TASK_LIMIT, opening_text, route_options, routing_prompt
 
 # Conversation openings whose decision is cached.
@@ -98,26 +99,15 @@ class LabelRouter:
 class RoutedPolicy:
     """A rollout policy over the base model and its adapters; a conversation's first completion routes it."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        router: Router,
-        *,
-        temperature: float = 1.0,
-        max_tokens: int = 256,
-    ) -> None:
-        self.client = client
+    def __init__(self, policy_of: Callable[[str], Policy], router: Router) -> None:
+        self.policy_of = policy_of  # the policy of a model by its name
         self.router = router
-        self.temperature = temperature
-        self.max_tokens = max_tokens
         self._choices: OrderedDict[str, asyncio.Task[RoutingDecision]] = OrderedDict()
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
         """Complete with the model that this conversation was routed to; the client's errors are raised."""
         decision = await self.route(messages)
-        return await self.client.chat(
-            decision.model, messages, tools, temperature=self.temperature, max_tokens=self.max_tokens, seed=seed
-        )
+        return await self.policy_of(decision.model).complete(messages, tools, seed=seed)
 
     async def route(self, messages: Sequence[Message]) -> RoutingDecision:
         """Return the conversation's decision; conversations with the same opening share one."""

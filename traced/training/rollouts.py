@@ -29,6 +29,7 @@ from traced.training.errors import EnvironmentFailed
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
 
+
 @dataclass
 class Conversation:
     """The tokens of one episode: the first prompt, then ids, mask and log-probs in three lists of equal length."""
@@ -155,7 +156,9 @@ class Sampler:
         rollout.episode = self.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
-        rollout.conversation = Conversation(self.turn_format, self.turn_format.chat_format.render(rollout.messages, task.tools))
+        rollout.conversation = Conversation(
+            self.turn_format, self.turn_format.chat_format.render(rollout.messages, task.tools)
+        )
 
     def _may_speak(self, rollout: Rollout) -> bool:
         """Return whether the rollout continues; a rollout that reaches a limit ends and is scored."""

@@ -22,9 +22,8 @@ import torch
 from benchmarks.engines.installation import GatewayProcess, Installation, installed, serving, vllm_python, vllm_settings
 from benchmarks.engines.signed_adapters import RANK
 from tests.waiting import eventually
-from traced.gateway.server import free_port
 from traced.inference.embedded.engine import Engine
-from traced.inference.engine_process import VARIABLES, cpu_variables
+from traced.inference.engine_process import VARIABLES, cpu_variables, free_port
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 
 optional = pytest.mark.optional
@@ -166,7 +165,7 @@ def deployment(
         for name in LIVE:
             installation.promote(name)
         if other is not None:
-            settings += ["serving.engine=external", f'serving.engines=["http://127.0.0.1:{other.port}"]']
+            settings += [f'engine.urls=["http://127.0.0.1:{other.port}"]']
         with (
             serving(installation.data_dir, settings) as gateway_process,
             httpx.Client(base_url=gateway_process.url, trust_env=False, timeout=60) as http,

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.engines.signed_adapters import questions
 from tests.integration.engines.conftest import LENGTH, LIVE, Deployment
-from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.inference.chat_format import parse, render
+from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.targets.desk import SPLITS, Desk, demonstrate
 
 USER = questions(1, seed=3)[0]

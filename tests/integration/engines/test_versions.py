@@ -15,9 +15,9 @@ from store.database import read_session
 from store.repositories.serving import find_routes
 from tests.integration.engines.conftest import LIVE, Deployment
 from tests.waiting import eventually
+from traced.inference.chat_format import render
 from traced.inference.client import Completion, EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
-from traced.inference.chat_format import render
 from traced.inference.errors import RequestError, RoutingPromptError
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.inference.routing_prompt import route_options, routing_prompt

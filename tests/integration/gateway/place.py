@@ -103,7 +103,7 @@ async def running_gateway(
     tmp_path: Path, *, engines: int = 1, live: str = "", settings: dict[str, Any] | None = None
 ) -> AsyncIterator[RunningGateway]:
     """A router with so many engines, and ``live`` promoted before it starts."""
-    overrides = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **(settings or {})}
+    overrides = {"serving.port": 0, "routing.router": "labels", **(settings or {})}
     loaded_settings = load_settings(tmp_path, overrides)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     try:

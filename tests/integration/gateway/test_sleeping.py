@@ -45,7 +45,7 @@ async def wait_until_status(gateway: RunningGateway, expected: str) -> None:
 @asynccontextmanager
 async def second_gateway(gateway: RunningGateway, folder: Path, **overrides: Any) -> AsyncIterator[RunningGateway]:
     """One more router over the same engines and store."""
-    setting_values = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **overrides}
+    setting_values = {"serving.port": 0, "routing.router": "labels", **overrides}
     settings = load_settings(folder, setting_values)
     async with (
         open_gateway(settings, gateway.store, [engine.url for engine in gateway.engines]) as url,

@@ -14,9 +14,12 @@ import psutil
 import pytest
 
 from tests.unit.inference import tiny
+from traced.inference.chat_format import load_chat_format
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import ContextLengthError, EngineError, EngineStartError
+from traced.inference.policies import TokenPolicy
+from traced.inference.replicas import Replicas
 from traced.routing.routers import LabelRouter, Route, RoutedPolicy
 
 USER: list[Any] = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
@@ -74,10 +77,16 @@ async def test_many_conversations_over_several_adapters_at_once(engine: EnginePr
         await client.unload_adapter("tools@v1")
 
 
-async def test_routing_over_the_real_engine(engine: EngineProcess) -> None:
+async def test_routing_over_the_real_engine(engine: EngineProcess, root: Path) -> None:
     async with EngineClient(engine.url) as client:
         router = LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])
-        policy = RoutedPolicy(client, router, max_tokens=5)
+        chat_format, replicas = load_chat_format(root / "model"), Replicas([client])
+
+        def policy_of(model: str) -> TokenPolicy:
+            adapter = None if model == "base" else model
+            return TokenPolicy(replicas, chat_format, adapter, max_length=512, max_tokens=5)
+
+        policy = RoutedPolicy(policy_of, router)
         completion = await policy.complete(USER, [TOOL], seed=1)
         decision = await policy.route([*USER, completion.message])
         expected = await client.chat(decision.model, USER, [TOOL], temperature=1.0, max_tokens=5, seed=1)

@@ -98,7 +98,7 @@ def test_a_python_without_vllm_hints_at_the_installation(tmp_path: Path) -> None
     options = VllmOptions(BUNDLED, 4, 16, 2048)
     with pytest.raises(EngineStartError, match="vLLM is not installed in") as exc_info:
         start_vllm(options, data_dir=tmp_path, port=1, timeout_s=1, python=str(python))
-    assert "scripts/vllm-cpu.sh" in str(exc_info.value.hint)
+    assert "make vllm-cpu" in str(exc_info.value.hint)
     with pytest.raises(EngineStartError, match="cannot be read"):
         detect_build(str(tmp_path / "nowhere"))
 

@@ -11,8 +11,9 @@ from sandbox.episodes import Step
 from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome, Trajectory
 from tests.unit.rollouts.scripted import Counting, CountingPolicy, Gate
-from traced.inference.client import Completion, Policy
+from traced.inference.client import Completion
 from traced.inference.errors import ContextLengthError, EngineError
+from traced.inference.policies import Policy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.rollouts.errors import SimulatorError
 from traced.targets.registry import LocalSource

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,21 @@ class Embedding:
             raise self.answer
         return [self.answer for _ in texts]
 
-    async def chat(self, model: str, *_: Any, **__: Any) -> str:
-        self.models.append(model)
-        return model
+    def policy_of(self, model: str) -> Any:
+        """The policy of a model, which is recorded at each completion."""
+        return Recorded(self, model)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A policy that only records which model was used."""
+
+    client: Any
+    model: str
+
+    async def complete(self, *_: Any, **__: Any) -> str:
+        self.client.models.append(self.model)
+        return self.model
 
 
 @pytest.mark.parametrize("counts", [{"base": 40, "dates_v1": 40}, {"base": 20, "dates_v1": 200, "tools_v1": 60}])
@@ -165,7 +178,7 @@ async def test_routing_never_fails_a_request(
 
 async def test_a_conversation_keeps_its_model() -> None:
     client: Any = Embedding([3.0, 0.1, 1.0])
-    policy = RoutedPolicy(client, HiddenStateRouter(client, CLASSIFIER))
+    policy = RoutedPolicy(client.policy_of, HiddenStateRouter(client, CLASSIFIER))
     await policy.complete(USER, [], seed=0)
     client.answer = [0.0, 3.0, 1.0]
     later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]

@@ -84,7 +84,12 @@ def test_running_out_of_turns_or_room_ends_a_rollout_with_its_score() -> None:
     small, engine = sampled(RolloutLimits(1, 200, 5, 20.0))
     assert len(engine.batches) == 1
     assert all(r.reward is not None and r.turns == 1 and not r.failure for r in small)
-    length = len(ChatFormat(TOK).render([{"role": "system", "content": Bandit().reset(11).system}, *Bandit().reset(11).messages], Bandit().reset(11).tools))
+    length = len(
+        ChatFormat(TOK).render(
+            [{"role": "system", "content": Bandit().reset(11).system}, *Bandit().reset(11).messages],
+            Bandit().reset(11).tools,
+        )
+    )
     _tight, engine = sampled(RolloutLimits(4, length + 3, 5, 20.0))
     assert {request.sampling.max_tokens for request in engine.batches[0]} == {3}
     assert len(engine.batches) == 1

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from traced.inference.embedded.cache import Slot
-from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 from traced.inference.errors import ContextLengthError, RequestError
+from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 
 # Keeps u * total below the total in float32.
 UNIFORM_MAX = 1.0 - 2.0**-20
@@ -102,7 +102,8 @@ class RunningRequest:
 
     def finish_reason(self, stops: frozenset[int], tokenizer: Tokenizer) -> str | None:
         """Return "stop" or "length" if the request has ended, or None while it continues."""
-        if self._ids[-1] in stops or self._ends_with_stop_text(tokenizer):
+        last = self._ids[-1]
+        if last in stops or last in self.request.sampling.stop_ids or self._ends_with_stop_text(tokenizer):
             return "stop"
         return "length" if len(self._ids) >= self.limit else None
 

@@ -23,8 +23,8 @@ from traced.inference.embedded.adapters import AdapterSet
 from traced.inference.embedded.cache import Placement, SlotTable, common_prefix
 from traced.inference.embedded.decoding import RunningRequest, check_request, choose
 from traced.inference.embedded.forward import EmbeddingJob, Forward, Span
-from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 from traced.inference.errors import EngineError, ServingError, UnknownModelError
+from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 
 __all__ = ["Engine", "Generation", "Request", "Sampling"]
 
@@ -57,6 +57,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._weights: tuple[int, ...] = ()
+        self.steps = 0  # grows while the scheduler works
 
     def submit(self, prompt_ids: list[int], sampling: Sampling, adapter: str | None = None) -> Future[Generation]:
         """Queue one request of a started engine; raises ``RequestError`` if it can never be served."""
@@ -177,6 +178,7 @@ class Engine:
             self._embeddings.popleft().fail(error)
 
     def _step(self) -> None:
+        self.steps += 1
         with self._step_lock, torch.inference_mode():
             self._check_weights()
             self._drop_cancelled()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from sandbox.contract import Message, Tool
-from traced.inference.generation import Generation, Sampling, Tokenizer
 from traced.inference.errors import RequestError
+from traced.inference.generation import Generation, Sampling, Tokenizer
 
 # Fields that are not implemented, with the values that are accepted because they do not change the answer.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -28,7 +28,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "ignore_eos": (False,),
-    "stop_token_ids": ([],),
     "bad_words": ([],),
 }
 MAX_TOP_LOGPROBS = 20
@@ -48,6 +47,7 @@ class GenerationRequest(BaseModel):
     stop: str | list[str] | None = None
     stream: bool | None = False
     return_token_ids: bool | None = False
+    stop_token_ids: list[int] | None = None
 
     def refuse_unsupported(self) -> None:
         """Raise ``RequestError`` if a field that is not implemented has a value that would change the answer."""
@@ -66,7 +66,10 @@ class GenerationRequest(BaseModel):
         if count > 1 and not temperature:
             raise RequestError(f"n must be 1 where temperature is 0, got {count}: all answers would be the same")
         seeds = [None if self.seed is None else self.seed + i for i in range(count)]
-        return [Sampling(temperature, max_tokens, seed, top_logprobs, self.stops()) for seed in seeds]
+        return [
+            Sampling(temperature, max_tokens, seed, top_logprobs, self.stops(), tuple(self.stop_token_ids or ()))
+            for seed in seeds
+        ]
 
     def stops(self) -> tuple[str, ...]:
         """Return the texts that end an answer."""

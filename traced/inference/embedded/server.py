@@ -3,7 +3,8 @@
 GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
 /tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
 request (``context_length_exceeded`` for a context that is too long), 500 engine failure. If a client disconnects, its
-request is cancelled. A stream carries the whole message in one delta.
+request is cancelled. A stream carries the whole message in one delta; while the request waits or runs, the stream
+has a comment line every ``SIGN_S`` seconds in which the engine has worked, so that a client can tell slow from stuck.
 
 Not covered: authentication (the server listens on the loopback by default), forced tool choice, structured outputs,
 /v1/responses.
@@ -13,7 +14,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -25,9 +26,8 @@ from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
 from sandbox.contract import Message
-from traced.inference.embedded.engine import Engine, Generation, Sampling
 from traced.inference.chat_format import count_calls, parse, render
-from traced.inference.generation import Tokenizer
+from traced.inference.embedded.engine import Engine, Generation, Sampling
 from traced.inference.embedded.protocol import (
     ChatRequest,
     EmbeddingRequest,
@@ -43,8 +43,10 @@ from traced.inference.embedded.protocol import (
     usage,
 )
 from traced.inference.errors import ContextLengthError, ModelError, RequestError, ServingError, UnknownModelError
+from traced.inference.generation import Tokenizer
 
 T = TypeVar("T")
+SIGN_S = 5.0
 # nginx's status for a client that closed the connection.
 CLIENT_CLOSED = 499
 
@@ -91,6 +93,7 @@ def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
         base = {"id": base_name, "object": "model", "created": started, "owned_by": "traced", "parent": None}
+        base["max_model_len"] = engine.max_length
         adapters = [{**base, "id": name, "parent": base_name} for name in engine.adapters()]
         return {"object": "list", "data": [base, *adapters]}
 
@@ -111,11 +114,18 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
     tokenizer = engine.tokenizer
 
     async def serve(
-        http: Request, body: GenerationRequest, prompt_ids: list[int], samplings: list[Sampling]
-    ) -> list[Generation] | None:
+        http: Request,
+        body: ChatRequest | TextRequest,
+        prompt_ids: list[int],
+        samplings: list[Sampling],
+        answer: Callable[[list[Generation]], dict[str, Any]],
+    ) -> Response:
         adapter = None if body.model == base_name else body.model
         jobs = [engine.submit(prompt_ids, sampling, adapter) for sampling in samplings]
-        return await _results_unless_closed(http, jobs)
+        if body.stream:
+            return await _stream(http, engine, jobs, answer, body.stream_options)
+        generations = await _results_unless_closed(http, jobs)
+        return Response(status_code=CLIENT_CLOSED) if generations is None else JSONResponse(answer(generations))
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, http: Request) -> Response:
@@ -123,23 +133,24 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         prompt_ids = _rendered(tokenizer, body)
         limit = body.max_completion_tokens or body.max_tokens or engine.max_length
         top = (body.top_logprobs or 0) if body.logprobs else 0
-        generations = await serve(http, body, prompt_ids, body.sampling(limit, top))
-        if generations is None:
-            return Response(status_code=CLIENT_CLOSED)
-        choices = [_chat_choice(tokenizer, body, generation) for generation in generations]
-        answer = _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
-        return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
+
+        def answer(generations: list[Generation]) -> dict[str, Any]:
+            choices = [_chat_choice(tokenizer, body, generation) for generation in generations]
+            return _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+
+        return await serve(http, body, prompt_ids, body.sampling(limit, top), answer)
 
     @app.post("/v1/completions")
     async def complete(body: TextRequest, http: Request) -> Response:
         body.refuse_unsupported()
         prompt_ids = _prompt_ids(tokenizer, body.prompt)
-        generations = await serve(http, body, prompt_ids, body.sampling(body.max_tokens or 16, body.logprobs or 0))
-        if generations is None:
-            return Response(status_code=CLIENT_CLOSED)
-        choices = [_text_choice(tokenizer, body, generation) for generation in generations]
-        answer = _envelope("text_completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
-        return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
+
+        def answer(generations: list[Generation]) -> dict[str, Any]:
+            choices = [_text_choice(tokenizer, body, generation) for generation in generations]
+            return _envelope("text_completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+
+        samplings = body.sampling(body.max_tokens or 16, body.logprobs or 0)
+        return await serve(http, body, prompt_ids, samplings, answer)
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, object]:
@@ -163,21 +174,35 @@ def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
 
 async def _results_unless_closed(http: Request, jobs: Sequence[Future[T]]) -> list[T] | None:
     """Return the jobs' results, or cancel the jobs and return None if the client disconnects first."""
-    results = asyncio.ensure_future(_results(jobs))
+    results = _results(jobs)
+    try:
+        return results.result() if await _first(http, results) is results else None
+    finally:
+        _cancel(results, jobs)
+
+
+async def _first(
+    http: Request, results: "asyncio.Future[list[T]]", timeout_s: float | None = None
+) -> "asyncio.Future[Any] | None":
+    """Return ``results`` if they are there first, another future if the client disconnects first, None if neither."""
     disconnect = asyncio.ensure_future(_disconnected(http))
     futures: set[asyncio.Future[Any]] = {results, disconnect}
     try:
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        return results.result() if results.done() else None
+        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
+        return next((future for future in (results, disconnect) if future.done()), None)
     finally:
         disconnect.cancel()
+
+
+def _results(jobs: Sequence[Future[T]]) -> "asyncio.Future[list[T]]":
+    return asyncio.gather(*map(asyncio.wrap_future, jobs))
+
+
+def _cancel(results: "asyncio.Future[Any]", jobs: Sequence[Future[Any]]) -> None:
+    if not results.done():
         results.cancel()
-        for job in jobs:
-            job.cancel()
-
-
-async def _results(jobs: Sequence[Future[T]]) -> list[T]:
-    return await asyncio.gather(*map(asyncio.wrap_future, jobs))
+    for job in jobs:
+        job.cancel()
 
 
 async def _disconnected(http: Request) -> None:
@@ -240,8 +265,59 @@ def _text_choice(tokenizer: Tokenizer, body: TextRequest, generation: Generation
     return choice
 
 
-def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingResponse:
-    """Return a finished answer as a stream: each choice in one chunk, the finish reasons, usage, and ``[DONE]``.
+async def _stream(
+    http: Request,
+    engine: Engine,
+    jobs: Sequence[Future[Generation]],
+    answer: Callable[[list[Generation]], dict[str, Any]],
+    options: StreamOptions | None,
+) -> Response:
+    """Return the answer as a stream, which begins after ``SIGN_S`` seconds at the latest."""
+    results = _results(jobs)
+    try:
+        first = await _first(http, results, SIGN_S)
+    except BaseException:
+        _cancel(results, jobs)
+        raise
+    if first is None:
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async for line in _slow_events(engine, results, answer, options):
+                    yield line
+            finally:
+                _cancel(results, jobs)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+    if first is not results:
+        _cancel(results, jobs)
+        return Response(status_code=CLIENT_CLOSED)
+    return StreamingResponse(iter(_events(options, answer(results.result()))), media_type="text/event-stream")
+
+
+async def _slow_events(
+    engine: Engine,
+    results: "asyncio.Future[list[Generation]]",
+    answer: Callable[[list[Generation]], dict[str, Any]],
+    options: StreamOptions | None,
+) -> AsyncIterator[str]:
+    """Yield a comment whenever the engine has worked, then the answer or the error as server-sent events."""
+    steps = -1
+    while not results.done():
+        if engine.steps != steps:
+            steps = engine.steps
+            yield f": step {steps}\n\n"
+        await asyncio.wait({results}, timeout=SIGN_S)
+    try:
+        lines = _events(options, answer(results.result()))
+    except ServingError as error:
+        lines = [f"data: {json.dumps(_error_object(_status(error), str(error), code=_code(error)))}\n\n"]
+    for line in lines:
+        yield line
+
+
+def _events(options: StreamOptions | None, answer: dict[str, Any]) -> list[str]:
+    """Return a finished answer as server-sent events: each choice, the finish reasons, usage, and ``[DONE]``.
 
     The usage is sent only if ``options`` request it.
     """
@@ -258,7 +334,7 @@ def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingR
     if options and options.include_usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-    return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+    return [*lines, "data: [DONE]\n\n"]
 
 
 def _delta(message: Message) -> Message:
@@ -279,5 +355,9 @@ def _code(error: ServingError) -> str | None:
 
 
 def _error(status: int, message: str, *, code: str | None = None) -> JSONResponse:
+    return JSONResponse(_error_object(status, message, code=code), status)
+
+
+def _error_object(status: int, message: str, *, code: str | None = None) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import uvicorn
 
 from sandbox.contract import Task
 from tests.unit.inference import tiny
+from traced.inference.chat_format import render
 from traced.inference.client import EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
-from traced.inference.chat_format import render
 from traced.inference.embedded.server import build_app
 from traced.inference.errors import ContextLengthError, EngineError, RequestError, RoutingPromptError, UnknownModelError
 from traced.routing.routers import LabelRouter, Route, RoutedPolicy
@@ -319,9 +320,21 @@ class Scripted:
             raise self.answer
         return self.answer
 
-    async def chat(self, model: str, *_: Any, **__: Any) -> str:
-        self.models.append(model)
-        return model
+    def policy_of(self, model: str) -> Any:
+        """The policy of a model, which is recorded at each completion."""
+        return Recorded(self, model)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A policy that only records which model was used."""
+
+    client: Any
+    model: str
+
+    async def complete(self, *_: Any, **__: Any) -> str:
+        self.client.models.append(self.model)
+        return self.model
 
 
 ROUTES = [Route("dates@v1", "Dates", "Work out dates.", "in 3 days"), Route("tools@v1", "Tools", "Call tools.")]
@@ -355,7 +368,7 @@ async def test_routing_never_fails_a_request(answer: Any, routes: list[Route], r
 
 async def test_the_first_turn_decides_for_the_whole_conversation() -> None:
     client: Any = Scripted({"A": -0.1, "C": -2.0})
-    policy = RoutedPolicy(client, LabelRouter(client, ROUTES), temperature=0.0)
+    policy = RoutedPolicy(client.policy_of, LabelRouter(client, ROUTES))
     later = [*USER, {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W4821"}]
     await asyncio.gather(*(policy.complete(USER, [], seed=s) for s in range(3)))
     client.answer = {"B": -0.1}

