@@ -43,8 +43,8 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
 }
-# bfloat16 is slower on most CPUs, and compiling takes minutes. vLLM 0.32.0 resets the generator of a seeded request whose
-# prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole.
+# bfloat16 is slower on most CPUs, and compiling takes minutes. vLLM 0.32.0 resets the generator of a seeded request
+# whose prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole.
 CPU_FLAGS = (
     "--dtype=float32",
     "--enforce-eager",
