@@ -9,6 +9,7 @@ ended.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,13 @@ from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
 
 COMPARISON_KEY = "grpo_on_target"
+
+
+class Engine(StrEnum):
+    """A backend that can run a whole cycle."""
+
+    EMBEDDED = "embedded"
+    VLLM = "vllm"
 
 
 @dataclass(frozen=True)
@@ -211,6 +219,9 @@ def demo(
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
+    engine: Annotated[
+        Engine | None, typer.Option("--engine", help="Inference engine of all stages.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one full cycle, or resume a stopped one, and print the success rates before and after."""
@@ -218,7 +229,10 @@ def demo(
         raise TracedError(
             "--yes and --keep exclude each other", hint="use one of them: --yes approves, --keep leaves decisions open"
         )
-    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
+    backend = engine.value if engine else None
+    settings = read_settings(
+        data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads, engine__backend=backend
+    )
     result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:
         console.print(summary_table(result.figures))
