@@ -33,7 +33,7 @@ from traced.core.resources import Meter
 from traced.evaluation.figures import ON_TARGET, CycleFigures
 from traced.evaluation.figures import as_json as figures_as_json
 from traced.evaluation.report import prompt_sentence, summary_table, write_report
-from traced.inference.model_files import resolve_model
+from traced.inference.model_files import base_model
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import COMPARISON, TYPICAL_CAPABILITIES, expected_comparison_s, grpo_on_target
@@ -123,7 +123,7 @@ async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: M
 def _cycle(options: DemoOptions) -> Cycle:
     """Return the cycle to work on; with ``compare`` also a finished cycle that was not compared yet."""
     settings = options.settings
-    model = resolve_model(settings.model.spec, settings.data_dir)
+    model = base_model(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store_url)
 
