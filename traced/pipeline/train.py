@@ -5,8 +5,8 @@ version is in the store once its files are on disk. A person's stop is an event 
 is stopped; from then on nobody begins or continues a training of that capability in that cycle, and the first
 decision stands.
 
-How it fails: a broken environment or a person's stop ends the capability (``CapabilityError``); Docker, disk and
-process failures stop the cycle, which continues from the last checkpoint.
+How it fails: a broken environment, one that teaches nothing or a person's stop ends the capability
+(``CapabilityError``); Docker, disk and process failures stop the cycle, which continues from the last checkpoint.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.pipeline.context import Context
 from traced.registry.publication import publish
-from traced.training.errors import EnvironmentFailed, TrainingError
+from traced.training.errors import EnvironmentFailed, NothingToLearn, TrainingError
 from traced.training.job import TrainingJob, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train as run_job
@@ -197,6 +197,9 @@ async def _supervised(context: Context, job: TrainingJob, on_metric: Callable[[M
         _end(context, job, RunState.FAILED, str(error))
         # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
         docker_engine.connect().close()
+        raise CapabilityError(str(error)) from error
+    except NothingToLearn as error:
+        _end(context, job, RunState.FAILED, str(error))
         raise CapabilityError(str(error)) from error
     except (DiskError, TrainingError) as error:
         _end(context, job, RunState.INTERRUPTED, str(error))

@@ -258,6 +258,7 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
         metrics: list[Metrics] = []
         trainer = grpo.build_trainer(training_job, source, portal, metrics.append)
         trainer.add_callback(gradients)
+        assert trainer.rollout_function is not None
         sampler = trainer.rollout_function.sampler
         generate, sample = sampler.generate, sampler.sample
         shift = torch.Generator().manual_seed(0)
