@@ -1,7 +1,6 @@
 """Run one training job in this process, from the job to the adapter directory.
 
-Invariants: the base stays frozen, and rollouts are strictly on-policy. They are sampled from a copy of the base whose
-linear layers hold W + scale * B A, computed from the pristine W each time, so errors do not add up. The adapter
+Invariants: the base stays frozen, and rollouts are on-policy (with ``overlap`` one iteration behind). The adapter
 folder (PEFT layout) appears complete by one rename, and ``result.json`` after it. Running a job again continues from
 its newest checkpoint, bit for bit on one thread.
 
@@ -9,7 +8,6 @@ How it fails: ``TrainingError``; checkpoints stay. Not covered: several processe
 on linear layers.
 """
 
-import copy
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,6 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
 from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig
@@ -31,29 +28,13 @@ from trl import GRPOConfig
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
-from traced.inference.chat_format import ChatFormat, TurnFormat
-from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import ModelFiles, load_model
+from traced.training.adapter_folder import save_adapter
 from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
 from traced.training.metrics import Metrics, append, is_solved, truncate_after, write_samples
-from traced.training.rollouts import RolloutFunction, RolloutLimits, Sampler
+from traced.training.sampling import rollout_function
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
-
-
-def sampling_copy(base: Any) -> Any:
-    """Return a frozen copy of the base in eval mode; call it before PEFT and TRL change the original."""
-    return copy.deepcopy(base).requires_grad_(False).eval()
-
-
-@torch.no_grad()
-def synchronise(peft_model: Any, sampling_model: Any) -> None:
-    """Fold the current adapter weights of ``peft_model`` into ``sampling_model`` (from ``sampling_copy``)."""
-    for name, layer in peft_model.get_base_model().named_modules():
-        if isinstance(layer, LoraLayer):
-            folded = layer.get_base_layer().weight + layer.get_delta_weight("default")
-            sampling_model.get_submodule(name).weight.copy_(folded)
-
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
 
@@ -78,7 +59,10 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     with start_blocking_portal() as portal, _entered_source(portal, open_source(job)) as source:
         trainer = build_trainer(bounded, source, portal, record)
         trainer.add_callback(_EndsEarly(job))
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            trainer.rollout_function.close()
     job.pause.unlink(missing_ok=True)
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
@@ -145,22 +129,9 @@ def build_trainer(
     """Return the trainer with an engine around a copy of its model; ``source`` lives on the portal's loop."""
     logging.set_verbosity_error()
     model, tokenizer = load_model(ModelFiles(Path(job.model_path).name, Path(job.model_path)))
-    length = min(job.max_length, model.config.max_position_embeddings)
-    limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
-    # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
-    # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
-    sampled = sampling_copy(model)
-    engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
-    sampler = Sampler(source, engine.generate, TurnFormat(ChatFormat(tokenizer)), portal.call, limits)
-
-    def refresh(peft_model: Any) -> None:
-        synchronise(peft_model, sampled)
-        # Cached keys and values belong to the previous weights.
-        engine.reset()
-
     trainer = GroupRelativeTrainer(
-        rollout_function=RolloutFunction(
-            sampler, job.rollouts, job.seed, tokenizer.eos_token_id, refresh, partial(write_samples, job.samples)
+        rollout_function=rollout_function(
+            job, source, portal, model, tokenizer, on_played=partial(write_samples, job.samples)
         ),
         micro_batch_tokens=job.micro_batch_tokens,
         on_iteration=record,
@@ -224,18 +195,5 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
-    """Publish the complete adapter folder.
-
-    The adapter's config holds the base's name, not its path, so the folder can be moved and compared.
-    """
-    model = trainer.model
-    config = model.peft_config["default"]
-    config.base_model_name_or_path = Path(job.model_path).name
-    # PEFT keeps a set, whose order differs between processes; adapter files must be reproducible.
-    config.target_modules = sorted(config.target_modules)
-
-    def fill(folder: Path) -> None:
-        model.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's empty model card
-
-    publish_folder(job.adapter, fill)
+    """Publish the complete adapter folder."""
+    publish_folder(job.adapter, partial(save_adapter, trainer.model))

@@ -28,6 +28,7 @@ NOT_IN_FINGERPRINT = {
     "threads",
     "limits",
     "owner",
+    "engine_urls",
 }
 
 
@@ -63,6 +64,8 @@ class TrainingJob:
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     owner: str = "traced"  # of that container (``traced.core.ownership``)
+    engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
+    overlap: int = 0  # iterations that the rollouts may be ahead of the update; 0: strictly on-policy
 
     def __post_init__(self) -> None:
         kinds = [{"environment"}, {"target"}, {"target", "split"}]
@@ -76,6 +79,13 @@ class TrainingJob:
         for name in ("iterations", "groups", "max_turns", "max_length", "max_tokens", "threads", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.overlap not in (0, 1):
+            raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
+        if self.overlap and not self.engine_urls:
+            raise JobError(
+                "overlap is 1, and the engine runs in the trainer's process, which updates and samples in turn",
+                hint="training.overlap = 0, or an engine of its own (engine_urls)",
+            )
         if self.seed_high - self.seed_low < self.groups:
             raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
 
@@ -117,6 +127,9 @@ class TrainingJob:
     def fingerprint(self) -> str:
         """Return the SHA-256 of what determines the adapter: fields, environment source and the base's files."""
         values = {key: value for key, value in asdict(self).items() if key not in NOT_IN_FINGERPRINT}
+        # Jobs from before the field keep their fingerprints, and so their checkpoints.
+        if not self.overlap:
+            del values["overlap"]
         values["model_path"] = weights_digest(Path(self.model_path))
         environment = self.environment_source.get("environment")
         if environment is not None:
