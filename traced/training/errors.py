@@ -7,6 +7,8 @@ TracedError
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
     ├── NothingToLearn       three iterations in a row without a trajectory or a gradient to learn from
     ├── DeviceFull           one rollout does not fit into the memory of the device
+    ├── EngineLost           every group of an iteration was lost because no engine served its requests
+    ├── WrongPolicy          rollouts were sampled from other weights than those of the trained adapter
     ├── TrainingPaused       paused on request: a checkpoint is saved, and the same command continues
     └── TrainerDied          the training process ended without a result; carries its last log lines
 """
@@ -36,6 +38,14 @@ class NothingToLearn(TrainingError):
 
 class DeviceFull(TrainingError):
     """One rollout does not fit into the memory of the device."""
+
+
+class EngineLost(TrainingError):
+    """Every group of an iteration was lost because no engine served its requests."""
+
+
+class WrongPolicy(TrainingError):
+    """Rollouts were, or would be, sampled from other weights than those of the trained adapter."""
 
 
 class TrainingPaused(TrainingError):

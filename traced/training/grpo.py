@@ -1,7 +1,6 @@
 """Run one training job in this process, from the job to the adapter directory.
 
-Invariants: the base stays frozen, and rollouts are strictly on-policy. They are sampled from a copy of the base whose
-linear layers hold W + scale * B A, computed from the pristine W each time, so errors do not add up. The adapter
+Invariants: the base stays frozen, and rollouts are on-policy (with ``overlap`` one iteration behind). The adapter
 folder (PEFT layout) appears complete by one rename, and ``result.json`` after it. Running a job again continues from
 its newest checkpoint, bit for bit on one thread.
 
@@ -11,7 +10,6 @@ and accelerate runs the passes under autocast; AdamW's moments follow the adapte
 How it fails: ``TrainingError``; checkpoints stay. Not covered: adapters other than LoRA, several machines.
 """
 
-import copy
 import importlib.util
 import json
 import os
@@ -19,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,11 @@ from trl import GRPOConfig
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
-from traced.inference.chat_format import ChatFormat, TurnFormat
-from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import ModelFiles, load_model
+from traced.training.adapter_folder import save_adapter
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
-from traced.training.lora import folded_weights, lora_config
+from traced.training.lora import lora_config
 from traced.training.memory import GpuMeter, HostMeter, PassSize
 from traced.training.metrics import (
     Metrics,
@@ -50,25 +48,13 @@ from traced.training.metrics import (
     write_samples,
 )
 from traced.training.processes import other_processes
-from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
+from traced.training.rollouts import Rollout
+from traced.training.sampling import rollout_function
 from traced.training.tracking import tracker_callbacks
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 FLASH_ATTENTION = "flash_attention_2"
 LONGEST_ROLLOUTS_S = 24 * 3600
-
-
-def sampling_copy(base: Any) -> Any:
-    """Return a frozen copy of the base in eval mode; call it before PEFT and TRL change the original."""
-    return copy.deepcopy(base).requires_grad_(False).eval()
-
-
-@torch.no_grad()
-def synchronise(peft_model: Any, sampling_model: Any) -> None:
-    """Fold the current adapter weights of ``peft_model`` into ``sampling_model`` (from ``sampling_copy``)."""
-    for name, folded in folded_weights(peft_model):
-        sampling_model.get_parameter(name).copy_(folded)
-
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
 
@@ -100,7 +86,11 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         trainer = build_trainer(bounded, source, portal, record)
         for callback in (*tracker_callbacks(job), _EndsEarly(job), _SharedControl()):
             trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            if trainer.rollout_function is not None:
+                trainer.rollout_function.close()
     job.pause.unlink(missing_ok=True)
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
@@ -232,16 +222,12 @@ def build_trainer(
         device="cpu" if job.shard else str(arguments.device),
         attention=None if job.attention == "auto" else job.attention,
     )
-    rollout_record = _RolloutRecord(job)
-    rollout_function = None
+    rollout_record = _RolloutRecord(job, tokenizer.eos_token_id)
+    function = None
     if source is not None and portal is not None:
-        sampler, refresh = _sampler(job, source, portal, model, tokenizer)
-        rollout_record.end_token = sampler.turn_format.end
-        rollout_function = RolloutFunction(
-            sampler, job.rollouts, job.seed, tokenizer.eos_token_id, refresh, rollout_record
-        )
+        function = rollout_function(job, source, portal, model, tokenizer, on_played=rollout_record)
     trainer = GroupRelativeTrainer(
-        rollout_function=rollout_function,
+        rollout_function=function,
         pass_size=_pass_size(job),
         sample_tokens=job.micro_batch_tokens,
         on_iteration=lambda metrics: record(metrics | rollout_record.end_shares),
@@ -261,32 +247,12 @@ class _RolloutRecord:
     """Stores samples of an iteration's rollouts, and by what the rollouts ended."""
 
     job: TrainingJob
-    end_token: int = -1
+    end_token: int
     end_shares: Metrics = field(default_factory=dict)
 
     def __call__(self, iteration: int, rollouts: list[Rollout]) -> None:
         write_samples(self.job.samples, iteration, rollouts)
-        self.end_shares = end_shares(rollouts, self.job.max_turns, self.job.max_length, self.end_token)
-
-
-def _sampler(
-    job: TrainingJob, source: EpisodeSource, portal: BlockingPortal, model: Any, tokenizer: Any
-) -> tuple[Sampler, Callable[[Any], None]]:
-    """Return a sampler with an engine around a copy of the model, and what gives the copy the adapter's weights."""
-    length = min(job.max_length, model.config.max_position_embeddings)
-    limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
-    # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
-    # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
-    sampled = sampling_copy(model)
-    engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
-    turn_format = TurnFormat(ChatFormat(tokenizer))
-
-    def refresh(peft_model: Any) -> None:
-        synchronise(peft_model, sampled)
-        # Cached keys and values belong to the previous weights.
-        engine.reset()
-
-    return Sampler(source, engine.generate, turn_format, portal.call, limits), refresh
+        self.end_shares = end_shares(rollouts, self.end_token)
 
 
 def _pass_size(job: TrainingJob) -> PassSize:
@@ -342,20 +308,5 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
 
 
 def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
-    """Publish the complete adapter folder.
-
-    The adapter's config holds the base's name, not its path, so the folder can be moved and compared.
-    """
-    model = trainer.model
-    config = model.peft_config["default"]
-    config.base_model_name_or_path = Path(job.model_path).name
-    # PEFT keeps a set, whose order differs between processes; adapter files must be reproducible.
-    config.target_modules = sorted(config.target_modules)
-    if config.target_parameters:
-        config.target_parameters = sorted(config.target_parameters)
-
-    def fill(folder: Path) -> None:
-        model.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's empty model card
-
-    publish_folder(job.adapter, fill)
+    """Publish the complete adapter folder."""
+    publish_folder(job.adapter, partial(save_adapter, trainer.model))

@@ -121,6 +121,13 @@ class TrainingJob:
             )
         if self.shard and not (self.processes > 1):
             raise JobError("shard needs several processes, and the job has 1")
+        if self.overlap not in (0, 1):
+            raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
+        if self.overlap and not self.engine_urls:
+            raise JobError(
+                "overlap is 1, and the engine runs in the trainer's process, which updates and samples in turn",
+                hint="training.overlap = 0, or an engine of its own (engine_urls)",
+            )
         if self.seed_high - self.seed_low < self.groups:
             raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
 

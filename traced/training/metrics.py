@@ -8,6 +8,7 @@ one group of the newest iteration, bounded in size and as valid Unicode.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -134,21 +135,16 @@ class Sample:
     left_out: int = 0
 
 
-def end_shares(rollouts: Sequence[Rollout], max_turns: int, max_length: int, end_token: int) -> Metrics:
+def end_shares(rollouts: Sequence[Rollout], end_token: int) -> Metrics:
     """Return by what the scored rollouts ended, and in how many of them an answer was cut off, as shares."""
-    conversations = [
-        (rollout.turns, rollout.conversation)
-        for rollout in rollouts
-        if rollout.failure is None and rollout.conversation is not None
-    ]
-    total = max(1, len(conversations))
-    by_length = sum(len(conversation) >= max_length for _, conversation in conversations)
-    by_turns = sum(turns >= max_turns and len(conversation) < max_length for turns, conversation in conversations)
-    cut_off = sum(_is_cut_off(conversation, end_token) for _, conversation in conversations)
+    scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.conversation is not None]
+    total = max(1, len(scored))
+    ends = Counter(str(rollout.end) for rollout in scored)
+    cut_off = sum(_is_cut_off(rollout.conversation, end_token) for rollout in scored if rollout.conversation)
     return {
-        "ended_by_environment": (len(conversations) - by_length - by_turns) / total,
-        "ended_by_turns": by_turns / total,
-        "ended_by_length": by_length / total,
+        "ended_by_environment": (ends["environment"] + ends["agent_fault"]) / total,
+        "ended_by_turns": ends["max_turns"] / total,
+        "ended_by_length": ends["max_length"] / total,
         "cut_off": cut_off / total,
     }
 

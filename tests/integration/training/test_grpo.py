@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +252,8 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
     The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the clip acts.
     """
     training_job = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
-    gradients, rollouts = Gradients(), []
+    gradients = Gradients()
+    rollouts: list[Rollout] = []
     with start_blocking_portal() as portal:
         source = LocalSource("bandit", Bandit)
         metrics: list[Metrics] = []
@@ -260,22 +261,17 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
         trainer.add_callback(gradients)
         assert trainer.rollout_function is not None
         sampler = trainer.rollout_function.sampler
-        generate, sample = sampler.generate, sampler.sample
+        generate = sampler.engine.generate
         shift = torch.Generator().manual_seed(0)
 
-        def shifted(requests: Sequence[Request]) -> list[Generation]:
-            generations = generate(requests)
-            return [
-                dataclasses.replace(g, logprobs=[p + float(torch.rand((), generator=shift)) - 0.5 for p in g.logprobs])
-                for g in generations
-            ]
+        async def shifted(request: Request, conversation: str) -> Generation:
+            generation = await generate(request, conversation)
+            shifts = (torch.rand(len(generation.ids), generator=shift) - 0.5).tolist()
+            logprobs = [p + s for p, s in zip(generation.logprobs, shifts, strict=True)]
+            return dataclasses.replace(generation, logprobs=logprobs)
 
-        def remembered(*arguments: Any) -> list[Rollout]:
-            rollouts.extend(sample(*arguments))
-            return list(rollouts)
-
-        sampler.generate = shifted
-        sampler.sample = remembered  # type: ignore[assignment]
+        sampler.engine.generate = shifted  # type: ignore[method-assign]
+        trainer.rollout_function.on_played = lambda _, played: rollouts.extend(played)
         torch.manual_seed(0)
         for name, parameter in trainer.model.named_parameters():
             if "lora_B" in name:  # zero at first, which would leave every lora_A without a gradient
