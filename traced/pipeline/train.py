@@ -10,7 +10,7 @@ How it fails: a broken environment, one that teaches nothing or a person's stop 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -93,7 +93,7 @@ async def train(context: Context, capability: str, environment: str) -> str:
     with context.stage("train", f"Train an adapter for {capability}", capability, total) as stage:
         name = trained_adapter(context, run_id)
         if name is None:
-            job = _job(context, run_id, capability, environment)
+            job = await with_servers(context, _job(context, run_id, capability, environment))
             _begin(context, job, environment)
             await _supervised(context, job, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics)))
             # Files first, row second: a crash in between leaves an unused folder, never a row without files.
@@ -150,6 +150,23 @@ def job_for(
         threads=max(1, settings.threads // training.at_once),
         limits=settings.sandbox.model_dump(),
         owner=sandbox_owner(settings.data_dir),
+    )
+
+
+async def with_servers(context: Context, job: TrainingJob) -> TrainingJob:
+    """Return the job with the servers that sample its rollouts; the embedded engine samples in the trainer itself."""
+    # Imported here because a status or a decision needs no engine.
+    from traced.inference.start import backend
+
+    engine_settings = context.settings.engine
+    if backend(context.settings) == "embedded" and not engine_settings.urls:
+        return job
+    engine = await context.engine()
+    return replace(
+        job,
+        engine_urls=engine.urls,
+        engine_key_file=engine_settings.key_file,
+        engine_silence_s=engine_settings.silence_s,
     )
 
 

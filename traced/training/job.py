@@ -37,6 +37,8 @@ NOT_IN_FINGERPRINT = {
     "report_to",
     "tags",
     "engine_urls",
+    "engine_key_file",
+    "engine_silence_s",
 }
 DEVICES = ("cpu", "cuda")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
@@ -95,6 +97,8 @@ class TrainingJob:
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     owner: str = "traced"  # of that container (``traced.core.ownership``)
     engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
+    engine_key_file: str = ""  # file with the API key of these servers
+    engine_silence_s: float = 300.0  # seconds without data after which a request to them fails
     overlap: int = 0  # iterations that the rollouts may be ahead of the update; 0: strictly on-policy
     report_to: list[str] = field(default_factory=list)  # experiment trackers
     tags: dict[str, str] = field(default_factory=dict)  # ids for them: cycle, capability, environment, run

@@ -5,6 +5,7 @@ reproducible bit by bit. With ``engine_urls`` servers sample, and each iteration
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import BlockingPortal
@@ -45,7 +46,9 @@ def rollout_function(
 
 def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
     if job.engine_urls:
-        replicas = Replicas([EngineClient(url) for url in job.engine_urls])
+        key = Path(job.engine_key_file).read_text().strip() if job.engine_key_file else ""
+        clients = [EngineClient(url, silence_s=job.engine_silence_s, key=key) for url in job.engine_urls]
+        replicas = Replicas(clients)
         name = run_name(job.run_id, job.out)
         return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call)
     # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode

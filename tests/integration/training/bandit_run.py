@@ -6,7 +6,6 @@ The engine's log-probs are shifted by up to half a nat, so that ratios differ fr
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,17 @@ from traced.training import grpo
 from traced.training.job import read_job
 
 
-def shift_logprobs(sampler: Any) -> None:
-    generate, shift = sampler.generate, torch.Generator().manual_seed(0)
+def shift_logprobs(engine: Any) -> None:
+    generate = engine.generate
 
-    def shifted(requests: Sequence[Request]) -> list[Generation]:
-        return [
-            dataclasses.replace(g, logprobs=[p + float(torch.rand((), generator=shift)) - 0.5 for p in g.logprobs])
-            for g in generate(requests)
-        ]
+    async def shifted(request: Request, conversation: str) -> Generation:
+        generation = await generate(request, conversation)
+        # The shift of a request depends on nothing but the request, whatever the order of the answers.
+        shift = torch.Generator().manual_seed(request.sampling.seed % 2**63)
+        logprobs = [p + float(torch.rand((), generator=shift)) - 0.5 for p in generation.logprobs]
+        return dataclasses.replace(generation, logprobs=logprobs)
 
-    sampler.generate = shifted
+    engine.generate = shifted
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     def build_shifted(*arguments: Any) -> Any:
         trainer = build(*arguments)
         assert trainer.rollout_function is not None
-        shift_logprobs(trainer.rollout_function.sampler)
+        shift_logprobs(trainer.rollout_function.sampler.engine)
         return trainer
 
     grpo.build_trainer = build_shifted  # type: ignore[assignment]
