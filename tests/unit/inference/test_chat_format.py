@@ -32,7 +32,7 @@ NEMOTRON = {"nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "nemotron
 LFM = {"lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"}
 SINGLE = {"llama3_1", "llama3_2", "gptoss"}
 EXACT = sorted(QWEN | XML | NEMOTRON | LFM | SINGLE | {"glm4moe", "llama3", "lfm2", "qwen2_5_vl"})
-REFUSED = {
+REFUSALS = {
     "deepseek_r1_distill": "in another way than its generation prompt",
     "deepseekv3": "in another way than its generation prompt",
     "gemma": "System role not supported",
@@ -75,8 +75,8 @@ def result(number: int, text: str) -> Message:
 def conversation(name: str) -> list[Message]:
     """Several turns: text, one call, parallel calls, text beside a call and thinking, as far as the family has them."""
     thinking = "I have to\nlook." if chat_format(name).writes_thinking else ""
-    order, counted = ("find_order", '{"order": "W 48"}'), ("find_order", '{"order": "ü\\n", "count": 2}')
-    parallel = [order] if name in SINGLE else [counted, order]
+    order, counting = ("find_order", '{"order": "W 48"}'), ("find_order", '{"order": "ü\\n", "count": 2}')
+    parallel = [order] if name in SINGLE else [counting, order]
     content = None if name in SINGLE else "I look."
     second = [result(i, f"result {i}") for i in range(1, 1 + len(parallel))]
     return [
@@ -99,7 +99,7 @@ def test_a_conversation_continued_token_by_token_is_the_rendered_one(name: str) 
     turns = TurnFormat(form)
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     ids = form.render(messages[: places[0]], [LOOKUP])
-    for place, following in zip(places, [*places[1:], len(messages)], strict=True):
+    for place, next_place in zip(places, [*places[1:], len(messages)], strict=True):
         # The rendered answer stands for a sampled one: everything up to and with its end-of-turn token.
         rendered = form.render(messages[: place + 2], [LOOKUP])
         end = next(i for i in range(len(ids), len(rendered)) if rendered[i] in form.stop_ids)
@@ -107,15 +107,15 @@ def test_a_conversation_continued_token_by_token_is_the_rendered_one(name: str) 
         assert rendered[: len(ids)] == ids
         assert form.parse(turn, first_call=count_calls(messages[:place]), tools=[LOOKUP]) == messages[place]
         assert turns.closing(turn) == []
-        ids = ids + turn + turns.between(messages[place + 1 : following], [LOOKUP], answer=messages[place])
-        assert ids == form.render(messages[:following], [LOOKUP])
+        ids = ids + turn + turns.between(messages[place + 1 : next_place], [LOOKUP], answer=messages[place])
+        assert ids == form.render(messages[:next_place], [LOOKUP])
     assert form.tokenizer.decode(ids) == form.text(messages, [LOOKUP])[0]
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSALS))
 def test_a_family_that_cannot_be_exact_is_refused_with_the_reason(name: str) -> None:
     form = chat_format(name)
-    assert REFUSED[name] in form.exactness_problem()
+    assert REFUSALS[name] in form.exactness_problem()
     assert "train a model of" in form.exactness_problem()
     with pytest.raises(TemplateError, match="chat template"):
         TurnFormat(form)
