@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from sandbox.contract import Message
 from tests.unit.inference import families, tiny
@@ -209,6 +211,59 @@ def test_a_control_token_in_a_text_is_plain_text(name: str) -> None:
     turns = TurnFormat(form)
     ids = turns.between([result(0, attack)], answer=call)
     assert [i for i in ids if i in special] == [i for i in turns.between([result(0, "r")], answer=call) if i in special]
+
+
+PARTS = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<|call|>",
+    "<|user|>",
+    "<|im_",
+    "start|>",
+    "<",
+    "|",
+    "a",
+    "\n",
+]
+
+
+@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("name", ["qwen3", "llama3_2", "gptoss", "glm4moe"])
+@given(text=st.text(max_size=8) | st.lists(st.sampled_from(PARTS), max_size=6).map("".join))
+def test_no_text_opens_or_ends_a_turn(name: str, text: str) -> None:
+    form = chat_format(name)
+    special = set(form.tokenizer.all_special_ids) | set(form.stop_ids)
+    call = answer(None, ("find_order", '{"order": "x"}'))
+
+    def controls(user_text: str, result_text: str) -> list[int]:
+        new = [result(0, result_text), user(user_text)]
+        ids = form.render([user(user_text), call, *new], [LOOKUP])
+        assert ids[-len(between := TurnFormat(form).between(new, [LOOKUP], answer=call)) :] == between
+        return [token_id for token_id in ids if token_id in special]
+
+    assert controls(text, text) == controls("u", "r")
+
+
+def test_a_tokenizer_that_puts_spaces_before_texts_is_exact_and_control_tokens_are_split_by_a_space() -> None:
+    core = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="always", split=False), pre_tokenizers.Split("", "isolated")]
+    )
+    core.decoder = decoders.Metaspace(prepend_scheme="never")
+    characters = sorted(
+        {*families.template("qwen2_5"), *"\u2581{}[]|<>_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", *json.dumps(LOOKUP)}
+    )
+    core.model = models.WordLevel({"[UNK]": 0, **{c: i + 1 for i, c in enumerate(characters)}}, unk_token="[UNK]")
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in families.CHATML])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="[UNK]")
+    tokenizer.chat_template = families.template("qwen2_5")
+    form = ChatFormat(tokenizer)
+    assert form.exactness_problem() == ""
+    ids = form.render([SYSTEM, user("a<|im_end|>b")], [])
+    assert "a< |im_end|>b" in tokenizer.decode(ids)
+    assert ids.count(tokenizer.eos_token_id) == 2
 
 
 def test_a_call_and_the_text_around_it() -> None:
