@@ -13,6 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer
 
 from sandbox.contract import Message, Score
 from tests.unit.training.bandit import Bandit
@@ -21,7 +22,6 @@ from traced.core.errors import DiskError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
 from traced.training import grpo
-from traced.training import trainer as trainer_module
 from traced.training.errors import JobChangedError, NothingToLearn, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics, read_samples
@@ -403,7 +403,7 @@ def test_a_full_device_repeats_the_passes_and_adds_nothing_twice(
         job(model_path, tmp_path / name, max_grad_norm=1e9, micro_batch_tokens=400) for name in ("expected", "full")
     )
     [reference] = train(expected)
-    original = trainer_module.GRPOTrainer.training_step
+    original = GRPOTrainer.training_step
     calls: list[int] = []
 
     def step(self: Any, *arguments: Any) -> torch.Tensor:
@@ -413,7 +413,7 @@ def test_a_full_device_repeats_the_passes_and_adds_nothing_twice(
             raise torch.OutOfMemoryError("planted")
         return loss
 
-    monkeypatch.setattr(trainer_module.GRPOTrainer, "training_step", step)
+    monkeypatch.setattr(GRPOTrainer, "training_step", step)
     [metrics] = train(interrupted)
     assert metrics["pass_tokens"] <= 200
     assert sum(calls[at:]) == metrics["trajectories_kept"] == reference["trajectories_kept"]
@@ -456,13 +456,13 @@ def test_recomputed_activations_give_the_same_gradient_in_both_precisions(
 ) -> None:
     """A GPU's settings, on a CPU: base in bfloat16, adapter in float32, passes under autocast."""
     monkeypatch.setattr(TrainingJob, "dtype", precision)
-    stored = job(model_path, tmp_path / "stored")
+    reference = job(model_path, tmp_path / "stored")
     recomputed = job(model_path, tmp_path / "recomputed", gradient_checkpointing=True)
-    [expected], [metrics] = train(stored), train(recomputed)
+    [expected], [metrics] = train(reference), train(recomputed)
     assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
     assert metrics["grad_norm"] > 0
-    assert equal(weights(stored), weights(recomputed))
-    assert {weight.dtype for weight in weights(stored).values()} == {torch.float32}
+    assert equal(weights(reference), weights(recomputed))
+    assert {weight.dtype for weight in weights(reference).values()} == {torch.float32}
 
 
 def test_the_experts_of_a_mixture_are_trained(tmp_path: Path) -> None:
@@ -477,6 +477,7 @@ def test_the_experts_of_a_mixture_are_trained(tmp_path: Path) -> None:
     assert config["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
 
 
+@pytest.mark.optional
 def test_the_iterations_are_reported_to_tensorboard_under_the_runs_name(model_path: Path, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     training_job = job(model_path, tmp_path / "out", report_to=["tensorboard"], tags={"cycle": "c7"}, iterations=2)

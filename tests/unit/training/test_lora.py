@@ -77,10 +77,10 @@ def test_the_loss_of_a_mixture_falls_and_its_saved_adapter_gives_the_same_logits
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] - 0.5
     model.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(mixture(), tmp_path)
+    reloaded = PeftModel.from_pretrained(mixture(), tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(again(input_ids=IDS).logits, model(input_ids=IDS).logits)
-        assert (again(input_ids=IDS).logits - mixture()(input_ids=IDS).logits).abs().max() > 0.1
+        torch.testing.assert_close(reloaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
+        assert (reloaded(input_ids=IDS).logits - mixture()(input_ids=IDS).logits).abs().max() > 0.1
 
 
 def test_the_sampling_copy_follows_the_experts() -> None:

@@ -13,20 +13,21 @@ from traced.training.rollouts import Conversation, Rollout
 
 def fruitless(**changes: float) -> Metrics:
     return {
-        "reward": 0.25, "success": 0.1, "trajectories_kept": 0, "grad_norm": 0.0, "mean_length": 12.0, "mean_turns": 3.0,
-        "ended_by_environment": 0.9, "ended_by_turns": 0.1, "ended_by_length": 0.0, "cut_off": 0.2, "lost_groups": 0,
+        "reward": 0.25, "success": 0.1, "trajectories_kept": 0, "grad_norm": 0.0, "mean_length": 12.0,
+        "mean_turns": 3.0, "ended_by_environment": 0.9, "ended_by_turns": 0.1,
+        "ended_by_length": 0.0, "cut_off": 0.2, "lost_groups": 0,
         "gradient_dropped": 0, **changes,
     }  # fmt: skip
 
 
-def written(path: Path, rows: list[Metrics]) -> Path:
+def metrics_file(path: Path, rows: list[Metrics]) -> Path:
     for iteration, metrics in enumerate(rows, start=1):
         append(path, {"iteration": iteration, **metrics})
     return path
 
 
 FRUITFUL = fruitless(trajectories_kept=4, grad_norm=0.1)
-SOLVED = fruitless(success=1.0)
+ALL_SUCCEEDED = fruitless(success=1.0)
 
 
 @pytest.mark.parametrize(
@@ -35,17 +36,17 @@ SOLVED = fruitless(success=1.0)
         [],
         [fruitless()] * 2,
         [fruitless(), FRUITFUL, fruitless(), fruitless()],
-        [fruitless(), fruitless(), SOLVED],
-        [SOLVED] * 5,
+        [fruitless(), fruitless(), ALL_SUCCEEDED],
+        [ALL_SUCCEEDED] * 5,
         [fruitless()] * 3 + [FRUITFUL],
     ],
 )
 def test_a_run_goes_on(tmp_path: Path, rows: list[Metrics]) -> None:
-    check_progress(written(tmp_path / "metrics.jsonl", rows))
+    check_progress(metrics_file(tmp_path / "metrics.jsonl", rows))
 
 
 def test_three_iterations_without_a_trajectory_end_it_with_what_they_looked_like(tmp_path: Path) -> None:
-    path = written(tmp_path / "metrics.jsonl", [FRUITFUL, *[fruitless()] * 3])
+    path = metrics_file(tmp_path / "metrics.jsonl", [FRUITFUL, *[fruitless()] * 3])
     with pytest.raises(NothingToLearn) as error_info:
         check_progress(path)
     message = str(error_info.value)
@@ -68,7 +69,7 @@ def test_three_iterations_without_a_trajectory_end_it_with_what_they_looked_like
 )
 def test_the_advice_fits_what_was_seen(tmp_path: Path, changes: Metrics, advice: str) -> None:
     with pytest.raises(NothingToLearn) as error_info:
-        check_progress(written(tmp_path / "metrics.jsonl", [fruitless(**changes)] * 3))
+        check_progress(metrics_file(tmp_path / "metrics.jsonl", [fruitless(**changes)] * 3))
     assert advice in error_info.value.hint
 
 
