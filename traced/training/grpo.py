@@ -50,7 +50,7 @@ from traced.training.metrics import (
 from traced.training.processes import other_processes
 from traced.training.rollouts import Rollout
 from traced.training.sampling import rollout_function
-from traced.training.tracking import tracker_callbacks
+from traced.training.tracking import check_trackers, tracker_callbacks
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 FLASH_ATTENTION = "flash_attention_2"
@@ -66,6 +66,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     if finished is not None and (finished.solved or finished.iterations >= job.iterations):
         return finished
     check_device(job)
+    check_trackers(job)
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0

@@ -42,6 +42,8 @@ def tracking_variables(job: TrainingJob) -> dict[str, str]:
 def tracker_callbacks(job: TrainingJob) -> list[Any]:
     """Return the callbacks of the job's trackers; call it in the process that reports."""
     check_trackers(job)
+    if not job.report_to:
+        return []
     # What the user has set stays.
     for name, value in tracking_variables(job).items():
         os.environ.setdefault(name, value)
