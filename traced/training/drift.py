@@ -226,8 +226,8 @@ def _reason(engine: EngineTokens, bound: DriftBound, chance: float) -> str:
         if score.alternative_is_better(chance):
             of_adapter, of_alternative = np.abs(log_ratios).mean(), np.abs(alternative - engine.sampled).mean()
             return (
-                f"{place} sampled from {EXPLANATIONS[name]}: its log-probs are {of_alternative:.2g} nats per token away from "
-                f"those, and {of_adapter:.2g} from the current adapter's ({figures})"
+                f"{place} sampled from {EXPLANATIONS[name]}: its log-probs are {of_alternative:.2g} nats per token "
+                f"away from those, and {of_adapter:.2g} from the current adapter's ({figures})"
             )
     ratio, p99 = math.exp(float(log_ratios.mean())), float(np.quantile(np.abs(log_ratios), 0.99))
     if mean_is_off(log_ratios, bound.ratio, chance):
