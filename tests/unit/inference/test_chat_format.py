@@ -336,7 +336,8 @@ PIECES += ["<|end|>", "<|call|>", "<|python_tag|>", "<|tool_call_start|>", "[f(a
 def test_parsing_never_raises_and_every_call_is_whole(name: str, pieces: list[str]) -> None:
     message = parse("".join(pieces), name)
     for call in message.get("tool_calls", []):
-        assert call["function"]["name"] in {"a", "f"}
+        # GLM writes the name as plain text, so any word can be one.
+        assert call["function"]["name"] in {"a", "f"} or name == "glm4moe"
         assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 

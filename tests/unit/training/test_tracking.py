@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from traced.training import grpo, tracking
+from traced.training import grpo
 from traced.training.errors import JobError
 from traced.training.job import TrainingJob
 from traced.training.tracking import check_trackers, tracker_callbacks, tracking_variables
@@ -35,7 +36,7 @@ def test_what_a_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_tracker_without_its_library_is_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(JobError, match=r"report_to is 'mlflow'.*pip install mlflow"):
         check_trackers(job(tmp_path, report_to=["mlflow"]))
     check_trackers(job(tmp_path))
