@@ -43,7 +43,11 @@ def main() -> None:
 
     grpo.build_trainer = build_shifted  # type: ignore[assignment]
     job = read_job(Path(sys.argv[1]))
-    grpo.train(job, lambda metrics: None, lambda _: LocalSource("bandit", Bandit))
+    grpo.train(
+        job,
+        lambda metrics: print("iteration", metrics["iteration"], flush=True),
+        lambda _: LocalSource("bandit", Bandit),
+    )
 
 
 if __name__ == "__main__":
