@@ -25,6 +25,7 @@ from store.errors import StoreError
 from store.schema_version import HEAD, version_error
 from traced.cli.options import AsJson, DataDir, Model, Overrides, read_settings
 from traced.cli.output import console, print_json
+from traced.config.profiles import BUNDLED
 from traced.config.settings import Settings, template
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
@@ -207,16 +208,18 @@ def _shadow(name: str, home: Path) -> str:
 
 def init(
     data_dir: DataDir = None,
+    model: Model = None,
     as_json: AsJson = False,
     show: Annotated[bool, typer.Option("--print", help="Print the settings file instead of writing it.")] = False,
 ) -> None:
     """Create the data directory with a commented traced.toml; an existing file is kept."""
+    text = template(model or BUNDLED)
     if show:
-        typer.echo(template(), nl=False)
+        typer.echo(text, nl=False)
         return
     directory = data_directory(data_dir)
     path = directory / FILE_NAME
-    is_new = _write_new(path, template())
+    is_new = _write_new(path, text)
     if as_json:
         print_json({"data_dir": directory, "config": path, "written": is_new})
     else:
