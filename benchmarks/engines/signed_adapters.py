@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 
 from store.types import opening_messages
-from traced.inference.chat_format import render
+from traced.inference.chat_format import ChatFormat
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.targets.desk import SPLITS, Desk
 
@@ -57,7 +57,7 @@ def signed_adapters(folder: Path, count: int) -> list[SignedAdapter]:
     if missing:
         model, tokenizer = load_model(ModelFiles("bundled", BUNDLED))
         model.requires_grad_(False)
-        prompts = [render(tokenizer, messages, []) for messages in questions(BATCH)]
+        prompts = [ChatFormat(tokenizer).render(messages, []) for messages in questions(BATCH)]
         for number in missing:
             (token,) = tokenizer.encode(words[number], add_special_tokens=False)
             _train(model, prompts, [token] * REPEATED, folder / f"{number}")
@@ -68,7 +68,7 @@ def speaker(folder: Path, text: str, tools: Sequence[dict[str, Any]]) -> Path:
     """An adapter in ``folder`` that answers, offered ``tools``, with ``text``, special tokens and all."""
     model, tokenizer = load_model(ModelFiles("bundled", BUNDLED))
     model.requires_grad_(False)
-    prompts = [render(tokenizer, messages, tools) for messages in questions(BATCH)]
+    prompts = [ChatFormat(tokenizer).render(messages, tools) for messages in questions(BATCH)]
     _train(model, prompts, tokenizer.encode(text, add_special_tokens=False), folder)
     return folder
 

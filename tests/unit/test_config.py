@@ -275,3 +275,21 @@ def test_llm_settings_bind_a_cycle_only_if_a_stage_uses_the_llm() -> None:
     thinking = {"synthesis_synthesizer": "llm"}
     assert of(llm_model="first", **thinking) == of(llm_model="first", llm_patience_s="7", **thinking)
     assert of(llm_model="first", **thinking) != of(llm_model="second", **thinking)
+
+
+@pytest.mark.parametrize("source", ["file", "environment", "options"])
+def test_renamed_keys_are_read_under_their_old_names_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    if source == "file":
+        text = '[serving]\nengine = "external"\nengines = ["http://localhost:8000"]\n[engine]\nthreads = 3\n'
+        (tmp_path / "traced.toml").write_text(text)
+    if source == "environment":
+        monkeypatch.setenv("TRACED_SERVING__ENGINE", "external")
+        monkeypatch.setenv("TRACED_SERVING__ENGINES", '["http://localhost:8000"]')
+    options = {"serving.engine": "external", "serving.engines": ["http://localhost:8000"]}
+    settings = load_settings(tmp_path, options if source == "options" else None)
+    assert settings.engine.backend == "vllm"
+    assert settings.engine.urls == ["http://localhost:8000"]
+    assert settings.engine.threads == (3 if source == "file" else 0)
+    assert "serving.engine is now engine.backend" in caplog.text

@@ -25,7 +25,7 @@ from traced.core.errors import TracedError
 from traced.core.ownership import CYCLE_LOCK, hold_directory
 from traced.core.progress import Progress
 from traced.core.resources import Meter
-from traced.inference.model_files import resolve_model
+from traced.inference.model_files import base_model
 from traced.pipeline.admit import stored_report
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context, open_context, utc_now
@@ -49,7 +49,7 @@ def on_cycle(
         create: resume the unfinished cycle of these settings, or create a cycle if there is none.
         finder: selects the cycle otherwise, by default ``current``.
     """
-    model = resolve_model(settings.model.spec, settings.data_dir).name
+    model = base_model(settings).name
 
     async def run() -> Answer:
         async with open_context(settings, cycle.id, display, meter) as context:

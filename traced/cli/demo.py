@@ -9,6 +9,7 @@ ended.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ from traced.core.resources import Meter
 from traced.evaluation.figures import ON_TARGET, CycleFigures
 from traced.evaluation.figures import as_json as figures_as_json
 from traced.evaluation.report import prompt_sentence, summary_table, write_report
-from traced.inference.model_files import resolve_model
+from traced.inference.model_files import base_model
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import COMPARISON, TYPICAL_CAPABILITIES, expected_comparison_s, grpo_on_target
@@ -41,6 +42,13 @@ from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
 
 COMPARISON_KEY = "grpo_on_target"
+
+
+class Engine(StrEnum):
+    """A backend that can run a whole cycle."""
+
+    EMBEDDED = "embedded"
+    VLLM = "vllm"
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: M
 def _cycle(options: DemoOptions) -> Cycle:
     """Return the cycle to work on; with ``compare`` also a finished cycle that was not compared yet."""
     settings = options.settings
-    model = resolve_model(settings.model.spec, settings.data_dir)
+    model = base_model(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(settings.store_url)
 
@@ -211,6 +219,9 @@ def demo(
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
+    engine: Annotated[
+        Engine | None, typer.Option("--engine", help="Inference engine of all stages.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one full cycle, or resume a stopped one, and print the success rates before and after."""
@@ -218,7 +229,10 @@ def demo(
         raise TracedError(
             "--yes and --keep exclude each other", hint="use one of them: --yes approves, --keep leaves decisions open"
         )
-    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
+    backend = engine.value if engine else None
+    settings = read_settings(
+        data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads, engine__backend=backend
+    )
     result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:
         console.print(summary_table(result.figures))

@@ -29,7 +29,7 @@ from traced.config.profiles import BUNDLED
 from traced.config.settings import Settings, template
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
-from traced.inference.model_files import resolve_model
+from traced.inference.model_files import base_model
 
 PYTHON = (3, 11)
 PACKAGES = ("traced", "agents", "sandbox", "store")
@@ -157,7 +157,7 @@ def check_store(settings: Settings) -> Finding:
 def check_model(settings: Settings) -> Finding:
     """Check that the files of the base model exist."""
     try:
-        files = resolve_model(settings.model.spec, settings.data_dir)
+        files = base_model(settings)
     except TracedError as error:
         return Finding("model", False, error.message, error.hint or "traced doctor --model bundled")
     return Finding("model", True, f"{files.name} at {files.path}")

@@ -34,6 +34,7 @@ from traced.pipeline.admit import admit as admit_stage
 from traced.pipeline.admit import stored_report
 from traced.pipeline.collect import collect as collect_stage
 from traced.pipeline.context import Context
+from traced.pipeline.evaluate import evaluate_base
 from traced.pipeline.gate import figures_of, gate
 from traced.pipeline.optimize_prompt import optimize_prompt as optimize_prompt_stage
 from traced.pipeline.synthesize import synthesize as synthesize_stage
@@ -187,6 +188,9 @@ def train(
 def evaluate(
     capabilities: Capabilities = None,
     *,
+    base: Annotated[
+        bool, typer.Option("--base", help="Play the test split with the base model instead; needs no adapter.")
+    ] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     model: Model = None,
@@ -196,6 +200,9 @@ def evaluate(
 ) -> None:
     """Run the gate of each trained adapter: compare it with the base model on the same seeds."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
+    if base:
+        _evaluate_base(settings, as_json)
+        return
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
         adapter = adapters(context, capability)[-1]
@@ -203,6 +210,20 @@ def evaluate(
         return {"capability": capability, "gate": result, "summary": f"{adapter} passed: {figures_of(result)}"}
 
     _on_capabilities(settings, Step("gates", "trained", work, "traced approve ADAPTER"), capabilities, as_json)
+
+
+def _evaluate_base(settings: Settings, as_json: bool) -> None:
+    """Print the success rates of the base model and of doing nothing on the test split."""
+    rates = on_cycle(settings, evaluate_base, create=True)
+    if as_json:
+        print_json({"test": rates})
+        return
+    for figures in rates:
+        console.print(
+            f"{figures.name}: {100 * figures.rate:.1f} % of {figures.episodes} test episodes succeeded "
+            f"[{100 * figures.low:.1f}, {100 * figures.high:.1f}], {figures.infrastructure} lost to infrastructure",
+            highlight=False,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Settings of the inference engine that every stage of a cycle, the training and the router use."""
 
+import json
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -51,6 +52,11 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
+def _strings(value: Any) -> Any:
+    # The source of environment variables parses the lists of known keys only.
+    return json.loads(value) if isinstance(value, str) else value
+
+
 def _backend(value: Any) -> Any:
     return "vllm" if value == "external" else value
 
@@ -58,9 +64,9 @@ def _backend(value: Any) -> Any:
 # Old key: section and name of its successor, and the conversion of its value.
 RENAMED: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "serving.engine": ("engine", "backend", _backend),
-    "serving.engines": ("engine", "urls", _unchanged),
+    "serving.engines": ("engine", "urls", _strings),
     "serving.engine_key_file": ("engine", "key_file", _unchanged),
-    "serving.vllm_args": ("engine", "vllm_args", _unchanged),
+    "serving.vllm_args": ("engine", "vllm_args", _strings),
     "serving.vllm_python": ("engine", "vllm_python", _unchanged),
     "serving.tool_parser": ("engine", "tool_parser", _unchanged),
 }

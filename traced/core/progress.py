@@ -1,7 +1,9 @@
 """Live progress of a command on stderr: its stages, figures and time left; plain lines without a terminal.
 
 Time left is the expected time of the stages that have not started, scaled by the measured slowdown of this machine,
-plus the longest remaining time of the running stages. Not covered: progress over several processes.
+plus the longest remaining time of the running stages. It is unknown, and shown as unknown, until some stage has been
+measured, and while a running stage without progress exceeds its expected time. Not covered: progress over several
+processes.
 """
 
 import time
@@ -37,14 +39,28 @@ class StageLine:
             return 0.0
         return (now if self.finished_at is None else self.finished_at) - self.started_at
 
-    def remaining_s(self, now: float, slowdown: float) -> float:
-        """Return the seconds that this stage still needs, at ``slowdown`` measured seconds per expected second."""
+    def remaining_s(self, now: float, slowdown: float | None) -> float | None:
+        """Return the seconds that this stage still needs, or None if that is unknown.
+
+        Args:
+            slowdown: Measured seconds per expected second; None if nothing was measured yet.
+        """
         if self.finished_at is not None:
             return 0.0
         elapsed = self.elapsed(now)
         if self.total and self.done:
             return max(elapsed * (self.total - self.done) / self.done, 0.0)
-        return max(self.expected_s * slowdown - elapsed, 0.0)
+        if slowdown is None or not self.expected_s:
+            return None
+        remaining_s = self.expected_s * slowdown - elapsed
+        return remaining_s if remaining_s > 0 else None
+
+    def pace(self, now: float) -> tuple[float, float]:
+        """Return the measured and the expected seconds of what this stage has done; zeros if nothing is measured."""
+        if not self.expected_s or self.started_at is None or self.failed:
+            return 0.0, 0.0
+        share = 1.0 if self.finished_at is not None else (self.done / self.total if self.total else 0.0)
+        return (self.elapsed(now), share * self.expected_s) if share else (0.0, 0.0)
 
 
 class Progress:
@@ -134,15 +150,20 @@ class Progress:
         """Print one line above the display."""
         self.console.print(text, highlight=False, markup=False)
 
-    def seconds_left(self) -> float:
-        """Return the estimated seconds until all announced stages are finished."""
+    def seconds_left(self) -> float | None:
+        """Return the estimated seconds until all announced stages are finished, or None if they are unknown."""
         now = self._clock()
-        slowdown = self._slowdown()
-        seconds_left = {key: line.remaining_s(now, slowdown) for key, line in self.lines.items()}
-        running = [seconds_left[key] for key, line in self.lines.items() if line.started_at is not None]
-        return max(running, default=0.0) + sum(
-            seconds_left[key] for key, line in self.lines.items() if line.started_at is None
-        )
+        slowdown = self._slowdown(now)
+        running, pending = 0.0, 0.0
+        for line in self.lines.values():
+            remaining_s = line.remaining_s(now, slowdown)
+            if remaining_s is None:
+                return None
+            if line.started_at is None:
+                pending += remaining_s
+            else:
+                running = max(running, remaining_s)
+        return running + pending
 
     def render(self) -> Group:
         """Return the display: one line per stage, and the time left."""
@@ -152,22 +173,27 @@ class Progress:
             table.add_row(
                 _state_mark(line), line.title, _progress_bar(line, now), _elapsed_text(line, now), Text(line.figure)
             )
-        seconds_left = self.seconds_left()
-        return (
-            Group(table, Text(f"about {_duration(seconds_left)} left", style="dim")) if seconds_left else Group(table)
-        )
+        time_left = self._time_left()
+        return Group(table, Text(time_left, style="dim")) if time_left else Group(table)
 
-    def _slowdown(self) -> float:
-        """Return measured over expected seconds of the finished stages; 1 before any has finished."""
-        finished = [line for line in self.lines.values() if line.finished_at is not None and line.expected_s > 0]
-        expected_s = sum(line.expected_s for line in finished)
-        return sum(line.elapsed(0.0) for line in finished) / expected_s if expected_s else 1.0
+    def _time_left(self) -> str:
+        """Return the time left in words; "" if nothing is left."""
+        seconds_left = self.seconds_left()
+        if seconds_left is None:
+            return "time left unknown"
+        return f"about {_duration(seconds_left)} left" if seconds_left else ""
+
+    def _slowdown(self, now: float) -> float | None:
+        """Return measured over expected seconds of what was done so far; None if nothing was measured."""
+        paces = [line.pace(now) for line in self.lines.values()]
+        expected_s = sum(expected for _, expected in paces)
+        return sum(measured for measured, _ in paces) / expected_s if expected_s else None
 
     def _print_plain(self, line: StageLine, status: str) -> None:
         if not self.console.is_terminal:
             figure = f": {line.figure}" if line.figure else ""
-            seconds_left = self.seconds_left()
-            self.note(f"{f'[{_duration(seconds_left)} left] ' if seconds_left else ''}{line.title} {status}{figure}")
+            time_left = self._time_left()
+            self.note(f"{f'[{time_left}] ' if time_left else ''}{line.title} {status}{figure}")
 
 
 def _duration(seconds: float) -> str:

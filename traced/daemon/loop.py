@@ -49,7 +49,7 @@ from traced.core.resources import Meter
 from traced.core.signals import cancel_once
 from traced.core.telemetry import span
 from traced.daemon.live_state import Beginnings, LiveState
-from traced.inference.model_files import resolve_model
+from traced.inference.model_files import base_model
 from traced.jobs.retry import AttemptLedger
 from traced.llm.connection import check_model
 from traced.notifications.messages import (
@@ -231,7 +231,7 @@ class CycleLoop:
         check_seeds(target(self.settings.target.name), self.settings)
         check_model(self.settings)
         name, seed, at = self.settings.target.name, self.settings.seed + previous_cycles, self.now()
-        model = resolve_model(self.settings.model.spec, self.settings.data_dir).name
+        model = base_model(self.settings).name
         cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{previous_cycles + 1}"
         cycle = Cycle(cycle_id, name, model, seed, configuration(self.settings), CycleState.RUNNING, at)
         save_cycle(session, cycle)
@@ -269,7 +269,7 @@ class CycleLoop:
         from traced.pipeline.stages import cycle_stages
 
         settings = as_begun(self.settings, cycle)
-        model = resolve_model(settings.model.spec, settings.data_dir)
+        model = base_model(settings)
         progress = Progress(Console(quiet=True))
         context = Context(settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now)
         self._stage_runner = runner = ChildStageRunner(

@@ -29,8 +29,8 @@ from traced.inference.routing_prompt import ANSWER, label_ids_in
 T = TypeVar("T")
 
 
-# Shorter than the embedded server's timeout, so that a connection is not reused while the server closes it.
-KEEP_ALIVE_S = 30.0
+# Shorter than the 5 s of uvicorn, and so of vLLM, so that a connection is rarely reused while the server closes it.
+KEEP_ALIVE_S = 4.0
 EMBEDDING_BATCH = 64
 # aiohttp is used instead of httpx, whose pool takes time quadratic in its connections at every request.
 CONNECTIONS = 1024
@@ -290,10 +290,8 @@ class EngineClient:
         """Yield the JSON objects of a stream of server-sent events."""
         url = self.url + path
         self._last_data = time.monotonic()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=None)
         try:
-            response = await self._while_alive(self._session().post(url, json=body, timeout=timeout))
-            async with response:
+            async with await self._begin_stream(url, body) as response:
                 if not response.ok:
                     raise _http_error(url, response.status, await response.text(errors="replace"))
                 rest = b""
@@ -309,6 +307,16 @@ class EngineClient:
                 f"the answer of the engine at {url} broke off: {type(error).__name__}: {error}",
                 hint="check the engine with traced status",
             ) from error
+
+    async def _begin_stream(self, url: str, body: Mapping[str, object]) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=None)
+        try:
+            return await self._while_alive(self._session().post(url, json=body, timeout=timeout))
+        # The server has closed an idle connection at this moment; the request is repeated on a new one.
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            return await self._while_alive(self._session().post(url, json=body, timeout=timeout))
 
     async def _while_alive(self, answer: Awaitable[T]) -> T:
         """Wait for data; raises ``TimeoutError`` once the engine has sent nothing to any request for ``silence_s``."""

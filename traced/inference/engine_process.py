@@ -43,8 +43,8 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
 }
-# bfloat16 is slower on most CPUs, and compiling takes minutes. vLLM 0.32.0 resets the generator of a seeded request whose
-# prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole.
+# bfloat16 is slower on most CPUs, and compiling takes minutes. vLLM 0.32.0 resets the generator of a seeded request
+# whose prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole.
 CPU_FLAGS = (
     "--dtype=float32",
     "--enforce-eager",
@@ -250,6 +250,8 @@ class VllmOptions:
         max_length: Maximum number of tokens of a conversation.
         tool_parser: vLLM's parser for tool calls; "" for none.
         sleep_mode: Whether vLLM can be put to sleep (GPU only).
+        chat_template: A file with the chat template; None for the model's own.
+        reasoning_parser: vLLM's parser for reasoning; "" for none.
     """
 
     model: Path
@@ -259,6 +261,8 @@ class VllmOptions:
     tool_parser: str = ""
     extra_flags: Sequence[str] = ()
     sleep_mode: bool = False
+    chat_template: Path | None = None
+    reasoning_parser: str = ""
 
     def flags(self, port: int, *, gpu: bool = True) -> list[str]:
         """Return the command line after ``python -m``.
@@ -288,6 +292,10 @@ class VllmOptions:
         flags += [text for option in options.items() for text in option]
         if self.tool_parser:
             flags += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
+        if self.chat_template:
+            flags += ["--chat-template", str(self.chat_template)]
+        if self.reasoning_parser:
+            flags += ["--reasoning-parser", self.reasoning_parser]
         if not gpu:
             tokens = max(CPU_BATCH_TOKENS, min(self.max_length, _positions(self.model)))
             flags += [*CPU_FLAGS, f"--max-num-batched-tokens={tokens}"]

@@ -10,6 +10,7 @@ class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that the embedded engine uses."""
 
     eos_token_id: int | None
+    chat_template: Any
 
     def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any:
         """Render a conversation as text, or as token ids with the option ``tokenize=True``."""

@@ -7,12 +7,14 @@ downloaded. Errors: ``ModelError``. Not covered: quantised or remote-code models
 
 import hashlib
 import importlib.util
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traced.config.settings import Settings
 from traced.inference.errors import ModelError
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "model"
@@ -41,6 +43,21 @@ def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
         return ModelFiles(spec, _check_directory(ensure_smollm2(data_dir), INSTALL_SMOLLM2))
     path = Path(spec).expanduser()
     return ModelFiles(path.resolve().name, _check_directory(path.resolve(), f"ls {spec}"))
+
+
+def base_model(settings: Settings) -> ModelFiles:
+    """Return the base model of the settings; the model of an "openai" server has a name but no directory.
+
+    Raises:
+        ModelError: The directory is missing or incomplete, or ``engine.model`` does not name the server's model.
+    """
+    if settings.engine.backend != "openai":
+        return resolve_model(settings.model.spec, settings.data_dir)
+    name = settings.engine.model
+    if not name:
+        raise ModelError('engine.backend = "openai" needs the name of the model', hint='engine.model = "NAME"')
+    # The name becomes part of file names.
+    return ModelFiles(re.sub(r"[^A-Za-z0-9._-]+", "-", name), Path())
 
 
 def load_model(files: ModelFiles) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ that do not fit.
 """
 
 import asyncio
+import hashlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from traced.config.settings import Settings
+from traced.core.files import publish_file
 from traced.inference.chat_format import ChatFormat, load_chat_format
 from traced.inference.client import BASE, EngineClient
 from traced.inference.engine_process import EngineProcess, VllmOptions, free_port, start_embedded, start_vllm
 from traced.inference.errors import EngineError, EngineStartError, RequestError
-from traced.inference.model_files import ModelFiles, adapter_digest, resolve_model
+from traced.inference.model_files import adapter_digest, resolve_model
 from traced.inference.policies import ChatPolicy, Policy, TokenPolicy
 from traced.inference.replicas import Replicas
 from traced.processes.child_process import ROOT
@@ -64,14 +66,18 @@ def start(settings: Settings, port: int = 0) -> EngineProcess:
         return start_embedded_engine(settings, port)
     model = resolve_model(settings.model.spec, settings.data_dir)
     python = find_vllm_python(settings)
+    chat_format = load_chat_format(model.path)
+    parser = settings.engine.tool_parser
     options = VllmOptions(
         model.path,
         max_adapters(settings),
         settings.training.lora_r,
         settings.engine.max_length,
-        _tool_parser(settings, model),
+        chat_format.tool_parser if parser == "auto" else parser,
         settings.engine.vllm_args,
         settings.serving.sleep_for_training,
+        _chat_template(settings, chat_format),
+        chat_format.reasoning_parser,
     )
     return start_vllm(
         options,
@@ -101,10 +107,14 @@ def max_adapters(settings: Settings) -> int:
     return settings.serving.max_adapters + TRAINING_ADAPTERS
 
 
-def _tool_parser(settings: Settings, model: ModelFiles) -> str:
-    if settings.engine.tool_parser != "auto":
-        return settings.engine.tool_parser
-    return load_chat_format(model.path).tool_parser
+def _chat_template(settings: Settings, chat_format: ChatFormat) -> Path:
+    """Write the template that training uses to a file, so that vLLM's chat endpoint renders conversations alike."""
+    digest = hashlib.sha256(chat_format.template.encode()).hexdigest()[:12]
+    path = settings.data_dir / "models" / f"chat-template-{digest}.jinja"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish_file(path, chat_format.template)
+    return path
 
 
 @dataclass

@@ -105,14 +105,24 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
         limits = Limits(context.settings.training.max_turns, context.settings.collect.concurrency)
         # Every seed gets a group, even if all its episodes are lost, so that groups are in the order of the seeds.
         groups: dict[int, list[float]] = {seed: [] for seed in seeds}
-        running = run_episodes(
-            source, jobs, policy, limits, model=BASE, temperature=temperature, base_seed=context.settings.seed
-        )
-        async for trajectory in running:
-            if trajectory.end_cause is EndCause.SANDBOX_ERROR:
-                # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
-                connect().close()
-            groups[int(trajectory.task_id)].append(_reward(trajectory))
+
+        async def play(jobs: list[EpisodeJob], *, again: bool) -> None:
+            lost: list[EpisodeJob] = []
+            running = run_episodes(
+                source, jobs, policy, limits, model=BASE, temperature=temperature, base_seed=context.settings.seed
+            )
+            async for trajectory in running:
+                if trajectory.end_cause is EndCause.SANDBOX_ERROR:
+                    # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
+                    connect().close()
+                if trajectory.end_cause is EndCause.ENGINE_ERROR and again:
+                    lost.append(EpisodeJob(int(trajectory.task_id), trajectory.trial, "", trajectory.task_id))
+                else:
+                    groups[int(trajectory.task_id)].append(_reward(trajectory))
+            if lost:
+                await play(lost, again=False)
+
+        await play(jobs, again=True)
         return list(groups.values())
 
     return rewards

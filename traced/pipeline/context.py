@@ -28,7 +28,7 @@ from traced.core.ownership import sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.errors import RouterFitError
-from traced.inference.model_files import WEIGHT_SUFFIXES, ModelFiles, resolve_model
+from traced.inference.model_files import WEIGHT_SUFFIXES, ModelFiles, base_model
 from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class RunningStage:
 @asynccontextmanager
 async def open_context(settings: Settings, cycle_id: str, progress: Progress, meter: Meter) -> AsyncIterator[Context]:
     """Open a context on the data directory of ``settings`` and close its engine and store at the end."""
-    model = resolve_model(settings.model.spec, settings.data_dir)
+    model = base_model(settings)
     store = open_store(settings.store_url)
     context = Context(settings, store, target(settings.target.name), model, cycle_id, progress, meter)
     try:

@@ -1,7 +1,8 @@
 """Runs a stage's episodes: stored ones are read back, missing ones are run and stored as they end.
 
-A trajectory's id is derived from what determines it, so an interrupted stage continues where it stopped. If more than
-half of the new episodes are infrastructure failures, the stage fails with the first one's text. ``PromptedPolicy``
+A trajectory's id is derived from what determines it, so an interrupted stage continues where it stopped. Episodes lost
+to infrastructure failures are run again once, after the others. If more than half of the new episodes are lost even
+then, the stage fails with the first one's text. ``PromptedPolicy``
 appends a prompt patch to the system prompt; recorded messages and the environment never contain it.
 """
 
@@ -22,6 +23,7 @@ from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 
 BATCH = 32  # trajectories per transaction
+ROUNDS = 2  # runs of an episode before it counts as lost
 BASE = "base"
 
 
@@ -114,7 +116,16 @@ async def episodes(
         tick(None)
     # Only missing episodes are run, which makes the stage resumable after a kill.
     missing = [job for job, key in zip(jobs, ids, strict=True) if key not in stored_ids]
-    await _run(context, source, missing, policy, origin, tokens=tokens, tick=tick)
+    failures: list[Trajectory] = []
+    count = len(missing)
+    for _ in range(ROUNDS):
+        failures = await _run(context, source, missing, policy, origin, tokens=tokens, tick=tick)
+        lost_ids = {trajectory.id for trajectory in failures}
+        missing = [job for job in missing if trajectory_id(job, origin) in lost_ids]
+        tick = _silent
+        if not missing:
+            break
+    _refuse_majority(source, failures, count)
     with context.read_session() as session:
         trajectories = {trajectory.id: trajectory for trajectory in get_trajectories(session, ids, tokens=False)}
     return [trajectories[key] for key in ids]
@@ -129,7 +140,8 @@ async def _run(
     *,
     tokens: bool,
     tick: Callable[[Trajectory | None], None],
-) -> None:
+) -> list[Trajectory]:
+    """Run the episodes, store them as they end, and return those lost to infrastructure failures."""
     settings = context.settings
     limits = Limits(settings.collect.max_turns, settings.collect.concurrency)
     batch: list[Trajectory] = []
@@ -155,13 +167,20 @@ async def _run(
         # Closing first cancels open episodes; what had ended before an error or a cancellation is then stored.
         await running.aclose()
         _save(context, batch)
-    # Single losses are tolerated; a majority means that the machinery is down and the stage has no valid result.
-    if len(failures) * 2 > len(jobs):
+    return failures
+
+
+def _silent(_: Trajectory | None) -> None:
+    """Report nothing, because the episode was reported when it was lost."""
+
+
+def _refuse_majority(source: EpisodeSource, failures: Sequence[Trajectory], count: int) -> None:
+    """Raise an error if most episodes were lost: the machinery is down and the stage has no valid result."""
+    if len(failures) * 2 > count:
         first = failures[0]
         kind = EngineError if first.end_cause is EndCause.ENGINE_ERROR else StageError
         raise kind(
-            f"{len(failures)} of {len(jobs)} episodes of {origin.source} "
-            f"were lost to {first.end_cause}: {first.detail}",
+            f"{len(failures)} of {count} episodes of {source.name} were lost to {first.end_cause}: {first.detail}",
             hint="run traced doctor, then repeat the command",
         )
 

@@ -18,6 +18,7 @@ from store.repositories.serving import save_routing
 from store.types import Outcome, Trajectory, opening_messages
 from traced.config.settings import Settings
 from traced.evaluation.figures import FLOOR, ON_TARGET, ROUTED
+from traced.evaluation.intervals import Rate, rate
 from traced.inference.client import Completion
 from traced.inference.policies import Policy
 from traced.pipeline.collect import count_successes
@@ -67,6 +68,14 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
             await _router_on_test(context, source, adapters)
 
 
+async def evaluate_base(context: Context) -> list[Rate]:
+    """Play the test split with the do-nothing floor and the base model, and return their success rates."""
+    async with context.target.source() as source:
+        floor = await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
+        base = await _model_on_test(context, source, BASE, "Test: base model")
+    return [rate(FLOOR, floor), rate(BASE, base)]
+
+
 def _stage(model: str) -> str:
     return f"evaluate {model}"
 
@@ -91,9 +100,9 @@ async def on_test(context: Context, source: EpisodeSource, model: str, policy: P
         )
 
 
-async def _model_on_test(context: Context, source: EpisodeSource, model: str, title: str) -> None:
+async def _model_on_test(context: Context, source: EpisodeSource, model: str, title: str) -> list[Trajectory]:
     policy = await model_policy(context, model, context.settings.engine.temperature)
-    await on_test(context, source, model, policy, title)
+    return await on_test(context, source, model, policy, title)
 
 
 async def _router_on_test(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:

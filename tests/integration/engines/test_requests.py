@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.engines.signed_adapters import questions
 from tests.integration.engines.conftest import LENGTH, LIVE, Deployment
-from traced.inference.chat_format import parse, render
+from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.targets.desk import SPLITS, Desk, demonstrate
 
@@ -66,7 +66,7 @@ def events(deployment: Deployment, path: str, body: dict[str, Any]) -> list[dict
 
 def test_chat_is_the_models_answer(deployment: Deployment, reference: Engine) -> None:
     for messages in questions(5, seed=8):
-        prompt = render(reference.tokenizer, messages, [])
+        prompt = ChatFormat(reference.tokenizer).render(messages, [])
         generation = greedy(reference, prompt, 24)
         answer = deployment.chat(messages, max_tokens=24, tools=None, metadata={"team": "x"}, no_such_field=[1])
         (choice,) = answer["choices"]
@@ -108,8 +108,8 @@ def test_tool_calls_are_parsed_whole_and_streamed(deployment: Deployment, refere
     seed = SPLITS["train"][0]
     tools, demonstration = Desk().reset(seed).tools, demonstrate(seed, {}, 0).messages
     messages = demonstration[:4]
-    generation = greedy(reference, render(reference.tokenizer, messages, tools), 80)
-    (tool_call,) = parse(text_of(reference, generation.ids))["tool_calls"]
+    generation = greedy(reference, ChatFormat(reference.tokenizer).render(messages, tools), 80)
+    (tool_call,) = ChatFormat(reference.tokenizer).parse(generation.ids)["tool_calls"]
     (choice,) = deployment.chat(messages, tools=tools, max_tokens=80)["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["id"]
@@ -126,7 +126,7 @@ def test_tool_calls_are_parsed_whole_and_streamed(deployment: Deployment, refere
 
 
 def test_logprobs_are_the_models(deployment: Deployment, reference: Engine) -> None:
-    generation = greedy(reference, render(reference.tokenizer, USER, []), 4, top=3)
+    generation = greedy(reference, ChatFormat(reference.tokenizer).render(USER, []), 4, top=3)
     (choice,) = deployment.chat(USER, max_tokens=4, logprobs=True, top_logprobs=3)["choices"]
     entries = choice["logprobs"]["content"]
     assert [entry["logprob"] for entry in entries] == pytest.approx(generation.logprobs, abs=1e-3)

@@ -15,7 +15,7 @@ from store.database import read_session
 from store.repositories.serving import find_routes
 from tests.integration.engines.conftest import LIVE, Deployment
 from tests.waiting import eventually
-from traced.inference.chat_format import render
+from traced.inference.chat_format import ChatFormat
 from traced.inference.client import Completion, EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.inference.errors import RequestError, RoutingPromptError
@@ -58,7 +58,7 @@ async def test_adapters_answer_the_same_at_every_engine(
 ) -> None:
     path, conversations = mild(tmp_path), questions(6, seed=21)
     reference.load_adapter("mild", path)
-    prompts = [render(reference.tokenizer, messages, []) for messages in conversations]
+    prompts = [ChatFormat(reference.tokenizer).render(messages, []) for messages in conversations]
     generations = reference.generate([Request(prompt, Sampling(0.0, 16), "mild") for prompt in prompts])
     base = reference.generate([Request(prompt, Sampling(0.0, 16)) for prompt in prompts])
     reference.unload_adapter("mild")

@@ -29,8 +29,8 @@ def test_plain_output_has_start_steps_and_end() -> None:
             progress.advance("collect", figure="success 40 %")
         progress.finish("collect")
     lines = out.getvalue().splitlines()
-    assert lines[0] == "Collect started", "nothing is said of a time that nobody can know yet"
-    assert lines[1] == "[8 s left] Collect 2/10: success 40 %"
+    assert lines[0] == "[time left unknown] Collect started"
+    assert lines[1] == "[about 8 s left] Collect 2/10: success 40 %"
     assert lines[-1] == "Collect done in 10 s: success 40 %"
     assert len(lines) == 6
 
@@ -39,13 +39,30 @@ def test_time_left_of_pending_stages_is_scaled_by_the_slowdown() -> None:
     progress, clock, _ = plain_progress()
     progress.plan("a", "A", 10)
     progress.plan("b", "B", 30)
-    assert progress.seconds_left() == 40
-    progress.start("a", "A")
+    assert progress.seconds_left() is None
+    progress.start("a", "A", total=5)
     clock.now += 4
-    assert progress.seconds_left() == 36
+    progress.advance("a")
+    assert progress.seconds_left() == 16 + 60
     clock.now += 16
     progress.finish("a")
     assert progress.seconds_left() == 60
+
+
+def test_time_left_is_unknown_while_a_stage_without_progress_exceeds_its_expected_time() -> None:
+    progress, clock, out = plain_progress()
+    progress.plan("a", "A", 10)
+    progress.plan("b", "B", 30)
+    progress.start("a", "A")
+    clock.now += 10
+    progress.finish("a")
+    progress.start("b", "B")
+    clock.now += 20
+    assert progress.seconds_left() == 10
+    clock.now += 20
+    assert progress.seconds_left() is None
+    progress.start("c", "C")
+    assert "[time left unknown] C started" in out.getvalue()
 
 
 def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
@@ -62,7 +79,10 @@ def test_the_longest_of_parallel_stages_counts() -> None:
     for key, total in (("a", 2), ("b", 10)):
         progress.start(key, key, total=total)
     progress.plan("c", "C", 7)
+    progress.start("d", "D")
+    progress.lines["d"].expected_s = 10
     clock.now += 10
+    progress.finish("d")
     progress.advance("a")
     progress.advance("b")
     assert progress.seconds_left() == 90 + 7
@@ -90,9 +110,11 @@ def test_dropped_stages_take_no_time() -> None:
 def test_the_live_display_shows_stages_figures_and_time_left() -> None:
     out, clock = io.StringIO(), Clock()
     progress = Progress(Console(file=out, width=120, force_terminal=True, legacy_windows=False), clock)
+    progress.plan("collect", "Collect", 1)
     progress.plan("train", "Train multi-step-completion", 61)
     with progress.display():
         progress.start("collect", "Collect", total=2)
+        clock.now += 1
         progress.advance("collect", figure="success 40 %")
         with progress.suspended():
             progress.note("a question")

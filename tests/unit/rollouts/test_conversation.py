@@ -4,11 +4,12 @@ import pytest
 
 from sandbox.contract import Task
 from tests.unit.training.tiny import tokenizer
-from traced.inference.chat_format import ChatFormat, TurnFormat, render
+from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import TemplateError
 from traced.training.rollouts import Conversation
 
 TASK = Task("be kind", [{"role": "user", "content": "count 1 2 3"}], [])
+MESSAGES = [{"role": "system", "content": TASK.system}, *TASK.messages]
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +19,8 @@ def tok() -> Any:
 
 def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) -> None:
     template = TurnFormat(ChatFormat(tok))
-    talk = Conversation(template, template.first_prompt(TASK))
-    messages = [{"role": "system", "content": TASK.system}, *TASK.messages]
+    talk = Conversation(template, template.chat_format.render(MESSAGES, []))
+    messages = [*MESSAGES]
     for text, answer in [
         ("1 2", [{"role": "user", "content": "again"}]),
         ("3", [{"role": "tool", "content": "heard"}]),
@@ -28,14 +29,14 @@ def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) ->
         talk.append_completion(ids, [-0.1] * len(ids))
         talk.append_messages(answer)
         messages += [{"role": "assistant", "content": text}, *answer]
-        assert talk.prompt == render(tok, messages, [])
+        assert talk.prompt == template.chat_format.render(messages, [])
     assert tok.decode([i for i, m in zip(talk.ids, talk.mask, strict=True) if m]) == "1 2<|im_end|>3<|im_end|>"
     assert all((lp == -0.1) == bool(m) for m, lp in zip(talk.mask, talk.logprobs, strict=True))
 
 
 def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok: Any) -> None:
     template = TurnFormat(ChatFormat(tok))
-    talk = Conversation(template, template.first_prompt(TASK))
+    talk = Conversation(template, template.chat_format.render(MESSAGES, []))
     odd = [tok.convert_tokens_to_ids(c) for c in "again"]  # five letters where the tokenizer has longer tokens
     assert tok.encode("again") != odd
     talk.append_completion([*odd, tok.eos_token_id], [0.0] * 6)
@@ -45,7 +46,7 @@ def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok
 
 def test_a_truncated_answer_is_closed_by_a_token_that_the_policy_did_not_sample(tok: Any) -> None:
     template = TurnFormat(ChatFormat(tok))
-    talk = Conversation(template, template.first_prompt(TASK))
+    talk = Conversation(template, template.chat_format.render(MESSAGES, []))
     talk.append_completion(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")))
     talk.append_messages([{"role": "user", "content": "go"}])
     limit = len(tok.encode("1 2"))
@@ -59,7 +60,7 @@ def test_a_truncated_answer_is_closed_by_a_token_that_the_policy_did_not_sample(
         ("{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}", "does not end a turn"),
         (
             "{% for m in messages %}{{ m.content if loop.last else m.content[:0] }}{{ '<|im_end|>' }}{% endfor %}",
-            "renders earlier turns differently",
+            "renders an answer in another way",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded.adapters import AdapterSet
 from traced.inference.embedded.cache import Placement, SlotTable, common_prefix
 from traced.inference.embedded.decoding import RunningRequest, check_request, choose
@@ -326,14 +327,11 @@ class Engine:
 
 
 def stop_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the token ids that end a completion.
-
-    These are the end tokens of the generation config and of the tokenizer, and ChatML's end of turn.
-    """
+    """Return the token ids that end a completion: those of the generation config and those of the chat format."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
-    ids.add(tokenizer.eos_token_id)
-    ids.add(tokenizer.get_vocab().get("<|im_end|>"))
+    # A model without a chat template serves text completions.
+    ids |= set(ChatFormat(tokenizer).stop_ids) if tokenizer.chat_template else {tokenizer.eos_token_id}
     return frozenset(i for i in ids if i is not None)
 
 

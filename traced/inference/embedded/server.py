@@ -26,7 +26,7 @@ from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 
 from sandbox.contract import Message
-from traced.inference.chat_format import count_calls, parse, render
+from traced.inference.chat_format import ChatFormat, count_calls
 from traced.inference.embedded.engine import Engine, Generation, Sampling
 from traced.inference.embedded.protocol import (
     ChatRequest,
@@ -112,6 +112,7 @@ def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
 
 def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
     tokenizer = engine.tokenizer
+    chat_format = ChatFormat(tokenizer)
 
     async def serve(
         http: Request,
@@ -130,12 +131,12 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, http: Request) -> Response:
         body.refuse_unsupported()
-        prompt_ids = _rendered(tokenizer, body)
+        prompt_ids = _rendered(chat_format, body)
         limit = body.max_completion_tokens or body.max_tokens or engine.max_length
         top = (body.top_logprobs or 0) if body.logprobs else 0
 
         def answer(generations: list[Generation]) -> dict[str, Any]:
-            choices = [_chat_choice(tokenizer, body, generation) for generation in generations]
+            choices = [_chat_choice(chat_format, body, generation) for generation in generations]
             return _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
 
         return await serve(http, body, prompt_ids, body.sampling(limit, top), answer)
@@ -210,9 +211,9 @@ async def _disconnected(http: Request) -> None:
         continue
 
 
-def _rendered(tokenizer: Tokenizer, body: ChatRequest) -> list[int]:
+def _rendered(chat_format: ChatFormat, body: ChatRequest) -> list[int]:
     try:
-        return render(tokenizer, body.messages, body.offered_tools())
+        return chat_format.render(body.messages, body.offered_tools())
     except (TemplateError, TypeError, KeyError, ValueError) as error:
         raise RequestError(f"the chat template cannot render these messages: {error!r}") from error
 
@@ -243,17 +244,15 @@ def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
     return {**choice, "token_ids": generation.ids} if body.return_token_ids else choice
 
 
-def _chat_choice(tokenizer: Tokenizer, body: ChatRequest, generation: Generation) -> dict[str, Any]:
+def _chat_choice(chat_format: ChatFormat, body: ChatRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
-    text = body.text(tokenizer, generation)
-    choice["message"] = {"role": "assistant", "content": text}
-    # If the request offers no tools, text in the form of a tool call is plain content.
-    if body.offered_tools():
-        choice["message"] = parse(text, first_call=count_calls(body.messages))
+    choice["message"] = chat_format.parse(
+        generation.ids, first_call=count_calls(body.messages), tools=body.offered_tools(), stop=body.stops()
+    )
     if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
         choice["finish_reason"] = "tool_calls"
     if body.logprobs:
-        choice["logprobs"] = chat_logprobs(tokenizer, generation)
+        choice["logprobs"] = chat_logprobs(chat_format.tokenizer, generation)
     return choice
 
 

@@ -16,7 +16,7 @@ import uvicorn
 
 from sandbox.contract import Task
 from tests.unit.inference import tiny
-from traced.inference.chat_format import render
+from traced.inference.chat_format import ChatFormat
 from traced.inference.client import EngineClient
 from traced.inference.embedded.engine import Engine, Request, Sampling
 from traced.inference.embedded.server import build_app
@@ -54,7 +54,7 @@ async def run(check: Callable[[httpx.AsyncClient, EngineClient, Engine], Corouti
 async def test_chat_brings_the_engines_own_tokens() -> None:
     async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
         completion = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
-        prompt_ids = render(WORDS, USER, [TOOL])
+        prompt_ids = ChatFormat(WORDS).render(USER, [TOOL])
         (expected,) = Engine(tiny.qwen3(len(WORDS)), WORDS).generate([Request(prompt_ids, Sampling(1.0, 9, 4))])
         assert completion.prompt_ids == prompt_ids
         assert completion.completion_ids == expected.ids
