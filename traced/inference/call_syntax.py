@@ -89,7 +89,8 @@ class _BlockScanner:
         self.reasoning: list[str] = []
         self.calls: list[Call] = []
         self.malformed = False
-        self.start = 0
+        # A model may begin its thinking again although the prompt has.
+        self.start = len(text) - len(text.lstrip().removeprefix(THINK)) if is_thinking else 0
 
     def scan(self, mark: re.Pattern[str]) -> ParsedTurn:
         position = 0
@@ -158,6 +159,8 @@ class BareJsonSyntax:
 def _with_arguments(value: object) -> object:
     """Rename Llama's keys: it writes ``parameters``, sometimes with ``"type": "function"``."""
     if not isinstance(value, dict) or value.get("type", "function") != "function":
+        return None
+    if "parameters" in value and "arguments" in value:
         return None
     return {("arguments" if key == "parameters" else key): item for key, item in value.items() if key != "type"}
 

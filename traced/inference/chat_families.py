@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from traced.inference.call_syntax import BARE_JSON, GLM, HARMONY, HERMES, LFM, XML, TurnSyntax
 
@@ -76,7 +75,7 @@ class Family:
     has_thinking: bool
     # Whether the template writes the calls of assistant messages.
     writes_calls: bool
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, bool] = field(default_factory=dict)
 
 
 def recognise(template: str) -> Family:
@@ -99,7 +98,7 @@ def recognise(template: str) -> Family:
         thinking_key,
         has_thinking,
         "tool_calls" in text,
-        {"strftime_now": PROMPT_DATE.strftime, **options},
+        options,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import TemplateError as JinjaError
 
 from sandbox.contract import Message, Tool
-from traced.inference.chat_families import recognise
+from traced.inference.chat_families import PROMPT_DATE, recognise
 from traced.inference.errors import ModelError, TemplateError
 
 # Ids of these tokens end an assistant turn in whatever vocabulary they are.
@@ -48,6 +48,7 @@ class ChatFormat:
         template: The chat template that is used.
         tool_parser: vLLM's ``--tool-call-parser`` for this model.
         reasoning_parser: vLLM's ``--reasoning-parser``, "" for a model without thinking.
+        template_options: Variables of the template: vLLM's ``--default-chat-template-kwargs``.
         stop_ids: The token ids that end an assistant turn.
 
     Raises:
@@ -66,6 +67,7 @@ class ChatFormat:
         self.template = self._family.template
         self.tool_parser = self._family.tool_parser
         self.reasoning_parser = self._family.reasoning_parser
+        self.template_options = dict(self._family.options)
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(self._stop_ids())))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -131,7 +133,9 @@ class ChatFormat:
             chat_template=self.template,
             add_generation_prompt=answer_follows,
             tokenize=False,
-            **self._family.options,
+            # A name of the template's environment, which would return today's date.
+            strftime_now=PROMPT_DATE.strftime,
+            **self.template_options,
         )
         return rendered, mark
 
@@ -348,7 +352,11 @@ class _Exactness:
         """Return the ids of a rendered answer, as a model would sample it."""
         prompt, mark = self.format.text(self.messages[:place], tools)
         turn, _ = _last_stop(self.format, self.messages[: place + 1], tools)
-        return self.format.encode(turn[len(prompt) :], mark) if turn.startswith(prompt) else None
+        if not turn.startswith(prompt):
+            return None
+        prompt_ids, ids = self.format.encode(prompt, mark), self.format.encode(turn, mark)
+        # In the context of its prompt, because some tokenizers put a space before a text that stands alone.
+        return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else None
 
     def _unread(self, turn: list[int], place: int) -> str:
         message = self.messages[place]
@@ -364,7 +372,9 @@ def _between(
     chat_format: ChatFormat, messages: Sequence[Message], tools: Sequence[Tool], answer: Message | None
 ) -> list[int]:
     if answer is None:
-        calls = [_call(str(messages[0].get("name") or "tool"), {})] if messages[0]["role"] == "tool" else None
+        calls = (
+            [_call(str(messages[0].get("name") or "tool"), {})] if messages and messages[0]["role"] == "tool" else None
+        )
         answer = _answer(None if calls else "a", calls, thinking="t")
     # What stands in the answer's own text has no influence on what follows it.
     earlier = [

@@ -255,6 +255,14 @@ class EngineClient:
         """Wake up an engine that ``EngineClient.sleep`` put to sleep."""
         await self._post("/wake_up", {})
 
+    async def model_entry(self, name: str) -> dict[str, Any] | None:
+        """Return what the engine's list of models states about a name; None if it is not in the list."""
+        answer = await self._request("GET", "/v1/models")
+        try:
+            return next((entry for entry in answer["data"] if entry["id"] == name), None)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
+
     async def models(self) -> list[str]:
         """Return the names that requests may use: the base model first, then adapters."""
         answer = await self._request("GET", "/v1/models")

@@ -60,8 +60,16 @@ def base_model(settings: Settings) -> ModelFiles:
     return ModelFiles(re.sub(r"[^A-Za-z0-9._-]+", "-", name), Path())
 
 
-def load_model(files: ModelFiles) -> tuple[Any, Any]:
-    """Load the model in float32 and eval mode, and its tokenizer, which must have a chat template.
+def load_model(
+    files: ModelFiles, *, dtype: str = "float32", device: str = "cpu", attention: str | None = None
+) -> tuple[Any, Any]:
+    """Load the model in eval mode, and its tokenizer, which must have a chat template.
+
+    Args:
+        files: The model's directory.
+        dtype: The type of its weights, as torch names it.
+        device: "cpu", or the GPU that the weights are read into without a copy in main memory.
+        attention: The attention kernel as transformers names it; None for the library's choice.
 
     Raises:
         ModelError: The model cannot be loaded or has no chat template.
@@ -74,7 +82,13 @@ def load_model(files: ModelFiles) -> tuple[Any, Any]:
     # The progress bar would fill the engine's log, whose last lines are shown when a start fails.
     disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(files.path, dtype="float32", local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            files.path,
+            dtype=dtype,
+            device_map=None if device == "cpu" else {"": device},
+            attn_implementation=attention,
+            local_files_only=True,
+        )
         tokenizer = AutoTokenizer.from_pretrained(files.path, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"model {files.name!r} at {files.path} cannot be loaded: {error}") from error

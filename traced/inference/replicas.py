@@ -90,7 +90,7 @@ class Replicas:
                     return await call(replica.client)
             except EngineError as error:
                 await self._examine(replica, error)
-                if not replica.problem or time.monotonic() > give_up_at:
+                if not replica.problem:
                     # The engine lives: its failure belongs to this request.
                     raise
             except UnknownModelError as error:

@@ -26,7 +26,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
 from traced.pipeline.promote import routable_adapters
 from traced.pipeline.routers import routers
-from traced.pipeline.train import adapter_path, job_for
+from traced.pipeline.train import adapter_path, job_for, with_servers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.routers import RoutedPolicy, Router
 from traced.training.process import train as run_job
@@ -165,6 +165,7 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
     job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)
     job = dataclasses.replace(job, iterations=iterations, seed_low=split.start, seed_high=split.stop)
+    job = await with_servers(context, job)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
         await run_job(job, lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"))
     await context.serve(ON_TARGET, job.adapter)

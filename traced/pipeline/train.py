@@ -5,12 +5,12 @@ version is in the store once its files are on disk. A person's stop is an event 
 is stopped; from then on nobody begins or continues a training of that capability in that cycle, and the first
 decision stands.
 
-How it fails: a broken environment or a person's stop ends the capability (``CapabilityError``); Docker, disk and
-process failures stop the cycle, which continues from the last checkpoint.
+How it fails: a broken environment, one that teaches nothing or a person's stop ends the capability
+(``CapabilityError``); Docker, disk and process failures stop the cycle, which continues from the last checkpoint.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.pipeline.context import Context
 from traced.registry.publication import publish
-from traced.training.errors import EnvironmentFailed, TrainingError
+from traced.training.errors import EnvironmentFailed, NothingToLearn, TrainingError
 from traced.training.job import TrainingJob, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train as run_job
@@ -93,7 +93,7 @@ async def train(context: Context, capability: str, environment: str) -> str:
     with context.stage("train", f"Train an adapter for {capability}", capability, total) as stage:
         name = trained_adapter(context, run_id)
         if name is None:
-            job = _job(context, run_id, capability, environment)
+            job = await with_servers(context, _job(context, run_id, capability, environment))
             _begin(context, job, environment)
             await _supervised(context, job, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics)))
             # Files first, row second: a crash in between leaves an unused folder, never a row without files.
@@ -153,6 +153,23 @@ def job_for(
     )
 
 
+async def with_servers(context: Context, job: TrainingJob) -> TrainingJob:
+    """Return the job with the servers that sample its rollouts; the embedded engine samples in the trainer itself."""
+    # Imported here because a status or a decision needs no engine.
+    from traced.inference.start import backend
+
+    engine_settings = context.settings.engine
+    if backend(context.settings) == "embedded" and not engine_settings.urls:
+        return job
+    engine = await context.engine()
+    return replace(
+        job,
+        engine_urls=engine.urls,
+        engine_key_file=engine_settings.key_file,
+        engine_silence_s=engine_settings.silence_s,
+    )
+
+
 def _job(context: Context, run_id: str, capability: str, environment: str) -> TrainingJob:
     file = context.data_dir / "environments" / f"{environment}.py"
     if not file.exists():
@@ -197,6 +214,9 @@ async def _supervised(context: Context, job: TrainingJob, on_metric: Callable[[M
         _end(context, job, RunState.FAILED, str(error))
         # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
         docker_engine.connect().close()
+        raise CapabilityError(str(error)) from error
+    except NothingToLearn as error:
+        _end(context, job, RunState.FAILED, str(error))
         raise CapabilityError(str(error)) from error
     except (DiskError, TrainingError) as error:
         _end(context, job, RunState.INTERRUPTED, str(error))

@@ -5,6 +5,10 @@ TracedError
     ├── JobError             the job file, or what it names, cannot be used
     ├── JobChangedError      the output folder belongs to a different job
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
+    ├── NothingToLearn       three iterations in a row without a trajectory or a gradient to learn from
+    ├── DeviceFull           one rollout does not fit into the memory of the device
+    ├── EngineLost           every group of an iteration was lost because no engine served its requests
+    ├── WrongPolicy          rollouts were sampled from other weights than those of the trained adapter
     ├── TrainingPaused       paused on request: a checkpoint is saved, and the same command continues
     └── TrainerDied          the training process ended without a result; carries its last log lines
 """
@@ -26,6 +30,22 @@ class JobChangedError(TrainingError):
 
 class EnvironmentFailed(TrainingError):
     """Every group of an iteration was lost to infrastructure failures, or the environment could not be started."""
+
+
+class NothingToLearn(TrainingError):
+    """Three iterations in a row kept no trajectory or had no gradient, and the environment was not solved."""
+
+
+class DeviceFull(TrainingError):
+    """One rollout does not fit into the memory of the device."""
+
+
+class EngineLost(TrainingError):
+    """Every group of an iteration was lost because no engine served its requests."""
+
+
+class WrongPolicy(TrainingError):
+    """Rollouts were, or would be, sampled from other weights than those of the trained adapter."""
 
 
 class TrainingPaused(TrainingError):

@@ -1,29 +1,30 @@
 """Run one training job in this process, from the job to the adapter directory.
 
-Invariants: the base stays frozen, and rollouts are strictly on-policy. They are sampled from a copy of the base whose
-linear layers hold W + scale * B A, computed from the pristine W each time, so errors do not add up. The adapter
+Invariants: the base stays frozen, and rollouts are on-policy (with ``overlap`` one iteration behind). The adapter
 folder (PEFT layout) appears complete by one rename, and ``result.json`` after it. Running a job again continues from
 its newest checkpoint, bit for bit on one thread.
 
-How it fails: ``TrainingError``; checkpoints stay. Not covered: several processes or devices, adapters other than LoRA
-on linear layers.
+Precision: on a GPU the base is loaded in bfloat16, PEFT creates the adapter in float32 (``autocast_adapter_dtype``),
+and accelerate runs the passes under autocast; AdamW's moments follow the adapter. On a CPU everything is float32.
+
+How it fails: ``TrainingError``; checkpoints stay. Not covered: adapters other than LoRA, several machines.
 """
 
-import copy
+import importlib.util
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
-from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig
@@ -31,29 +32,29 @@ from trl import GRPOConfig
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
-from traced.inference.chat_format import ChatFormat, TurnFormat
-from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import ModelFiles, load_model
-from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
+from traced.training.adapter_folder import save_adapter
+from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
-from traced.training.metrics import Metrics, append, is_solved, truncate_after, write_samples
-from traced.training.rollouts import RolloutFunction, RolloutLimits, Sampler
+from traced.training.lora import lora_config
+from traced.training.memory import GpuMeter, HostMeter, PassSize
+from traced.training.metrics import (
+    Metrics,
+    append,
+    check_progress,
+    end_shares,
+    is_solved,
+    truncate_after,
+    write_samples,
+)
+from traced.training.processes import other_processes
+from traced.training.rollouts import Rollout
+from traced.training.sampling import rollout_function
+from traced.training.tracking import check_trackers, tracker_callbacks
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
-
-def sampling_copy(base: Any) -> Any:
-    """Return a frozen copy of the base in eval mode; call it before PEFT and TRL change the original."""
-    return copy.deepcopy(base).requires_grad_(False).eval()
-
-
-@torch.no_grad()
-def synchronise(peft_model: Any, sampling_model: Any) -> None:
-    """Fold the current adapter weights of ``peft_model`` into ``sampling_model`` (from ``sampling_copy``)."""
-    for name, layer in peft_model.get_base_model().named_modules():
-        if isinstance(layer, LoraLayer):
-            folded = layer.get_base_layer().weight + layer.get_delta_weight("default")
-            sampling_model.get_submodule(name).weight.copy_(folded)
-
+FLASH_ATTENTION = "flash_attention_2"
+LONGEST_ROLLOUTS_S = 24 * 3600
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
 
@@ -64,6 +65,8 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     finished = _claim(job)
     if finished is not None and (finished.solved or finished.iterations >= job.iterations):
         return finished
+    check_device(job)
+    check_trackers(job)
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
@@ -75,10 +78,20 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         append(job.metrics, metrics)
         on_metric(metrics)
 
-    with start_blocking_portal() as portal, _entered_source(portal, open_source(job)) as source:
+    check_progress(job.metrics)
+    with (
+        start_blocking_portal() as portal,
+        _entered_source(portal, open_source(job)) as source,
+        other_processes(bounded),
+    ):
         trainer = build_trainer(bounded, source, portal, record)
-        trainer.add_callback(_EndsEarly(job))
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        for callback in (*tracker_callbacks(job), _EndsEarly(job), _SharedControl()):
+            trainer.add_callback(callback)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            if trainer.rollout_function is not None:
+                trainer.rollout_function.close()
     job.pause.unlink(missing_ok=True)
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
@@ -90,8 +103,54 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     return result
 
 
+def follow(job: TrainingJob) -> None:
+    """Train as one of the other processes of a job with several: the first process decides and publishes."""
+    torch.set_num_threads(job.threads)
+    checkpoint = newest_checkpoint(job.out / "checkpoints")
+    trainer = build_trainer(job, None, None, lambda _: None)
+    trainer.add_callback(_SharedControl())
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+
+def check_device(job: TrainingJob) -> None:
+    """Raise ``JobError`` if this machine lacks what the job trains on."""
+    if job.attention == FLASH_ATTENTION and importlib.util.find_spec("flash_attn") is None:
+        raise JobError(
+            f"attention is {job.attention!r}, and flash-attn is not installed", hint="pip install flash-attn"
+        )
+    if job.device == "cpu":
+        return
+    visible = f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
+    if not torch.cuda.is_available():
+        raise JobError(
+            f"the job trains on a GPU (devices.train_on), and torch {torch.__version__} has none here; {visible}",
+            hint='nvidia-smi; or set devices.train_on = "cpu"',
+        )
+    if job.processes > torch.cuda.device_count():
+        raise JobError(
+            f"the job has {job.processes} processes, one per GPU, and sees {torch.cuda.device_count()} GPUs; {visible}",
+            hint="lease as many GPUs as the training has processes (devices.train_on)",
+        )
+
+
+class _SharedControl(TrainerCallback):
+    """Saves and ends in all processes of a run when the first one does."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Take over what the first process has decided after the iteration."""
+        self._share(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Take over what the first process has decided after it has seen the metrics."""
+        self._share(control)
+
+    def _share(self, control: Any) -> None:
+        decisions = [control.should_save, control.should_training_stop]
+        control.should_save, control.should_training_stop = broadcast_object_list(decisions)
+
+
 class _EndsEarly(TrainerCallback):
-    """Ends the run when a pause is requested (with a checkpoint) or the environment is solved."""
+    """Ends the run when a pause is requested (with a checkpoint), or when nothing is left or nothing can be learned."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
@@ -102,9 +161,10 @@ class _EndsEarly(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Check whether the environment is solved once an iteration's metrics are logged."""
+        """Check whether the environment is solved, or hopeless, once an iteration's metrics are logged."""
         if _is_solved(self.job):
             control.should_training_stop = True
+        check_progress(self.job.metrics)
 
 
 def _is_solved(job: TrainingJob) -> bool:
@@ -140,41 +200,67 @@ def _entered_source(
 
 
 def build_trainer(
-    job: TrainingJob, source: EpisodeSource, portal: BlockingPortal, record: Callable[[Metrics], None]
+    job: TrainingJob,
+    source: EpisodeSource | None,
+    portal: BlockingPortal | None,
+    record: Callable[[Metrics], None],
 ) -> GroupRelativeTrainer:
-    """Return the trainer with an engine around a copy of its model; ``source`` lives on the portal's loop."""
+    """Return the trainer, with an engine around a copy of its model.
+
+    Args:
+        job: The job.
+        source: Lives on the portal's loop; both are None in every process but the first.
+        portal: Runs the episodes.
+        record: Is called with the metrics of every iteration, in the first process.
+    """
     logging.set_verbosity_error()
-    model, tokenizer = load_model(ModelFiles(Path(job.model_path).name, Path(job.model_path)))
-    length = min(job.max_length, model.config.max_position_embeddings)
-    limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
-    # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
-    # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
-    sampled = sampling_copy(model)
-    engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
-    sampler = Sampler(source, engine.generate, TurnFormat(ChatFormat(tokenizer)), portal.call, limits)
-
-    def refresh(peft_model: Any) -> None:
-        synchronise(peft_model, sampled)
-        # Cached keys and values belong to the previous weights.
-        engine.reset()
-
+    arguments = _arguments(job)
+    files = ModelFiles(Path(job.model_path).name, Path(job.model_path))
+    model, tokenizer = load_model(
+        files,
+        dtype=job.dtype,
+        # Sharding distributes the weights from main memory.
+        device="cpu" if job.shard else str(arguments.device),
+        attention=None if job.attention == "auto" else job.attention,
+    )
+    rollout_record = _RolloutRecord(job, tokenizer.eos_token_id)
+    function = None
+    if source is not None and portal is not None:
+        function = rollout_function(job, source, portal, model, tokenizer, on_played=rollout_record)
     trainer = GroupRelativeTrainer(
-        rollout_function=RolloutFunction(
-            sampler, job.rollouts, job.seed, tokenizer.eos_token_id, refresh, partial(write_samples, job.samples)
-        ),
-        micro_batch_tokens=job.micro_batch_tokens,
-        on_iteration=record,
+        rollout_function=function,
+        pass_size=_pass_size(job),
+        sample_tokens=job.micro_batch_tokens,
+        on_iteration=lambda metrics: record(metrics | rollout_record.end_shares),
         model=model,
-        args=_arguments(job),
+        args=arguments,
         train_dataset=_dataset(job),
         processing_class=tokenizer,
-        peft_config=LoraConfig(
-            r=job.lora_r, lora_alpha=job.lora_alpha, target_modules=_linear_names(model), task_type="CAUSAL_LM"
-        ),
+        peft_config=lora_config(job, model),
     )
     # The callback prints metrics to stdout, which carries the job's reports.
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+@dataclass
+class _RolloutRecord:
+    """Stores samples of an iteration's rollouts, and by what the rollouts ended."""
+
+    job: TrainingJob
+    end_token: int
+    end_shares: Metrics = field(default_factory=dict)
+
+    def __call__(self, iteration: int, rollouts: list[Rollout]) -> None:
+        write_samples(self.job.samples, iteration, rollouts)
+        self.end_shares = end_shares(rollouts, self.end_token)
+
+
+def _pass_size(job: TrainingJob) -> PassSize:
+    if job.device == "cuda":
+        return PassSize(job.micro_batch_tokens, meter=GpuMeter())
+    # A larger pass is no faster on a CPU.
+    return PassSize(job.micro_batch_tokens, job.micro_batch_tokens, HostMeter())
 
 
 def _dataset(job: TrainingJob) -> Any:
@@ -188,7 +274,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(job.out / "checkpoints"),
         max_steps=job.iterations,
-        per_device_train_batch_size=job.groups * job.rollouts,
+        per_device_train_batch_size=job.groups * job.rollouts // job.processes,
         num_generations=job.rollouts,
         num_iterations=1,
         max_completion_length=job.max_length,
@@ -202,9 +288,15 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         optim="adamw_torch",
         weight_decay=0.0,
         max_grad_norm=job.max_grad_norm,
-        gradient_checkpointing=job.gradient_checkpointing,
-        use_cpu=True,
-        bf16=False,
+        gradient_checkpointing=job.recomputes_activations,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        use_cpu=job.device == "cpu",
+        bf16=job.dtype == "bfloat16",
+        # The load-balancing loss of a mixture of experts is not part of the paper's objective.
+        router_aux_loss_coef=0.0,
+        # The other processes wait while the first one samples.
+        ddp_timeout=LONGEST_ROLLOUTS_S,
+        run_name=job.run_id,
         shuffle_dataset=False,
         dataloader_pin_memory=False,
         seed=job.seed,
@@ -216,26 +308,6 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     )
 
 
-def _linear_names(model: Any) -> list[str]:
-    """Return the names of the base's linear layers without the LM head, sorted for a reproducible adapter config."""
-    head = model.get_output_embeddings()
-    linear = {name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
-    return sorted({name.rpartition(".")[2] for name in linear})
-
-
 def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
-    """Publish the complete adapter folder.
-
-    The adapter's config holds the base's name, not its path, so the folder can be moved and compared.
-    """
-    model = trainer.model
-    config = model.peft_config["default"]
-    config.base_model_name_or_path = Path(job.model_path).name
-    # PEFT keeps a set, whose order differs between processes; adapter files must be reproducible.
-    config.target_modules = sorted(config.target_modules)
-
-    def fill(folder: Path) -> None:
-        model.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's empty model card
-
-    publish_folder(job.adapter, fill)
+    """Publish the complete adapter folder."""
+    publish_folder(job.adapter, partial(save_adapter, trainer.model))

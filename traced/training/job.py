@@ -8,6 +8,7 @@ they are never imported here.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -28,7 +29,33 @@ NOT_IN_FINGERPRINT = {
     "threads",
     "limits",
     "owner",
+    # These change the rounding at most, as ``threads`` does, so a run may continue on another device.
+    "device",
+    "attention",
+    "processes",
+    "shard",
+    "report_to",
+    "tags",
+    "engine_urls",
+    "engine_key_file",
+    "engine_silence_s",
 }
+DEVICES = ("cpu", "cuda")
+ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+
+
+AT_LEAST_ONE = (
+    "iterations",
+    "groups",
+    "max_turns",
+    "max_length",
+    "max_tokens",
+    "threads",
+    "checkpoint_every",
+    "processes",
+    "micro_batch_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +81,14 @@ class TrainingJob:
     max_tokens: int = 256  # tokens of one completion
     temperature: float = 1.0
     max_grad_norm: float = 1.0
-    micro_batch_tokens: int = 4096  # tokens, padding included, of one forward and backward pass
-    gradient_checkpointing: bool = False
+    # Tokens, padding included, of one forward and backward pass: at most on a CPU, of the first pass on a GPU, whose
+    # memory decides about the others.
+    micro_batch_tokens: int = 4096
+    gradient_checkpointing: bool | None = None  # None: on a GPU
+    device: str = "cpu"  # or "cuda": the cards of CUDA_VISIBLE_DEVICES, which a device lease sets
+    attention: str = "auto"  # sdpa; flash_attention_2 needs its package
+    processes: int = 1  # one per GPU; they share the update of every iteration
+    shard: bool = False  # split the base over the processes (FSDP), for a model that does not fit one GPU
     checkpoint_every: int = 5
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
@@ -63,6 +96,12 @@ class TrainingJob:
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
     owner: str = "traced"  # of that container (``traced.core.ownership``)
+    engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
+    engine_key_file: str = ""  # file with the API key of these servers
+    engine_silence_s: float = 300.0  # seconds without data after which a request to them fails
+    overlap: int = 0  # iterations that the rollouts may be ahead of the update; 0: strictly on-policy
+    report_to: list[str] = field(default_factory=list)  # experiment trackers
+    tags: dict[str, str] = field(default_factory=dict)  # ids for them: cycle, capability, environment, run
 
     def __post_init__(self) -> None:
         kinds = [{"environment"}, {"target"}, {"target", "split"}]
@@ -73,11 +112,38 @@ class TrainingJob:
             )
         if self.rollouts < 2:
             raise JobError(f"rollouts is {self.rollouts}; a group needs at least 2 rollouts")
-        for name in ("iterations", "groups", "max_turns", "max_length", "max_tokens", "threads", "checkpoint_every"):
+        for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise JobError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        _check_choice("device", [self.device], DEVICES)
+        _check_choice("attention", [self.attention], ATTENTION)
+        _check_choice("report_to", self.report_to, TRACKERS)
+        if self.groups * self.rollouts % self.processes:
+            raise JobError(
+                f"{self.groups} groups of {self.rollouts} rollouts are no multiple of the {self.processes} processes",
+                hint="choose training.groups x training.rollouts as a multiple of the number of GPUs",
+            )
+        if self.shard and not (self.processes > 1):
+            raise JobError("shard needs several processes, and the job has 1")
+        if self.overlap not in (0, 1):
+            raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
+        if self.overlap and not self.engine_urls:
+            raise JobError(
+                "overlap is 1, and the engine runs in the trainer's process, which updates and samples in turn",
+                hint="training.overlap = 0, or an engine of its own (engine_urls)",
+            )
         if self.seed_high - self.seed_low < self.groups:
             raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
+
+    @property
+    def dtype(self) -> str:
+        """Return the type of the base's weights; the adapter and the optimizer are in float32 on every device."""
+        return "bfloat16" if self.device == "cuda" else "float32"
+
+    @property
+    def recomputes_activations(self) -> bool:
+        """Return whether activations are computed again in the backward pass (gradient checkpointing)."""
+        return self.device == "cuda" if self.gradient_checkpointing is None else self.gradient_checkpointing
 
     @property
     def out(self) -> Path:
@@ -117,6 +183,10 @@ class TrainingJob:
     def fingerprint(self) -> str:
         """Return the SHA-256 of what determines the adapter: fields, environment source and the base's files."""
         values = {key: value for key, value in asdict(self).items() if key not in NOT_IN_FINGERPRINT}
+        # As in the fingerprints of earlier versions, so that their unfinished runs can continue.
+        values["gradient_checkpointing"] = False
+        if not self.overlap:
+            del values["overlap"]
         values["model_path"] = weights_digest(Path(self.model_path))
         environment = self.environment_source.get("environment")
         if environment is not None:
@@ -126,6 +196,12 @@ class TrainingJob:
     def to_json(self) -> str:
         """Return the job as it is stored on disk."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+def _check_choice(name: str, values: Sequence[str], choices: Sequence[str]) -> None:
+    for value in values:
+        if value not in choices:
+            raise JobError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ one group of the newest iteration, bounded in size and as valid Unicode.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,12 +16,29 @@ from typing import TYPE_CHECKING
 
 from sandbox.contract import Message
 from traced.core.files import disk_boundary, publish_file
+from traced.training.errors import NothingToLearn
 
 if TYPE_CHECKING:
-    from traced.training.rollouts import Rollout
+    from traced.training.rollouts import Conversation, Rollout
 
 
 Metrics = dict[str, float]
+
+PATIENCE = 3  # iterations in a row without anything to learn from, after which a run has failed
+MAJORITY = 0.5  # share of the rollouts from which on an observation explains them
+DIAGNOSTICS = (
+    "reward",
+    "success",
+    "trajectories_kept",
+    "mean_length",
+    "mean_turns",
+    "ended_by_environment",
+    "ended_by_turns",
+    "ended_by_length",
+    "cut_off",
+    "lost_groups",
+    "gradient_dropped",
+)
 
 # Bounds of a sample, so that a page that shows it stays responsive whatever an environment says.
 IN_ALL = 60_000  # characters of messages per rollout
@@ -56,6 +74,53 @@ def is_solved(path: Path, iterations: int) -> bool:
     return len(last) == iterations and all(metrics["success"] == 1.0 for metrics in last)
 
 
+def check_progress(path: Path) -> None:
+    """Raise ``NothingToLearn`` if the last three iterations had nothing to learn from.
+
+    An iteration in which every rollout succeeded has nothing to learn either, but is no failure.
+    """
+    rows = read_metrics(path)[-PATIENCE:]
+    if len(rows) == PATIENCE and all(_is_fruitless(metrics) for metrics in rows):
+        means = {name: sum(metrics.get(name, 0.0) for metrics in rows) / PATIENCE for name in DIAGNOSTICS}
+        numbers = f"{rows[0]['iteration']:.0f} to {rows[-1]['iteration']:.0f}"
+        raise NothingToLearn(
+            f"iterations {numbers} had nothing to learn from: {_diagnosis(means)}", hint=_advice(means)
+        )
+
+
+def _is_fruitless(metrics: Metrics) -> bool:
+    has_signal = metrics["trajectories_kept"] > 0 and metrics["grad_norm"] > 0
+    return not has_signal and metrics["success"] < 1.0
+
+
+def _diagnosis(means: Metrics) -> str:
+    """Return what the rollouts of some iterations looked like, from the means of their metrics."""
+    return (
+        f"mean reward {means['reward']:.2f}, success {means['success']:.0%}, trajectories in groups with different "
+        f"rewards {means['trajectories_kept']:.0f}; per rollout {means['mean_length']:.0f} sampled tokens and "
+        f"{means['mean_turns']:.1f} turns; ended by the environment {means['ended_by_environment']:.0%}, at the turn "
+        f"limit {means['ended_by_turns']:.0%}, at the length limit {means['ended_by_length']:.0%}; with an answer that "
+        f"was cut off {means['cut_off']:.0%}"
+        + f"; {means['lost_groups']:.1f} groups lost to infrastructure failures" * (means["lost_groups"] > 0)
+        + f"; {means['gradient_dropped']:.0%} of the gradients were not finite" * (means["gradient_dropped"] > 0)
+    )
+
+
+def _advice(means: Metrics) -> str:
+    """Return what to change, by the most specific observation."""
+    if means["gradient_dropped"] > 0:
+        return "lower training.lr"
+    if means["cut_off"] > MAJORITY:
+        return "raise engine.max_tokens: answers are cut off"
+    if means["ended_by_turns"] > MAJORITY:
+        return "raise training.max_turns: episodes do not come to their end"
+    if means["ended_by_length"] > MAJORITY:
+        return "raise training.max_length: episodes do not come to their end"
+    if means["trajectories_kept"] > 0:
+        return "report the log as a defect: there are trajectories, but no gradient"
+    return "raise training.rollouts or training.temperature, or use an environment that the base model solves sometimes"
+
+
 @dataclass(frozen=True)
 class Sample:
     """One rollout: ``place`` is "best", "median" or "worst" of its group, ``left_out`` counts messages."""
@@ -68,6 +133,27 @@ class Sample:
     turns: int
     messages: list[Message] = field(default_factory=list)
     left_out: int = 0
+
+
+def end_shares(rollouts: Sequence[Rollout], end_token: int) -> Metrics:
+    """Return by what the scored rollouts ended, and in how many of them an answer was cut off, as shares."""
+    scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.conversation is not None]
+    total = max(1, len(scored))
+    ends = Counter(str(rollout.end) for rollout in scored)
+    cut_off = sum(_is_cut_off(rollout.conversation, end_token) for rollout in scored if rollout.conversation)
+    return {
+        "ended_by_environment": (ends["environment"] + ends["agent_fault"]) / total,
+        "ended_by_turns": ends["max_turns"] / total,
+        "ended_by_length": ends["max_length"] / total,
+        "cut_off": cut_off / total,
+    }
+
+
+def _is_cut_off(conversation: Conversation, end_token: int) -> bool:
+    """Return whether one of the answers, which are the runs of sampled tokens, lacks its end-of-turn token."""
+    mask = conversation.mask
+    last_places = [i for i in range(len(mask)) if mask[i] and (i + 1 == len(mask) or not mask[i + 1])]
+    return any(conversation.ids[i] != end_token for i in last_places)
 
 
 def write_samples(path: Path, iteration: int, rollouts: Sequence[Rollout]) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from traced.core.errors import DiskError, TracedError
@@ -17,10 +18,12 @@ from traced.inference.model_files import resolve_model
 from traced.processes.child import Reporter, run_child
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Failure, Job, Report, ReportKind, Result
+from traced.processes.parent import follow_parent
 from traced.training import errors
 from traced.training.errors import TrainerDied, TrainingError
-from traced.training.job import TrainingJob, TrainingResult, job_from, open_source
+from traced.training.job import TrainingJob, TrainingResult, job_from, open_source, read_job
 from traced.training.metrics import Metrics
+from traced.training.processes import leave_group
 
 MODULE = "traced.training.process"
 
@@ -79,5 +82,15 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     return asdict(grpo.train(job, report_metrics, lambda _: source))
 
 
+def follow() -> int:
+    """Run as one of the other processes of a job with several (``traced.training.processes``); returns 0."""
+    follow_parent(0)
+    from traced.training import grpo
+
+    grpo.follow(read_job(Path(sys.argv[1])))
+    leave_group()
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(run_child(work))
+    sys.exit(follow() if "RANK" in os.environ else run_child(work))

@@ -1,20 +1,27 @@
-"""Play the on-policy rollouts of one iteration as token-exact conversations, and return rows for TRL.
+"""Play the on-policy rollouts of one iteration as token-exact conversations, and return rows for the trainer.
 
-Invariants: every round asks the engine for all active episodes in one fixed order, so a run is deterministic; a
-sampling seed depends only on (job seed, iteration, group, rollout, turn). A conversation grows by appending and is
-never re-tokenised; ``mask`` is 1 exactly on sampled tokens. An infrastructure failure is retried once and then costs
-its whole group; it never becomes a reward of 0.
+Every episode goes on as soon as its own turn comes back, so a slow user or tool delays no other episode. An
+infrastructure failure repeats the episode at once; the second one costs its whole group, and never becomes a reward of
+0. With ``overlap`` the next iteration's rollouts are sampled during the update, from the policy before it.
 
-How it fails: ``TemplateError`` for chat templates that rewrite earlier turns, ``EnvironmentFailed`` if every group of
-an iteration was lost. Errors of the engine pass through, because it runs in this process.
+Invariants: a sampling seed depends only on (job seed, iteration, group, rollout, turn). A conversation grows by
+appending and is never re-tokenised; ``mask`` is 1 exactly on sampled tokens. All rollouts of an iteration are sampled
+from one policy. A run that is resumed samples its next iteration anew.
+
+How it fails: ``TemplateError`` for chat templates that rewrite earlier turns; ``EngineLost`` or ``EnvironmentFailed``
+if every group of an iteration was lost. Errors of invalid requests pass through.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
 
 from sandbox.contract import Message
 from sandbox.episodes import Episode, EpisodeSource
@@ -22,23 +29,27 @@ from sandbox.errors import AgentFault
 from store.types import EndCause
 from traced.core.seeds import derive_seed
 from traced.inference.chat_format import TurnFormat
+from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.generation import Generation, Request, Sampling
 from traced.rollouts.errors import Infrastructure, attribute
-from traced.training.errors import EnvironmentFailed
+from traced.training.errors import EngineLost, EnvironmentFailed
+from traced.training.policy_engine import PolicyEngine
 
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
+REASONING = "reasoning_content"  # the key of a message with the model's thinking
 
 
 @dataclass
 class Conversation:
-    """The tokens of one episode: the first prompt, then ids, mask and log-probs in three lists of equal length."""
+    """The tokens of one episode: the first prompt, then lists of equal length with one entry per token."""
 
     turn_format: TurnFormat
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    servers: list[str] = field(default_factory=list)  # per token the engine that sampled it; "" for the environment's
 
     @property
     def prompt(self) -> list[int]:
@@ -48,11 +59,12 @@ class Conversation:
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.ids)
 
-    def append_completion(self, ids: list[int], logprobs: list[float]) -> None:
-        """Append a sampled completion; ``logprobs`` in nats, one per id."""
-        self.ids += ids
-        self.mask += [1] * len(ids)
-        self.logprobs += logprobs
+    def append_completion(self, generation: Generation) -> None:
+        """Append a sampled completion."""
+        self.ids += generation.ids
+        self.mask += [1] * len(generation.ids)
+        self.logprobs += generation.logprobs
+        self.servers += [generation.server] * len(generation.ids)
 
     def append_messages(self, messages: list[Message]) -> None:
         """Append the environment's messages; an answer cut off by its length limit is ended first."""
@@ -62,6 +74,7 @@ class Conversation:
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
+        self.servers += [""] * len(ids)
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,15 @@ class RolloutLimits:
     max_tokens: int
     step_timeout_s: float
     temperature: float = 1.0
+
+
+class End(StrEnum):
+    """By what an episode ended."""
+
+    ENVIRONMENT = "environment"
+    MAX_TURNS = "max_turns"
+    MAX_LENGTH = "max_length"
+    AGENT_FAULT = "agent_fault"  # the environment cannot accept the agent's message
 
 
 @dataclass
@@ -88,7 +110,7 @@ class Rollout:
     messages: list[Message] = field(default_factory=list)  # all of them, for people; the policy sees tokens
     last_message: Message = field(default_factory=dict)  # the agent's last message
     calls: int = 0  # tool calls so far, which number the next ones
-    done: bool = False
+    end: End | None = None
     reward: float | None = None
     success: bool = False
     failure: Infrastructure | None = None
@@ -98,149 +120,255 @@ class Rollout:
         return Rollout(self.group, self.number, self.seed)
 
 
+class Portal(Protocol):
+    """Starts coroutine functions on the event loop of the rollouts, as anyio's ``BlockingPortal`` does."""
+
+    def start_task_soon(self, function: Callable[..., Awaitable[T]], *arguments: object) -> "Future[T]":
+        """Start a coroutine function; cancelling the future cancels the task."""
+        ...
+
+
+@dataclass
+class Played:
+    """The rollouts of an iteration, why some were repeated, the seconds they took, and the engine's busy share."""
+
+    rollouts: list[Rollout]
+    retried: list[str]
+    seconds: float
+    busy_share: float
+
+
 @dataclass
 class Sampler:
-    """Plays rollouts of one environment source with one engine.
-
-    ``generate`` answers requests in order; ``run`` runs a coroutine to its end on the loop of the source.
-    """
+    """Plays rollouts of one environment source with one engine, all on the loop of ``portal``."""
 
     source: EpisodeSource
-    generate: Callable[[Sequence[Request]], list[Generation]]
+    engine: PolicyEngine
     turn_format: TurnFormat
-    run: Callable[[Callable[[], Awaitable[None]]], object]
+    portal: Portal
     limits: RolloutLimits
-    retried: list[str] = field(default_factory=list)  # why rollouts were tried again, for the metrics
 
-    def sample(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> list[Rollout]:
+    def start(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> "Future[Played]":
+        """Start K rollouts of every seed."""
+        return self.portal.start_task_soon(self.play, group_seeds, rollouts, sampling_seed)
+
+    async def play(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> Played:
         """Return K rollouts of every seed, group by group; those that failed twice have ``failure`` set."""
-        group_rollouts = [Rollout(g, k, seed) for g, seed in enumerate(group_seeds) for k in range(rollouts)]
-        self._play(group_rollouts, sampling_seed)
-        self.retried = [rollout.failure.detail for rollout in group_rollouts if rollout.failure is not None]
-        # Only once: an environment that fails twice on a seed would fail again, and the group is dropped.
-        retries = {
-            place: rollout.fresh_copy() for place, rollout in enumerate(group_rollouts) if rollout.failure is not None
-        }
-        if retries:
-            self._play(list(retries.values()), sampling_seed)
-        return [retries.get(place, rollout) for place, rollout in enumerate(group_rollouts)]
-
-    def _play(self, rollouts: list[Rollout], sampling_seed: int) -> None:
+        started = time.perf_counter()
+        self.engine.load.take_busy_share()
+        episodes = [
+            _EpisodePlayer(self, Rollout(g, k, seed), sampling_seed)
+            for g, seed in enumerate(group_seeds)
+            for k in range(rollouts)
+        ]
+        self.engine.begin(episode.conversation for episode in episodes)
         try:
-            self._run_all(rollouts, self._open)
-            while active := [rollout for rollout in rollouts if self._may_speak(rollout)]:
-                answers = self.generate([self._request(rollout, sampling_seed) for rollout in active])
-                for rollout, answer in zip(active, answers, strict=True):
-                    self._record(rollout, answer)
-                self._run_all(active, self._step)
-            self._run_all([rollout for rollout in rollouts if rollout.failure is None], self._score)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(episode.play()) for episode in episodes]
+        except BaseExceptionGroup as errors:
+            # The first error has cancelled the other episodes.
+            raise errors.exceptions[0] from errors
+        retried = [episode.failures[0].detail for episode in episodes if episode.failures]
+        seconds = time.perf_counter() - started
+        return Played([task.result() for task in tasks], retried, seconds, self.engine.load.take_busy_share())
+
+
+@dataclass
+class _EpisodePlayer:
+    """Plays one episode, and a second time if the infrastructure fails."""
+
+    sampler: Sampler
+    rollout: Rollout
+    sampling_seed: int
+    failures: list[Infrastructure] = field(default_factory=list)
+
+    @property
+    def conversation(self) -> str:
+        # Sorts like the episodes, and differs between iterations.
+        return f"{self.sampling_seed:010}-{self.rollout.group:06}-{self.rollout.number:06}"
+
+    async def play(self) -> Rollout:
+        try:
+            # Only twice: an environment that fails twice on a seed would fail again, and the group is dropped.
+            if not await self._attempt():
+                self.rollout = self.rollout.fresh_copy()
+                await self._attempt()
         finally:
-            self._run_all(rollouts, self._close)
+            self.sampler.engine.end(self.conversation)
+        return self.rollout
 
-    def _run_all(self, rollouts: Iterable[Rollout], operation: Callable[[Rollout], Awaitable[None]]) -> None:
-        """Run ``operation`` on all rollouts concurrently; a failure marks its own rollout only."""
+    async def _attempt(self) -> bool:
+        """Play the episode to its end and score it; returns False if the infrastructure failed."""
+        rollout = self.rollout
+        try:
+            with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, before the first turn"):
+                await self._open()
+            while not self._is_over():
+                await self._turn()
+            self.sampler.engine.end(self.conversation)
+            with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, the score"):
+                await self._score()
+        except Infrastructure as failure:
+            rollout.failure = failure
+            self.failures.append(failure)
+        finally:
+            await self._close()
+        return rollout.failure is None
 
-        async def guarded(rollout: Rollout) -> None:
-            try:
-                with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, turn {rollout.turns}"):
-                    await operation(rollout)
-            except Infrastructure as failure:
-                rollout.failure = rollout.failure or failure
-
-        async def together() -> None:
-            await asyncio.gather(*(guarded(rollout) for rollout in rollouts))
-
-        self.run(together)
-
-    async def _open(self, rollout: Rollout) -> None:
-        rollout.episode = self.source.episode()
+    async def _open(self) -> None:
+        rollout, sampler = self.rollout, self.sampler
+        rollout.episode = sampler.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
-        rollout.conversation = Conversation(
-            self.turn_format, self.turn_format.chat_format.render(rollout.messages, task.tools)
-        )
+        prompt_ids = sampler.turn_format.chat_format.render(rollout.messages, task.tools)
+        rollout.conversation = Conversation(sampler.turn_format, prompt_ids)
 
-    def _may_speak(self, rollout: Rollout) -> bool:
-        """Return whether the rollout continues; a rollout that reaches a limit ends and is scored."""
-        if rollout.done or rollout.failure is not None or rollout.conversation is None:
-            return False
-        free_tokens = self.limits.max_length - len(rollout.conversation)
-        rollout.done = rollout.turns >= self.limits.max_turns or free_tokens < LEAST_ROOM
-        return not rollout.done
-
-    def _request(self, rollout: Rollout, sampling_seed: int) -> Request:
+    def _is_over(self) -> bool:
+        """Return whether the episode has ended; one that reaches a limit ends here."""
+        rollout, limits = self.rollout, self.sampler.limits
         assert rollout.conversation is not None
-        free_tokens = self.limits.max_length - len(rollout.conversation)
-        seed = derive_seed(sampling_seed, rollout.group, rollout.number, rollout.turns)
-        sampling = Sampling(self.limits.temperature, min(self.limits.max_tokens, free_tokens), seed)
-        return Request(rollout.conversation.prompt, sampling)
+        if rollout.end is None and rollout.turns >= limits.max_turns:
+            rollout.end = End.MAX_TURNS
+        elif rollout.end is None and limits.max_length - len(rollout.conversation) < LEAST_ROOM:
+            rollout.end = End.MAX_LENGTH
+        return rollout.end is not None
 
-    def _record(self, rollout: Rollout, answer: Generation) -> None:
+    async def _turn(self) -> None:
+        """Sample the agent's next message and pass it to the environment."""
+        rollout = self.rollout
+        try:
+            generation = await self._generation()
+        except EngineError as error:
+            detail = f"seed {rollout.seed}, turn {rollout.turns}: {error}"
+            raise Infrastructure(EndCause.ENGINE_ERROR, detail) from error
+        except ContextLengthError:
+            # The server's context is smaller than max_length.
+            rollout.end = End.MAX_LENGTH
+            return
+        self._record(generation)
+        with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, turn {rollout.turns}"):
+            replies = await self._step()
+        # Work is there from the moment at which the environment's answer is back.
+        with self.sampler.engine.load.waiting():
+            if replies and rollout.conversation is not None:
+                rollout.conversation.append_messages(replies)
+
+    async def _generation(self) -> Generation:
+        rollout, limits, sampler = self.rollout, self.sampler.limits, self.sampler
         assert rollout.conversation is not None
-        rollout.conversation.append_completion(answer.ids, answer.logprobs)
+        with sampler.engine.load.waiting():
+            free_tokens = limits.max_length - len(rollout.conversation)
+            seed = derive_seed(self.sampling_seed, rollout.group, rollout.number, rollout.turns)
+            stop_ids = tuple(sampler.turn_format.chat_format.stop_ids)
+            sampling = Sampling(limits.temperature, min(limits.max_tokens, free_tokens), seed, stop_ids=stop_ids)
+            return await sampler.engine.generate(Request(rollout.conversation.prompt, sampling), self.conversation)
+
+    def _record(self, generation: Generation) -> None:
+        rollout = self.rollout
+        assert rollout.conversation is not None
+        rollout.conversation.append_completion(generation)
         rollout.turns += 1
-        rollout.last_message = self.turn_format.chat_format.parse(answer.ids, first_call=rollout.calls)
+        chat_format = self.sampler.turn_format.chat_format
+        rollout.last_message = chat_format.parse(generation.ids, first_call=rollout.calls)
         rollout.messages.append(rollout.last_message)
         rollout.calls += len(rollout.last_message.get("tool_calls") or [])
 
-    async def _step(self, rollout: Rollout) -> None:
+    async def _step(self) -> list[Message]:
+        """Return the environment's messages; none if the episode has ended."""
+        rollout = self.rollout
         assert rollout.episode is not None
-        assert rollout.conversation is not None
+        # The model's thinking is its own: an environment, whose user may be a model too, sees the message only.
+        message = {key: value for key, value in rollout.last_message.items() if key != REASONING}
         try:
-            step = await self._bounded(rollout.episode.step(rollout.last_message))
+            step = await self._bounded(rollout.episode.step(message))
         # The message exceeds what an environment accepts: the agent's fault, so the episode is scored.
         except AgentFault:
-            rollout.done = True
-            return
-        rollout.done = step.done
+            rollout.end = End.AGENT_FAULT
+            return []
         rollout.messages += step.messages
-        if step.messages and not step.done:
-            rollout.conversation.append_messages(step.messages)
+        if not step.done:
+            return step.messages
+        rollout.end = End.ENVIRONMENT
+        return []
 
-    async def _score(self, rollout: Rollout) -> None:
-        assert rollout.episode is not None
-        score = await self._bounded(rollout.episode.score())
-        rollout.reward, rollout.success = score.reward, score.success
+    async def _score(self) -> None:
+        assert self.rollout.episode is not None
+        score = await self._bounded(self.rollout.episode.score())
+        self.rollout.reward, self.rollout.success = score.reward, score.success
 
-    async def _close(self, rollout: Rollout) -> None:
+    async def _close(self) -> None:
         # The score is kept; a source that cannot close an episode will fail when the next one opens.
-        if rollout.episode is not None:
+        if self.rollout.episode is not None:
             with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
-                await self._bounded(rollout.episode.close())
+                await self._bounded(self.rollout.episode.close())
 
     async def _bounded(self, answer: Awaitable[T]) -> T:
-        return await asyncio.wait_for(answer, self.limits.step_timeout_s)
+        return await asyncio.wait_for(answer, self.sampler.limits.step_timeout_s)
 
 
 @dataclass
 class Batch:
-    """The outcome of an iteration's rollouts; ``rewards[i]`` is None for a rollout of a lost group."""
+    """The outcome of an iteration's rollouts; a lost group has no rewards.
+
+    Args:
+        rewards: One per rollout; None for the rollouts of a lost group.
+        lengths: Sampled tokens of each scored rollout.
+        ends: By what the scored rollouts ended, as counts.
+        servers: Per row, per completion token, the engine that sampled it; "" for the environment's tokens.
+        busy_share: During how much of the time in which an episode waited for it the engine served requests.
+        policy: The iteration whose weights sampled, counted from 0: its own, or with overlap the one before.
+        seconds: For how long the trainer waited for the rollouts.
+        sampling_seconds: For how long they were played; with overlap most of it during the last update.
+    """
 
     rewards: list[float | None]
     successes: int
     scored: int
     policy_tokens: int
-    lengths: list[int]  # policy tokens per scored rollout
+    lengths: list[int]
     turns: int
+    ends: Counter[End]
+    servers: list[list[str]]
     retried: int
     lost_groups: int
+    busy_share: float
+    policy: int
     seconds: float
+    sampling_seconds: float
+
+
+@dataclass
+class _Sampling:
+    """The rollouts of an iteration that are being played, and the iteration whose weights sample."""
+
+    iteration: int
+    seeds: list[int]
+    policy: int
+    future: "Future[Played]"
 
 
 @dataclass
 class RolloutFunction:
-    """TRL's ``rollout_func(prompts, trainer)``; keeps the last batch for the metrics."""
+    """TRL's ``rollout_func(prompts, trainer)``; keeps the last batch for the metrics.
+
+    Args:
+        filler: A token id for the row of a rollout that never got a token.
+        on_played: Gets the number of the iteration, from 1, and its rollouts.
+        next_seeds: Returns the group seeds of an iteration, counted from 0, or None after the last one; the iteration
+            is then sampled during the update before it. None: strictly on-policy.
+    """
 
     sampler: Sampler
     rollouts: int
     seed: int
-    filler: int  # a token id for the row of a rollout that never got a token
-    synchronise: Callable[[Any], None]  # gives the sampling engine the trained model's current weights
-    on_played: Callable[[int, list[Rollout]], None]  # gets the number of the iteration, from 1, and its rollouts
+    filler: int
+    on_played: Callable[[int, list[Rollout]], None]
+    next_seeds: Callable[[int], list[int] | None] | None = None
     last: Batch = field(init=False)
+    _ahead: _Sampling | None = field(init=False, default=None)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """Play the rollouts of one iteration with the current model.
+        """Play the rollouts of one iteration.
 
         A prompt is its row's environment seed as text, repeated K times for its group. Rows come back in that order,
         with ``env_mask`` 1 on the policy's tokens and ``reward`` None for lost groups.
@@ -248,43 +376,61 @@ class RolloutFunction:
         started = time.perf_counter()
         iteration = int(trainer.state.global_step)
         seeds = [int(prompt) for prompt in prompts[:: self.rollouts]]
-        self.synchronise(trainer.model)
-        rollouts = self.sampler.sample(seeds, self.rollouts, derive_seed(self.seed, "rollout", iteration))
-        self.on_played(iteration + 1, rollouts)
-        self.last = self._batch(rollouts, time.perf_counter() - started)
-        rows = [
-            self._row(rollout, is_lost) for rollout, is_lost in zip(rollouts, self._lost_flags(rollouts), strict=True)
-        ]
+        sampling, self._ahead = self._ahead, None
+        # A resumed run has nothing ahead.
+        if sampling is None:
+            sampling = self._start(trainer.model, iteration, iteration, seeds)
+        if (sampling.iteration, sampling.seeds) != (iteration, seeds):
+            raise RuntimeError(f"rollouts of iteration {sampling.iteration} were sampled, {iteration} was requested")
+        played = sampling.future.result()
+        self.on_played(iteration + 1, played.rollouts)
+        self.last = self._batch(played, sampling.policy, time.perf_counter() - started)
+        self._start_ahead(trainer.model, iteration)
+        rows = [self._row(rollout, is_lost) for rollout, is_lost in _with_losses(played.rollouts)]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
-    def _lost_flags(self, rollouts: list[Rollout]) -> list[bool]:
-        lost_groups = {rollout.group for rollout in rollouts if rollout.failure is not None}
-        return [rollout.group in lost_groups for rollout in rollouts]
+    def close(self) -> None:
+        """Cancel rollouts that are not needed any more, and close the engine."""
+        if self._ahead is not None:
+            self._ahead.future.cancel()
+            concurrent.futures.wait([self._ahead.future])
+            self._ahead = None
+        self.sampler.engine.close()
 
-    def _batch(self, rollouts: list[Rollout], seconds: float) -> Batch:
-        scored = [rollout for rollout, is_lost in zip(rollouts, self._lost_flags(rollouts), strict=True) if not is_lost]
+    def _start(self, model: Any, iteration: int, policy: int, seeds: list[int]) -> _Sampling:
+        self.sampler.engine.synchronise(model, policy)
+        sampling_seed = derive_seed(self.seed, "rollout", iteration)
+        return _Sampling(iteration, seeds, policy, self.sampler.start(seeds, self.rollouts, sampling_seed))
+
+    def _start_ahead(self, model: Any, iteration: int) -> None:
+        """Start the next iteration's rollouts from the current weights, which the update has not changed yet."""
+        seeds = self.next_seeds(iteration + 1) if self.next_seeds is not None else None
+        if seeds is not None:
+            self._ahead = self._start(model, iteration + 1, iteration, seeds)
+
+    def _batch(self, played: Played, policy: int, seconds: float) -> Batch:
+        rollouts = played.rollouts
+        scored = [rollout for rollout, is_lost in _with_losses(rollouts) if not is_lost]
         if not scored:
-            failures = [str(rollout.failure) for rollout in rollouts if rollout.failure is not None]
-            raise EnvironmentFailed(
-                f"no group of the iteration is complete: rollouts failed twice; first failure: {failures[0]}",
-                hint="traced doctor",
-            )
+            raise _all_lost(rollouts)
         lengths = [sum(rollout.conversation.mask) for rollout in scored if rollout.conversation is not None]
         groups = {rollout.group for rollout in rollouts}
         return Batch(
-            rewards=[
-                r.reward if not is_lost else None
-                for r, is_lost in zip(rollouts, self._lost_flags(rollouts), strict=True)
-            ],
+            rewards=[None if is_lost else rollout.reward for rollout, is_lost in _with_losses(rollouts)],
             successes=sum(rollout.success for rollout in scored),
             scored=len(scored),
             policy_tokens=sum(lengths),
             lengths=lengths,
             turns=sum(rollout.turns for rollout in scored),
-            retried=len(self.sampler.retried),
+            ends=Counter(rollout.end for rollout in scored if rollout.end is not None),
+            servers=[self._servers(rollout, is_lost) for rollout, is_lost in _with_losses(rollouts)],
+            retried=len(played.retried),
             lost_groups=len(groups) - len({rollout.group for rollout in scored}),
+            busy_share=played.busy_share,
+            policy=policy,
             seconds=seconds,
+            sampling_seconds=played.seconds,
         )
 
     def _row(self, rollout: Rollout, is_lost: bool) -> tuple[list[int], list[int], list[float], list[int]]:
@@ -294,3 +440,21 @@ class RolloutFunction:
             prompt = conversation.prompt_ids if conversation is not None and not is_lost else [self.filler]
             return prompt, [self.filler], [0.0], [0]
         return conversation.prompt_ids, conversation.ids, conversation.logprobs, conversation.mask
+
+    def _servers(self, rollout: Rollout, is_lost: bool) -> list[str]:
+        has_tokens = not is_lost and rollout.conversation is not None and rollout.conversation.ids
+        return rollout.conversation.servers if has_tokens and rollout.conversation is not None else [""]
+
+
+def _with_losses(rollouts: Sequence[Rollout]) -> list[tuple[Rollout, bool]]:
+    """Return each rollout, and whether its group is lost."""
+    lost_groups = {rollout.group for rollout in rollouts if rollout.failure is not None}
+    return [(rollout, rollout.group in lost_groups) for rollout in rollouts]
+
+
+def _all_lost(rollouts: Sequence[Rollout]) -> EngineLost | EnvironmentFailed:
+    first = next(rollout.failure for rollout in rollouts if rollout.failure is not None)
+    kind = EngineLost if first.cause is EndCause.ENGINE_ERROR else EnvironmentFailed
+    return kind(
+        f"no group of the iteration is complete: rollouts failed twice; first failure: {first}", hint="traced doctor"
+    )

@@ -1,37 +1,48 @@
 """TRL's GRPOTrainer adapted to the paper's equations (TRACE, section 3) where TRL 1.16 differs or has no switch.
 
-TRL provides the rollout function's rows, masks and padding, the fused log-probs, the clipped per-token loss averaged
-per sequence (``loss_type="grpo"``), gradient clipping, AdamW and resuming. This subclass changes:
+TRL and transformers provide the model with its adapter, the fused log-probs, mixed precision, gradient checkpointing,
+gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 - Advantages use the population deviation (1/K); TRL uses the sample's (1/(K-1)).
 - Groups with equal rewards, or with a lost rollout, leave the batch before the loss, so |B| counts the kept
   trajectories only; TRL keeps them with advantage 0.
 - ``old_per_token_logps`` is the engine's log-prob of each sampled token, as in the paper; TRL without vLLM uses its own
   forward pass, whose ratio is 1 by construction.
-- One TRL step is one iteration, run in micro-batches of bounded size, sorted by length.
+- One TRL step is one iteration, run in passes sized by the memory that they take, sorted by length.
+- The loss is TRL's ``loss_type="grpo"``, without the collective operations of its metrics: processes have different
+  numbers of passes, and a pass that ran out of memory is repeated.
+- Several processes: the first one samples for all, each computes the gradient of its share of the trajectories, and
+  the sums of the gradients are exchanged once per iteration.
+- A gradient that is not finite is dropped, so that it cannot reach the weights.
 - Checkpoints appear by rename, and only the newest is kept.
 
-Not covered: several processes, evaluation during training, KL terms in the loss, completions without log-probs.
+Not covered: evaluation during training, KL terms in the loss, completions without log-probs.
 """
 
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 from trl import GRPOTrainer
 
 from traced.core.files import publish_folder
-from traced.training.rollouts import RolloutFunction
+from traced.training.memory import PassSize
 
+if TYPE_CHECKING:
+    from traced.training.rollouts import RolloutFunction
+
+T = TypeVar("T")
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
-PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
 CHECKPOINT = "checkpoint"
 
 
@@ -63,16 +74,43 @@ def group_advantages(rewards: Sequence[float | None], size: int) -> Advantages:
 Batch = dict[str, Tensor]
 
 
-def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Split rows into chunks of similar length with at most ``tokens`` padded tokens (at least one row each).
+def padded(rows: dict[str, list[Any]], pad_token: int) -> Batch:
+    """Return the rows of a rollout function as left-padded prompts [n, p] and right-padded completions [n, c].
+
+    ``tool_mask`` is 1 on the policy's own tokens (``env_mask``).
+    """
+    prompts = [torch.tensor(ids) for ids in rows["prompt_ids"]]
+    completions = [torch.tensor(ids) for ids in rows["completion_ids"]]
+    return {
+        "prompt_ids": pad_sequence(prompts, True, pad_token, padding_side="left"),
+        "prompt_mask": pad_sequence([torch.ones_like(ids) for ids in prompts], True, 0, padding_side="left"),
+        "completion_ids": pad_sequence(completions, True, pad_token),
+        "completion_mask": pad_sequence([torch.ones_like(ids) for ids in completions], True, 0),
+        "tool_mask": pad_sequence([torch.tensor(mask) for mask in rows["env_mask"]], True, 0),
+        "old_per_token_logps": pad_sequence([torch.tensor(logprobs) for logprobs in rows["logprobs"]], True, 0.0),
+    }
+
+
+def share_of(batch: Batch, process: int, processes: int) -> Batch:
+    """Return one process's rows: every n-th by falling length, so that all processes have the same work."""
+    if processes == 1:
+        return batch
+    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
+    rows = torch.argsort(lengths, descending=True, stable=True)[process::processes]
+    return {name: values[rows] for name, values in batch.items()}
+
+
+def micro_batches(batch: Batch, size: Callable[[], int]) -> Iterator[Batch]:
+    """Split rows into chunks of similar length with at most ``size()`` padded tokens (at least one row each).
 
     ``batch`` holds left-padded prompts [n, p] and right-padded completions [n, c]; a chunk drops the padding it
-    shares.
+    shares. ``size`` is called for each chunk.
     """
     prompts, completions = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
     # Sorting by length keeps padding small; stable, so a resumed run forms the same chunks.
     order = torch.argsort(prompts + completions, descending=True, stable=True).tolist()
     while order:
+        tokens = size()
         count, p, c = 0, 0, 0
         for row in order:
             wider_p, wider_c = max(p, int(prompts[row])), max(c, int(completions[row]))
@@ -81,6 +119,12 @@ def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
             count, p, c = count + 1, wider_p, wider_c
         rows, order = order[:count], order[count:]
         yield {name: _cut(name, value[rows], p, c) for name, value in batch.items()}
+
+
+def _shape(batch: Batch) -> tuple[int, int]:
+    """Return rows and tokens, padding included."""
+    rows = len(batch["prompt_ids"])
+    return rows, rows * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
 
 
 def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
@@ -97,70 +141,53 @@ def evenly_spread(batch: Batch, tokens: int) -> Batch:
     return {name: values[::stride] for name, values in batch.items()}
 
 
-def kl_from_base(trainer: GRPOTrainer, model: Any, rows: Batch, tokens: int) -> float:
-    """Return an estimate of KL(policy || base) in nats: the mean over the rows' sampled tokens, 0 without any.
+@dataclass
+class PassSums:
+    """Sums over passes: the loss, and over the policy's own tokens the entropy and the clipped ratios."""
 
-    The estimator is the unbiased, non-negative "k3" of J. Schulman, "Approximating KL divergence" (2020): r - 1 - log
-    r with r = p_base / p_policy. The policy's log-probs are the engine's, the base's come from a forward pass with
-    the adapter off, at the sampling temperature.
-    """
-    peft = trainer.accelerator.unwrap_model(model)
-    total, count = 0.0, 0
-    # Dropout would draw random numbers, and training must be the same with and without this measurement.
-    model.eval()
-    try:
-        with torch.no_grad(), peft.disable_adapter():
-            for chunk in micro_batches(rows, tokens):
-                base = _logprobs(trainer, model, chunk)
-                log_ratio = base - chunk["sampling_per_token_logps"]
-                mask = chunk["completion_mask"] * chunk["tool_mask"]
-                total += float(((log_ratio.exp() - 1 - log_ratio) * mask).sum())
-                count += int(mask.sum())
-    finally:
-        model.train()
-    return total / max(1, count)
+    loss: float = 0.0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    tokens: float = 0.0
 
+    def __add__(self, other: "PassSums") -> "PassSums":
+        return PassSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-def _logprobs(trainer: GRPOTrainer, model: Any, chunk: Batch) -> torch.Tensor:
-    ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
-    mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
-    length = chunk["completion_ids"].size(1)
-    logprobs: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
-    return logprobs
+    def per_token(self, total: float) -> float:
+        """Return a sum's mean over the tokens; 0 without any."""
+        return total / max(1.0, self.tokens)
 
 
 class GroupRelativeTrainer(GRPOTrainer):
-    """GRPO as in the module's docstring; ``on_iteration(metrics)`` is called after every optimizer step."""
+    """GRPO as in the module's docstring.
+
+    Args:
+        rollout_function: Plays the rollouts of an iteration; None in every process but the first.
+        pass_size: The size of the passes.
+        sample_tokens: Tokens, padding included, of the rows on which the distance from the base is estimated.
+        on_iteration: Is called with the metrics after every optimizer step, in the first process.
+    """
 
     def __init__(
         self,
         *,
-        rollout_function: RolloutFunction,
-        micro_batch_tokens: int,
+        rollout_function: "RolloutFunction | None",
+        pass_size: PassSize,
+        sample_tokens: int,
         on_iteration: Callable[[dict[str, float]], None],
         **settings: Any,
     ) -> None:
         self.rollout_function = rollout_function
-        self.micro_batch_tokens = micro_batch_tokens
+        self.pass_size = pass_size
+        self.sample_tokens = sample_tokens
         self.on_iteration = on_iteration
         self.groups = Advantages(torch.empty(0), torch.empty(0), 0)
-        self._measured_on: Batch = {}
         self._kl_from_base = 0.0
         self._update_seconds = 0.0
-        self._chunk_tokens: list[int] = []
-        super().__init__(rollout_func=rollout_function, reward_funcs=[environment_reward], **settings)
-
-    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        """Return TRL's batch, reduced to mixed groups, with population advantages and the engine's log-probs."""
-        batch = super()._generate_and_score_completions(inputs)
-        self.groups = group_advantages(self.rollout_function.last.rewards, self.num_generations)
-        row_mask = self.groups.mask
-        per_row = {name: batch[name] for name in PER_ROW}
-        self._measured_on = evenly_spread(per_row, self.micro_batch_tokens)
-        rows = {name: values[row_mask] for name, values in per_row.items()}
-        rows["old_per_token_logps"] = rows.pop("sampling_per_token_logps")
-        rows["advantages"] = self.groups.values[row_mask]
-        return rows
+        self._is_gradient_dropped = False
+        self._newest_pass = PassSums()
+        self._iteration = PassSums()
+        super().__init__(reward_funcs=[_no_reward], **settings)
 
     def _prepare_inputs(self, generation_batch: Batch) -> Batch:
         """Return the batch unchanged; TRL's buffering over accumulation steps is not used."""
@@ -169,33 +196,139 @@ class GroupRelativeTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Roll out one iteration and accumulate its gradient: -1/|B| sum over the kept trajectories."""
         model.train()
-        batch = self._generate_and_score_completions(inputs)
+        batch, is_kept = self._rollouts(gather_object([row["prompt"] for row in inputs]))
         started = time.perf_counter()
-        self._kl_from_base = kl_from_base(self, model, self._measured_on, self.micro_batch_tokens)
-        total = len(batch["advantages"])
-        loss = torch.zeros(())
-        self._chunk_tokens = []
-        for chunk in micro_batches(batch, self.micro_batch_tokens):
-            share = len(chunk["advantages"]) / total
-            # The loss is a mean over the chunk and linear in the advantages, so this scaling makes it a mean over all.
-            chunk["advantages"] = chunk["advantages"] * share
-            self._chunk_tokens.append(int(chunk["tool_mask"].sum()))
-            loss += super().training_step(model, chunk, None)
+        # The wrapper for several processes would exchange gradients in every pass.
+        module = self.accelerator.unwrap_model(model)
+        self._kl_from_base = self._measured_kl(module, self._share(evenly_spread(batch, self.sample_tokens)))
+        total = int(is_kept.sum())
+        share = self._share({name: values[is_kept] for name, values in batch.items()})
+        self.pass_size.next_iteration()
+        sums = self._repeated_if_full(lambda: self._passes(module, share, total))
+        self._iteration = PassSums(*self._summed(astuple(sums)))
+        self._is_gradient_dropped = total > 0 and not self._exchange_gradients(module)
         self._update_seconds = time.perf_counter() - started
-        return loss
+        return torch.tensor(self._iteration.loss, device=self.accelerator.device)
+
+    def _rollouts(self, prompts: list[str]) -> tuple[Batch, Tensor]:
+        """Return all trajectories of the iteration and which of them are kept; the first process samples them."""
+        shared: list[Any] = [None]
+        if self.rollout_function is not None:
+            batch = padded(self.rollout_function(prompts, self), self._tokenizer.pad_token_id)
+            self.groups = group_advantages(self.rollout_function.last.rewards, self.num_generations)
+            shared = [({**batch, "advantages": self.groups.values}, self.groups.mask)]
+        batch, is_kept = broadcast_object_list(shared)[0]
+        device = self.accelerator.device
+        return {name: values.to(device) for name, values in batch.items()}, is_kept.to(device)
+
+    def _share(self, batch: Batch) -> Batch:
+        return share_of(batch, self.accelerator.process_index, self.accelerator.num_processes)
+
+    def _summed(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of these values over the processes."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(tensor, "sum").tolist()
+
+    def _passes(self, module: Any, rows: Batch, total: int) -> PassSums:
+        """Accumulate the gradient of these rows of ``total``, pass by pass, and return the sums over them."""
+        sums = PassSums()
+        for chunk in micro_batches(rows, self.pass_size.limit):
+            with self.pass_size.running(*_shape(chunk)):
+                # The loss is a mean over the chunk and linear in the advantages: scaled, it is a mean over all rows.
+                chunk["advantages"] = chunk["advantages"] * (len(chunk["advantages"]) / total)
+                loss = super().training_step(module, chunk, None)
+            sums += replace(self._newest_pass, loss=float(loss))
+        return sums
+
+    def _repeated_if_full(self, passes: Callable[[], T]) -> T:
+        """Run all passes; start again with smaller ones for as long as the device runs out of memory."""
+        while True:
+            try:
+                return passes()
+            except torch.OutOfMemoryError as error:
+                full = error
+            # Outside of the handler, which holds the tensors of the failed pass. That pass may have added the gradients
+            # of some layers, so nothing of what was accumulated is kept.
+            self.pass_size.halve(full.with_traceback(None))
+            self.model.zero_grad()
+            clear_device_cache(garbage_collection=True)
+
+    def _exchange_gradients(self, module: Any) -> bool:
+        """Add up the gradients of all processes; drop them and return False if they are not finite."""
+        weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if self.accelerator.num_processes > 1:
+            for weight in weights:
+                # A process without rows has no gradients.
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                torch.distributed.all_reduce(weight.grad)
+        norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        if norm.isfinite():
+            return True
+        module.zero_grad()
+        return False
+
+    def _compute_loss(self, model: Any, inputs: Batch) -> Tensor:
+        """Return the clipped loss of a pass: the mean over its rows of the mean over the policy's own tokens."""
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        logprobs, entropies = self._logprobs(model, inputs)
+        ratio = torch.exp(logprobs - inputs["old_per_token_logps"])
+        advantages = inputs["advantages"].unsqueeze(1)
+        low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
+        per_token = -torch.min(ratio * advantages, torch.clamp(ratio, low, high) * advantages)
+        is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+        sums = ((entropies.detach() * mask).sum(), (is_clipped * mask).sum(), mask.sum())
+        self._newest_pass = PassSums(0.0, *(float(value) for value in sums))
+        return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+
+    def _logprobs(self, model: Any, chunk: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-prob and entropy [n, c] at each completion token, in nats, at the sampling temperature."""
+        ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
+        mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
+        length = chunk["completion_ids"].size(1)
+        logprobs, entropies, _ = self._get_per_token_logps_and_entropies(model, ids, mask, length, compute_entropy=True)
+        return logprobs, entropies
+
+    def _measured_kl(self, module: Any, rows: Batch) -> float:
+        """Return an estimate of KL(policy || base) in nats: the mean over the rows' sampled tokens, 0 without any.
+
+        The estimator is the unbiased, non-negative "k3" of J. Schulman, "Approximating KL divergence" (2020): r - 1 -
+        log r with r = p_base / p_policy. The policy's log-probs are the engine's, the base's come from a forward pass
+        with the adapter off, at the sampling temperature.
+        """
+        # Dropout would draw random numbers, and training must be the same with and without this measurement.
+        module.eval()
+        try:
+            with torch.no_grad(), module.disable_adapter():
+                sums = self._repeated_if_full(lambda: self._kl_sums(module, rows))
+        finally:
+            module.train()
+        total, count = self._summed(sums)
+        return total / max(1, count)
+
+    def _kl_sums(self, module: Any, rows: Batch) -> tuple[float, float]:
+        total, count = 0.0, 0
+        for chunk in micro_batches(rows, self.pass_size.limit):
+            with self.pass_size.running(*_shape(chunk), is_measured=False):
+                log_ratio = self._logprobs(module, chunk)[0] - chunk["old_per_token_logps"]
+            mask = chunk["completion_mask"] * chunk["tool_mask"]
+            total += float(((log_ratio.exp() - 1 - log_ratio) * mask).sum())
+            count += int(mask.sum())
+        return total, count
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Report the iteration before TRL clears its metrics."""
+        """Report the iteration, and pass its metrics to the trackers."""
         # TRL's closing summary has no gradient norm and is no iteration.
-        if "grad_norm" in logs:
-            self.on_iteration(self._iteration_metrics(logs))
+        if "grad_norm" in logs and self.rollout_function is not None:
+            metrics = self._iteration_metrics(logs, self.rollout_function.last)
+            self.on_iteration(metrics)
+            logs |= metrics
         super().log(logs, start_time)
 
-    def _iteration_metrics(self, logs: dict[str, float]) -> dict[str, float]:
-        last = self.rollout_function.last
+    def _iteration_metrics(self, logs: dict[str, float], last: Any) -> dict[str, float]:
         rewards = [reward for reward in last.rewards if reward is not None]
         groups = len(last.rewards) // self.num_generations
         seconds = last.seconds + self._update_seconds
+        sums = self._iteration
         return {
             "iteration": self.state.global_step,
             "reward": sum(rewards) / len(rewards),
@@ -207,24 +340,24 @@ class GroupRelativeTrainer(GRPOTrainer):
             "policy_tokens": last.policy_tokens,
             "mean_length": last.policy_tokens / last.scored,
             "mean_turns": last.turns / last.scored,
-            "clip_fraction": self._mean("clip_ratio/region_mean"),
-            "entropy": self._mean("entropy"),
+            "clip_fraction": sums.per_token(sums.clipped),
+            "entropy": sums.per_token(sums.entropy),
             "kl_from_base": self._kl_from_base,
             "grad_norm": float(logs["grad_norm"]),
+            "gradient_dropped": int(self._is_gradient_dropped),
             "loss": float(logs["loss"]),
+            "pass_tokens": self.pass_size.tokens,
             "rollout_seconds": last.seconds,
             "update_seconds": self._update_seconds,
             "tokens_per_second": last.policy_tokens / seconds,
         }
 
-    def _mean(self, name: str) -> float:
-        """Return the token-weighted mean of a metric that TRL took per micro-batch; 0 without any."""
-        values = self._metrics["train"].get(name, [])
-        weighted = sum(v * tokens for v, tokens in zip(values, self._chunk_tokens, strict=True))
-        return weighted / max(1, sum(self._chunk_tokens))
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Publish adapter, optimizer, scheduler, RNG and trainer state as one folder, then remove older checkpoints."""
+        if self.rollout_function is None:
+            # Its sum over the processes is part of saving.
+            self.store_flos()
+            return
         folder = Path(self.args.output_dir)
         name = f"{CHECKPOINT}-{self.state.global_step}"
 
@@ -245,9 +378,9 @@ class GroupRelativeTrainer(GRPOTrainer):
                 shutil.rmtree(older)
 
 
-def environment_reward(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
-    """Return the environment's own score, which the rollout function put in the row."""
-    return reward
+def _no_reward(completions: list[Any], **_: Any) -> list[None]:
+    # TRL demands a reward function and never calls it here: the rollout function returns the environment's rewards.
+    return [None] * len(completions)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer
 
 from sandbox.contract import Message, Score
 from tests.unit.training.bandit import Bandit
@@ -21,11 +22,11 @@ from traced.core.errors import DiskError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
 from traced.training import grpo
-from traced.training.errors import JobChangedError, TrainingPaused
+from traced.training.errors import JobChangedError, NothingToLearn, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics, read_samples
 from traced.training.rollouts import Rollout
-from traced.training.trainer import EPSILON
+from traced.training.trainer import EPSILON, GroupRelativeTrainer
 
 
 @pytest.fixture(scope="module")
@@ -252,29 +253,26 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
     The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the clip acts.
     """
     training_job = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
-    gradients, rollouts = Gradients(), []
+    gradients = Gradients()
+    rollouts: list[Rollout] = []
     with start_blocking_portal() as portal:
         source = LocalSource("bandit", Bandit)
         metrics: list[Metrics] = []
         trainer = grpo.build_trainer(training_job, source, portal, metrics.append)
         trainer.add_callback(gradients)
+        assert trainer.rollout_function is not None
         sampler = trainer.rollout_function.sampler
-        generate, sample = sampler.generate, sampler.sample
+        generate = sampler.engine.generate
         shift = torch.Generator().manual_seed(0)
 
-        def shifted(requests: Sequence[Request]) -> list[Generation]:
-            generations = generate(requests)
-            return [
-                dataclasses.replace(g, logprobs=[p + float(torch.rand((), generator=shift)) - 0.5 for p in g.logprobs])
-                for g in generations
-            ]
+        async def shifted(request: Request, conversation: str) -> Generation:
+            generation = await generate(request, conversation)
+            shifts = (torch.rand(len(generation.ids), generator=shift) - 0.5).tolist()
+            logprobs = [p + s for p, s in zip(generation.logprobs, shifts, strict=True)]
+            return dataclasses.replace(generation, logprobs=logprobs)
 
-        def remembered(*arguments: Any) -> list[Rollout]:
-            rollouts.extend(sample(*arguments))
-            return list(rollouts)
-
-        sampler.generate = shifted
-        sampler.sample = remembered  # type: ignore[assignment]
+        sampler.engine.generate = shifted  # type: ignore[method-assign]
+        trainer.rollout_function.on_played = lambda _, played: rollouts.extend(played)
         torch.manual_seed(0)
         for name, parameter in trainer.model.named_parameters():
             if "lora_B" in name:  # zero at first, which would leave every lora_A without a gradient
@@ -390,3 +388,99 @@ def test_a_run_that_pauses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path)
     assert [m["iteration"] for m in train(disturbed)] == [3, 4, 5]
     assert any(m["grad_norm"] > 0 for m in metrics)
     assert equal(weights(single), weights(disturbed))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_full_device_repeats_the_passes_and_adds_nothing_twice(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The ``at``-th backward pass runs out of memory after it has added its gradients."""
+    expected, interrupted = (
+        job(model_path, tmp_path / name, max_grad_norm=1e9, micro_batch_tokens=400) for name in ("expected", "full")
+    )
+    [reference] = train(expected)
+    original = GRPOTrainer.training_step
+    calls: list[int] = []
+
+    def step(self: Any, *arguments: Any) -> torch.Tensor:
+        loss = original(self, *arguments)
+        calls.append(len(arguments[1]["advantages"]))
+        if len(calls) == at:
+            raise torch.OutOfMemoryError("planted")
+        return loss
+
+    monkeypatch.setattr(GRPOTrainer, "training_step", step)
+    [metrics] = train(interrupted)
+    assert metrics["pass_tokens"] <= 200
+    assert sum(calls[at:]) == metrics["trajectories_kept"] == reference["trajectories_kept"]
+    for name in ("grad_norm", "entropy", "clip_fraction"):
+        assert metrics[name] == pytest.approx(reference[name], rel=1e-4), name
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training_job = job(model_path, tmp_path / "out")
+    compute = GroupRelativeTrainer._compute_loss
+    monkeypatch.setattr(GroupRelativeTrainer, "_compute_loss", lambda *arguments: compute(*arguments) * float("nan"))
+    [metrics] = train(training_job)
+    assert metrics["trajectories_kept"] > 0
+    assert (metrics["gradient_dropped"], metrics["grad_norm"]) == (1, 0.0)
+    assert all(weight.isfinite().all() for weight in weights(training_job).values())
+    assert not any(weight.any() for name, weight in weights(training_job).items() if "lora_B" in name)
+
+
+class Hopeless(Bandit):
+    def score(self) -> Score:
+        return Score(0.0, False)
+
+
+def test_a_training_that_learns_nothing_for_three_iterations_fails(model_path: Path, tmp_path: Path) -> None:
+    training_job = job(model_path, tmp_path / "out", iterations=20, checkpoint_every=2)
+    with pytest.raises(NothingToLearn, match=r"iterations 1 to 3.*mean reward 0\.00.*turn limit 100%"):
+        train(training_job, Hopeless)
+    assert [m["iteration"] for m in read_metrics(training_job.metrics)] == [1, 2, 3]
+    assert not training_job.adapter.exists()
+    # The resumed run counts the iterations before it.
+    with pytest.raises(NothingToLearn, match="iterations 1 to 3"):
+        train(training_job, Hopeless)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_recomputed_activations_give_the_same_gradient_in_both_precisions(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """A GPU's settings, on a CPU: base in bfloat16, adapter in float32, passes under autocast."""
+    monkeypatch.setattr(TrainingJob, "dtype", precision)
+    reference = job(model_path, tmp_path / "stored")
+    recomputed = job(model_path, tmp_path / "recomputed", gradient_checkpointing=True)
+    [expected], [metrics] = train(reference), train(recomputed)
+    assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+    assert metrics["grad_norm"] > 0
+    assert equal(weights(reference), weights(recomputed))
+    assert {weight.dtype for weight in weights(reference).values()} == {torch.float32}
+
+
+def test_the_experts_of_a_mixture_are_trained(tmp_path: Path) -> None:
+    training_job = job(save_model(tmp_path / "model", experts=4), tmp_path / "out", iterations=2)
+    metrics = train(training_job)
+    assert all(m["grad_norm"] > 0 for m in metrics)
+    assert all(abs(m["loss"]) < 1e-4 and m["clip_fraction"] == 0.0 for m in metrics)
+    experts = {name: weight for name, weight in weights(training_job).items() if "experts" in name}
+    assert len(experts) == 2 * 2 * 2  # layers, parameters, A and B
+    assert all(weight.any() for weight in experts.values())
+    config = json.loads((training_job.adapter / "adapter_config.json").read_text())
+    assert config["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
+
+
+@pytest.mark.optional
+def test_the_iterations_are_reported_to_tensorboard_under_the_runs_name(model_path: Path, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    training_job = job(model_path, tmp_path / "out", report_to=["tensorboard"], tags={"cycle": "c7"}, iterations=2)
+    metrics = train(training_job)
+    events = accumulator.EventAccumulator(str(training_job.out / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("train/reward")] == pytest.approx([m["reward"] for m in metrics])
+    assert [event.step for event in events.Scalars("train/kl_from_base")] == [1, 2]
+    [tags] = events.Tensors("tags/text_summary")
+    assert json.loads(tags.tensor_proto.string_val[0]) == {"cycle": "c7", "run": "r"}

@@ -12,21 +12,22 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.training.tiny import save_model
+from traced.inference.model_files import BUNDLED
 from traced.training.errors import JobError, TrainerDied, TrainingError, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
+@pytest.fixture
+def model_path() -> Path:
+    # A random model would have nothing to learn from, and its run would end as failed.
+    return BUNDLED
 
 
 def job(model_path: Path, out: Path, **changes: Any) -> TrainingJob:
-    settings: dict[str, Any] = {"groups": 2, "rollouts": 2, "iterations": 2, "max_turns": 1, "max_tokens": 4}
-    settings |= {"max_length": 512, "environment_source": {"target": "desk", "split": "train"}}
+    settings: dict[str, Any] = {"groups": 2, "rollouts": 4, "iterations": 2, "max_turns": 16, "max_tokens": 128}
+    settings |= {"max_length": 1024, "environment_source": {"target": "desk", "split": "train"}}
     settings |= {"model_path": str(model_path), "out_dir": str(out)}
     return TrainingJob(run_id="r", capability="direct", **settings | changes)
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPEC = importlib.util.find_spec("trl")
@@ -38,7 +38,15 @@ VOCABULARIES: dict[str, tuple[list[str], list[str], str]] = {
     "idefics3": (["<|begin_of_text|>", "<end_of_utterance>"], [], "<end_of_utterance>"),
     "": (CHATML, [], "<|im_end|>"),
 }
-TEXT = ["system user assistant find the order and return it, please", '{"name": "find_order", "arguments": {"a": 1}}']
+# Qwen's rule for words; those of Llama 3 and gpt-oss differ in numbers and capitals only. It joins line breaks.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEXT = [
+    "a\n\nb\n\n\n c: x>\n, y.\n\n z\n",
+    "system user assistant find the order and return it, please",
+    '{"name": "find_order", "arguments": {"a": 1}}',
+]
 
 
 @cache
@@ -51,7 +59,8 @@ def tokenizer(name: str, chat_template: str = "") -> Any:
     """A tokenizer of the family with about 400 tokens."""
     special, added, end = next(v for prefix, v in VOCABULARIES.items() if name.startswith(prefix))
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), bytes_of_words])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from sandbox.contract import Message
 from tests.unit.inference import families, tiny
@@ -32,7 +34,7 @@ NEMOTRON = {"nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "nemotron
 LFM = {"lfm2_v2", "lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl"}
 SINGLE = {"llama3_1", "llama3_2", "gptoss"}
 EXACT = sorted(QWEN | XML | NEMOTRON | LFM | SINGLE | {"glm4moe", "llama3", "lfm2", "qwen2_5_vl"})
-REFUSED = {
+REFUSALS = {
     "deepseek_r1_distill": "in another way than its generation prompt",
     "deepseekv3": "in another way than its generation prompt",
     "gemma": "System role not supported",
@@ -75,8 +77,8 @@ def result(number: int, text: str) -> Message:
 def conversation(name: str) -> list[Message]:
     """Several turns: text, one call, parallel calls, text beside a call and thinking, as far as the family has them."""
     thinking = "I have to\nlook." if chat_format(name).writes_thinking else ""
-    order, counted = ("find_order", '{"order": "W 48"}'), ("find_order", '{"order": "ü\\n", "count": 2}')
-    parallel = [order] if name in SINGLE else [counted, order]
+    order, counting = ("find_order", '{"order": "W 48"}'), ("find_order", '{"order": "ü\\n", "count": 2}')
+    parallel = [order] if name in SINGLE else [counting, order]
     content = None if name in SINGLE else "I look."
     second = [result(i, f"result {i}") for i in range(1, 1 + len(parallel))]
     return [
@@ -99,7 +101,7 @@ def test_a_conversation_continued_token_by_token_is_the_rendered_one(name: str) 
     turns = TurnFormat(form)
     places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     ids = form.render(messages[: places[0]], [LOOKUP])
-    for place, following in zip(places, [*places[1:], len(messages)], strict=True):
+    for place, next_place in zip(places, [*places[1:], len(messages)], strict=True):
         # The rendered answer stands for a sampled one: everything up to and with its end-of-turn token.
         rendered = form.render(messages[: place + 2], [LOOKUP])
         end = next(i for i in range(len(ids), len(rendered)) if rendered[i] in form.stop_ids)
@@ -107,15 +109,15 @@ def test_a_conversation_continued_token_by_token_is_the_rendered_one(name: str) 
         assert rendered[: len(ids)] == ids
         assert form.parse(turn, first_call=count_calls(messages[:place]), tools=[LOOKUP]) == messages[place]
         assert turns.closing(turn) == []
-        ids = ids + turn + turns.between(messages[place + 1 : following], [LOOKUP], answer=messages[place])
-        assert ids == form.render(messages[:following], [LOOKUP])
+        ids = ids + turn + turns.between(messages[place + 1 : next_place], [LOOKUP], answer=messages[place])
+        assert ids == form.render(messages[:next_place], [LOOKUP])
     assert form.tokenizer.decode(ids) == form.text(messages, [LOOKUP])[0]
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSALS))
 def test_a_family_that_cannot_be_exact_is_refused_with_the_reason(name: str) -> None:
     form = chat_format(name)
-    assert REFUSED[name] in form.exactness_problem()
+    assert REFUSALS[name] in form.exactness_problem()
     assert "train a model of" in form.exactness_problem()
     with pytest.raises(TemplateError, match="chat template"):
         TurnFormat(form)
@@ -209,6 +211,59 @@ def test_a_control_token_in_a_text_is_plain_text(name: str) -> None:
     turns = TurnFormat(form)
     ids = turns.between([result(0, attack)], answer=call)
     assert [i for i in ids if i in special] == [i for i in turns.between([result(0, "r")], answer=call) if i in special]
+
+
+PARTS = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<|call|>",
+    "<|user|>",
+    "<|im_",
+    "start|>",
+    "<",
+    "|",
+    "a",
+    "\n",
+]
+
+
+@settings(max_examples=30, deadline=None)
+@pytest.mark.parametrize("name", ["qwen3", "llama3_2", "gptoss", "glm4moe"])
+@given(text=st.text(max_size=8) | st.lists(st.sampled_from(PARTS), max_size=6).map("".join))
+def test_no_text_opens_or_ends_a_turn(name: str, text: str) -> None:
+    form = chat_format(name)
+    special = set(form.tokenizer.all_special_ids) | set(form.stop_ids)
+    call = answer(None, ("find_order", '{"order": "x"}'))
+
+    def controls(user_text: str, result_text: str) -> list[int]:
+        new = [result(0, result_text), user(user_text)]
+        ids = form.render([user(user_text), call, *new], [LOOKUP])
+        assert ids[-len(between := TurnFormat(form).between(new, [LOOKUP], answer=call)) :] == between
+        return [token_id for token_id in ids if token_id in special]
+
+    assert controls(text, text) == controls("u", "r")
+
+
+def test_a_tokenizer_that_puts_spaces_before_texts_is_exact_and_control_tokens_are_split_by_a_space() -> None:
+    core = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="always", split=False), pre_tokenizers.Split("", "isolated")]
+    )
+    core.decoder = decoders.Metaspace(prepend_scheme="never")
+    characters = sorted(
+        {*families.template("qwen2_5"), *"\u2581{}[]|<>_ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", *json.dumps(LOOKUP)}
+    )
+    core.model = models.WordLevel({"[UNK]": 0, **{c: i + 1 for i, c in enumerate(characters)}}, unk_token="[UNK]")
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in families.CHATML])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="[UNK]")
+    tokenizer.chat_template = families.template("qwen2_5")
+    form = ChatFormat(tokenizer)
+    assert form.exactness_problem() == ""
+    ids = form.render([SYSTEM, user("a<|im_end|>b")], [])
+    assert "a< |im_end|>b" in tokenizer.decode(ids)
+    assert ids.count(tokenizer.eos_token_id) == 2
 
 
 def test_a_call_and_the_text_around_it() -> None:

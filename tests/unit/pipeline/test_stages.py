@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from store.database import open_store, sqlite_url, write_session
+from store.records import RunState
 from store.repositories.adapters import get_training_run
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import list_stage_events
@@ -22,9 +23,11 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import gate, synthesize
+from traced.pipeline import train as train_stage
 from traced.pipeline.context import Context
 from traced.pipeline.train import job_for, stop, train
 from traced.targets.registry import target
+from traced.training.errors import NothingToLearn
 
 OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 300}
 
@@ -115,3 +118,17 @@ async def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(contex
         await train(context, "date-reasoning", HASH)
     with write_session(context.store) as session:
         assert list_stage_events(session, "c1") == events
+
+
+async def test_an_environment_that_teaches_nothing_ends_the_capability(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run_job(job: Any, on_metric: Any) -> None:
+        raise NothingToLearn("iterations 1 to 3 had nothing to learn from: mean reward 0.00", hint="raise the limits")
+
+    monkeypatch.setattr(train_stage, "run_job", run_job)
+    with pytest.raises(CapabilityError, match=r"mean reward 0\.00.*raise the limits"):
+        await train(context, CAPABILITY.name, HASH)
+    with context.read_session() as session:
+        run = get_training_run(session, f"c1/{CAPABILITY.name}/{HASH[:12]}")
+    assert (run.state, run.detail[:19]) == (RunState.FAILED, "iterations 1 to 3 h")

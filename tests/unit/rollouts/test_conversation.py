@@ -6,6 +6,7 @@ from sandbox.contract import Task
 from tests.unit.training.tiny import tokenizer
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import TemplateError
+from traced.inference.generation import Generation
 from traced.training.rollouts import Conversation
 
 TASK = Task("be kind", [{"role": "user", "content": "count 1 2 3"}], [])
@@ -26,7 +27,7 @@ def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) ->
         ("3", [{"role": "tool", "content": "heard"}]),
     ]:
         ids = [*tok.encode(text), tok.eos_token_id]
-        talk.append_completion(ids, [-0.1] * len(ids))
+        talk.append_completion(Generation(ids, [-0.1] * len(ids), "stop"))
         talk.append_messages(answer)
         messages += [{"role": "assistant", "content": text}, *answer]
         assert talk.prompt == template.chat_format.render(messages, [])
@@ -39,7 +40,7 @@ def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok
     talk = Conversation(template, template.chat_format.render(MESSAGES, []))
     odd = [tok.convert_tokens_to_ids(c) for c in "again"]  # five letters where the tokenizer has longer tokens
     assert tok.encode("again") != odd
-    talk.append_completion([*odd, tok.eos_token_id], [0.0] * 6)
+    talk.append_completion(Generation([*odd, tok.eos_token_id], [0.0] * 6, "stop"))
     talk.append_messages([{"role": "user", "content": "go"}])
     assert talk.ids[:5] == odd
 
@@ -47,7 +48,7 @@ def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok
 def test_a_truncated_answer_is_closed_by_a_token_that_the_policy_did_not_sample(tok: Any) -> None:
     template = TurnFormat(ChatFormat(tok))
     talk = Conversation(template, template.chat_format.render(MESSAGES, []))
-    talk.append_completion(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")))
+    talk.append_completion(Generation(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")), "stop"))
     talk.append_messages([{"role": "user", "content": "go"}])
     limit = len(tok.encode("1 2"))
     assert talk.ids[limit] == tok.eos_token_id

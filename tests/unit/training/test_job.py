@@ -41,12 +41,16 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
         {"iterations": 3},
         {"threads": 2},
         {"checkpoint_every": 1},
+        {"device": "cuda", "attention": "sdpa", "gradient_checkpointing": True},
+        {"processes": 2, "shard": True},
+        {"report_to": ["wandb"], "tags": {"cycle": "c1"}},
+        {"engine_urls": ["http://127.0.0.1:8000"]},
     ]
     assert {dataclasses.replace(fixed, **change).fingerprint() for change in irrelevant_changes} == {  # type: ignore[arg-type]
         fixed.fingerprint()
     }
-    relevant_changes = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}]
-    assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *relevant_changes]}) == 6  # type: ignore[arg-type]
+    relevant_changes = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}, {"overlap": 1}]
+    assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *relevant_changes]}) == 7  # type: ignore[arg-type]
     source.write_text("a = 1\n")
     job_with_environment = dataclasses.replace(fixed, environment_source={"environment": str(source)})
     fingerprint = job_with_environment.fingerprint()
@@ -76,6 +80,11 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ({"rollouts": 1}, "rollouts is 1"),
         ({"iterations": 0}, "iterations is 0"),
         ({"seed_low": 5, "seed_high": 6}, "fewer seeds"),
+        ({"device": "tpu"}, "device is 'tpu'; it must be one of cpu, cuda"),
+        ({"attention": "fast"}, "attention is 'fast'"),
+        ({"report_to": ["tensorboard", "excel"]}, "report_to is 'excel'"),
+        ({"groups": 3, "rollouts": 5, "processes": 2}, "3 groups of 5 rollouts are no multiple of the 2 processes"),
+        ({"shard": True}, "shard needs several processes"),
     ],
 )
 def test_an_unusable_job_is_refused_by_name(change: dict[str, object], text: str) -> None:
@@ -101,3 +110,9 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({**dataclasses.asdict(job()), "learning_rate": 1}))
     with pytest.raises(JobError, match="unknown key 'learning_rate'"):
         read_job(path)
+
+
+def test_a_gpu_trains_in_bfloat16_and_recomputes_activations_and_a_cpu_does_neither() -> None:
+    assert (job().dtype, job().recomputes_activations) == ("float32", False)
+    assert (job(device="cuda").dtype, job(device="cuda").recomputes_activations) == ("bfloat16", True)
+    assert not job(device="cuda", gradient_checkpointing=False).recomputes_activations

@@ -29,7 +29,7 @@ def test_every_row_appears_once_within_the_budget_and_keeps_its_tokens(
     rows: list[tuple[int, int]], tokens: int
 ) -> None:
     seen_rows = []
-    for chunk in micro_batches(padded(rows), tokens):
+    for chunk in micro_batches(padded(rows), lambda: tokens):
         count, width = chunk["prompt_ids"].shape[0], chunk["prompt_ids"].shape[1] + chunk["completion_ids"].shape[1]
         assert count == 1 or count * width <= tokens
         for k, index in enumerate(int(a) for a in chunk["advantages"]):

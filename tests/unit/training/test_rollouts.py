@@ -1,53 +1,103 @@
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from sandbox.contract import Message
 from sandbox.errors import AgentFault
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from traced.inference.chat_format import ChatFormat, TurnFormat
+from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
-from traced.training.errors import EnvironmentFailed
-from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
+from traced.training.errors import EngineLost, EnvironmentFailed
+from traced.training.in_process_engine import InProcessEngine
+from traced.training.policy_engine import EngineLoad
+from traced.training.rollouts import End, Played, Rollout, RolloutFunction, RolloutLimits, Sampler
 
 TOK = tokenizer()
 LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s=20.0)
 
 
+def spelled(request: Request, server: str = "") -> Generation:
+    """Answer with one letter chosen by the sampling seed."""
+    assert request.sampling.seed is not None
+    letter = "abcdefghijklmnopqrstuvwxyz"[request.sampling.seed % 26]
+    return Generation([TOK.convert_tokens_to_ids(letter), TOK.eos_token_id], [-1.0, -2.0], "stop", server=server)
+
+
 @dataclass
 class Spelling:
-    """A sampler that answers each request with one letter chosen by its sampling seed and records the batches."""
+    """Stands for the embedded engine in rounds; keeps the batches."""
 
-    batches: list[list[Request]]
+    batches: list[list[Request]] = field(default_factory=list)
 
-    def __call__(self, requests: Sequence[Request]) -> list[Generation]:
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
         self.batches.append(list(requests))
-        return [self._answer(request) for request in requests]
+        return [spelled(request) for request in requests]
 
-    def _answer(self, request: Request) -> Generation:
-        assert request.sampling.seed is not None
-        letter = "abcdefghijklmnopqrstuvwxyz"[request.sampling.seed % 26]
-        ids = [TOK.convert_tokens_to_ids(letter), TOK.eos_token_id]
-        return Generation(ids, [-1.0, -2.0], "stop")
+    def reset(self) -> None:
+        """Nothing is cached."""
+
+    def stop(self) -> None:
+        """There is no thread."""
+
+
+@dataclass
+class FreeEngine:
+    """A ``PolicyEngine`` that answers each request at once, or fails as ``fail`` says."""
+
+    fail: Callable[[Request, str], None] = lambda request, conversation: None
+    load: EngineLoad = field(default_factory=EngineLoad)
+    requests: list[tuple[str, Request]] = field(default_factory=list)
+    synchronised: list[tuple[Any, int]] = field(default_factory=list)
+
+    def begin(self, conversations: Iterable[str]) -> None:
+        self.conversations = list(conversations)
+
+    def end(self, conversation: str) -> None:
+        """No request waits for another one."""
+
+    async def generate(self, request: Request, conversation: str) -> Generation:
+        with self.load.serving():
+            self.requests.append((conversation, request))
+            self.fail(request, conversation)
+            await asyncio.sleep(0)
+            return spelled(request, "http://a")
+
+    def synchronise(self, peft_model: Any, iteration: int) -> None:
+        self.synchronised.append((peft_model, iteration))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def in_sampler(
+    use: Callable[[Sampler], Any], engine: Any, limits: RolloutLimits = LIMITS, factory: Callable[[], Any] = Bandit
+) -> Any:
+    with start_blocking_portal() as portal:
+        source = LocalSource("bandit", factory)
+        return use(Sampler(source, engine, TurnFormat(ChatFormat(TOK)), portal, limits))
+
+
+def play(sampler: Sampler) -> Played:
+    return sampler.start([11, 12], 3, 5).result()
 
 
 def sampled(
-    limits: RolloutLimits = LIMITS,
-    fail: Callable[[int], None] | None = None,
-    use: Callable[[Sampler], Any] = lambda sampler: sampler.sample([11, 12], 3, 5),
-) -> tuple[Any, Spelling]:
-    engine = Spelling([])
-    with start_blocking_portal() as portal:
-        source = LocalSource("bandit", lambda: Bandit(fail))
-        sampler = Sampler(source, engine, TurnFormat(ChatFormat(TOK)), portal.call, limits)
-        return use(sampler), engine
+    limits: RolloutLimits = LIMITS, fail: Callable[[int], None] | None = None
+) -> tuple[list[Rollout], Spelling]:
+    engine = Spelling()
+    rounds = InProcessEngine(engine, None, in_rounds=True)  # type: ignore[arg-type]
+    rollouts = in_sampler(play, rounds, limits, lambda: Bandit(fail)).rollouts
+    rounds.close()
+    return rollouts, engine
 
 
 def test_every_round_is_one_batch_in_a_fixed_order() -> None:
@@ -76,7 +126,7 @@ def test_prompts_extend_the_previous_prompt() -> None:
     _, engine = sampled()
     first, second = engine.batches
     for earlier, later in zip(first, second, strict=True):
-        completions = earlier.prompt_ids + engine._answer(earlier).ids
+        completions = earlier.prompt_ids + spelled(earlier).ids
         assert later.prompt_ids[: len(completions)] == completions
 
 
@@ -98,7 +148,7 @@ def test_running_out_of_turns_or_room_ends_a_rollout_with_its_score() -> None:
     assert [r.reward for r in empty] == [0.0] * 6
 
 
-def test_a_failure_is_tried_once_more_before_it_counts() -> None:
+def test_a_failed_episode_is_repeated_at_once() -> None:
     failures = iter([True])
     lock = threading.Lock()
 
@@ -108,15 +158,125 @@ def test_a_failure_is_tried_once_more_before_it_counts() -> None:
         if fails:
             raise RuntimeError("container gone")
 
-    def use(sampler: Sampler) -> tuple[list[Rollout], list[str]]:
-        return sampler.sample([11, 12], 3, 5), sampler.retried
+    played: Played = in_sampler(play, FreeEngine(), factory=lambda: Bandit(fail_first))
+    assert all(r.failure is None and r.reward is not None for r in played.rollouts)
+    assert len(played.retried) == 1
+    assert "container gone" in played.retried[0]
+    undisturbed: Played = in_sampler(play, FreeEngine())
+    assert [r.reward for r in played.rollouts] == [r.reward for r in undisturbed.rollouts]
 
-    (rollouts, retried), _ = sampled(fail=fail_first, use=use)
-    assert all(r.failure is None and r.reward is not None for r in rollouts)
-    assert len(retried) == 1
-    assert "container gone" in retried[0]
-    undisturbed, _ = sampled()
-    assert [r.reward for r in rollouts] == [r.reward for r in undisturbed]
+
+def test_a_failure_repeats_its_episode_in_rounds_too() -> None:
+    failures = iter([True])
+
+    def fail_first(seed: int) -> None:
+        if seed == 12 and next(failures, False):
+            raise RuntimeError("container gone")
+
+    rollouts, _ = sampled(fail=fail_first)
+    assert [r.reward for r in rollouts] == [r.reward for r in sampled()[0]]
+
+
+class SlowUser(Bandit):
+    """The episode of seed 11 waits until all episodes of seed 12 have ended."""
+
+    others = 3
+    released = threading.Event()
+
+    def step(self, message: Message) -> list[Message]:
+        if self.seed == 11:
+            assert SlowUser.released.wait(20)
+        return super().step(message)
+
+    def score(self) -> Any:
+        if self.seed == 12:
+            SlowUser.others -= 1
+            if not SlowUser.others:
+                SlowUser.released.set()
+        return super().score()
+
+
+def test_a_slow_user_delays_no_other_episode() -> None:
+    played: Played = in_sampler(play, FreeEngine(), factory=SlowUser)
+    assert all(rollout.end is End.ENVIRONMENT and rollout.turns == 2 for rollout in played.rollouts)
+
+
+def test_the_engine_counts_as_busy_while_an_episode_waits_for_it() -> None:
+    clock = iter([0.0, 0.0, 1.0, 3.0, 6.0, 10.0])
+    load = EngineLoad(lambda: next(clock))
+    with load.waiting(), load.serving():  # waits from 0, is served from 1 to 3, waits until 6
+        pass
+    assert load.take_busy_share() == pytest.approx(2 / 6)
+    assert str(EngineLoad().take_busy_share()) == "nan"
+
+
+def test_a_free_engine_is_busy_and_rounds_are_not_if_a_user_is_slow() -> None:
+    free: Played = in_sampler(play, FreeEngine(), factory=Bandit)
+    assert free.busy_share > 0.5
+    pause = threading.Event()
+
+    class Pausing(Bandit):
+        def step(self, message: Message) -> list[Message]:
+            if self.seed == 11:
+                pause.wait(0.1)
+            return super().step(message)
+
+    rounds = InProcessEngine(Spelling(), None, in_rounds=True)  # type: ignore[arg-type]
+    waiting: Played = in_sampler(play, rounds, factory=Pausing)
+    assert waiting.busy_share < 0.5
+    rounds.close()
+
+
+def test_an_episode_that_lost_its_engine_is_repeated() -> None:
+    lost = ["0000000005-000001-000002"]
+
+    def fail(request: Request, conversation: str) -> None:
+        if conversation in lost and len(request.prompt_ids) > 30:
+            lost.remove(conversation)
+            raise EngineError("http://b broke off")
+
+    played: Played = in_sampler(play, FreeEngine(fail))
+    assert lost == []
+    assert len(played.retried) == 1
+    assert "http://b broke off" in played.retried[0]
+    assert [rollout.failure for rollout in played.rollouts] == [None] * 6
+
+
+def test_an_invalid_request_ends_the_iteration_and_its_episodes() -> None:
+    def fail(request: Request, conversation: str) -> None:
+        raise RequestError("no adapter is loaded")
+
+    with pytest.raises(RequestError, match="no adapter is loaded"):
+        in_sampler(play, FreeEngine(fail))
+
+
+def test_a_context_that_is_full_ends_the_rollout_with_its_score() -> None:
+    def fail(request: Request, conversation: str) -> None:
+        if conversation.endswith("000001"):
+            raise ContextLengthError("maximum context length")
+
+    played: Played = in_sampler(play, FreeEngine(fail))
+    assert [rollout.end is End.MAX_LENGTH for rollout in played.rollouts] == [False, True, False] * 2
+    assert all(rollout.reward is not None for rollout in played.rollouts)
+
+
+def test_thinking_does_not_reach_the_environment() -> None:
+    messages: list[Message] = []
+
+    class Listening(Bandit):
+        def step(self, message: Message) -> list[Message]:
+            messages.append(message)
+            return super().step(message)
+
+    def thinking(sampler: Sampler) -> Played:
+        chat_format = sampler.turn_format.chat_format
+        parse = chat_format.parse
+        chat_format.parse = lambda *a, **k: parse(*a, **k) | {"reasoning_content": "the user is"}  # type: ignore[method-assign]
+        return play(sampler)
+
+    played: Played = in_sampler(thinking, FreeEngine(), factory=Listening)
+    assert {key for message in messages for key in message} == {"role", "content"}
+    assert played.rollouts[0].messages[2]["reasoning_content"] == "the user is"
 
 
 def broken_seed(*seeds: int) -> Callable[[int], None]:
@@ -127,38 +287,54 @@ def broken_seed(*seeds: int) -> Callable[[int], None]:
     return fail
 
 
-def rows(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
-    synchronised: list[str] = []
-    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, synchronised.append, lambda *arguments: None)
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model="the model under training")
-    batch = function(["11"] * 3 + ["12"] * 3, trainer)
-    assert synchronised == ["the model under training"]
-    return batch, function
+def trainer_at(iteration: int) -> Any:
+    return SimpleNamespace(state=SimpleNamespace(global_step=iteration), model=f"weights {iteration}")
+
+
+def rows(engine: FreeEngine, fail: Callable[[int], None] | None = None) -> tuple[dict[str, list[Any]], RolloutFunction]:
+    def use(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None)
+        return function(["11"] * 3 + ["12"] * 3, trainer_at(0)), function
+
+    result: tuple[dict[str, list[Any]], RolloutFunction] = in_sampler(use, engine, factory=lambda: Bandit(fail))
+    assert engine.synchronised == [("weights 0", 0)]
+    return result
 
 
 def test_rows_carry_the_engines_tokens_masks_and_logprobs() -> None:
-    (batch, function), _ = sampled(use=rows)
+    batch, function = rows(FreeEngine())
     assert {len(column) for column in batch.values()} == {6}
-    for ids, mask, logprobs in zip(batch["completion_ids"], batch["env_mask"], batch["logprobs"], strict=True):
-        assert len(ids) == len(mask) == len(logprobs)
+    columns = (batch["completion_ids"], batch["env_mask"], batch["logprobs"], function.last.servers)
+    for ids, mask, logprobs, servers in zip(*columns, strict=True):
+        assert len(ids) == len(mask) == len(logprobs) == len(servers)
         assert [lp for lp, m in zip(logprobs, mask, strict=True) if m] == [-1.0, -2.0] * 2
         assert {lp for lp, m in zip(logprobs, mask, strict=True) if not m} == {0.0}
+        assert [server != "" for server in servers] == [m == 1 for m in mask]
     assert function.last.policy_tokens == 24
     assert function.last.scored == 6
+    assert function.last.ends == {End.ENVIRONMENT: 6}
+    assert function.last.policy == 0
 
 
 def test_a_group_that_lost_a_rollout_twice_has_no_reward_at_all() -> None:
-    (batch, function), _ = sampled(fail=broken_seed(12), use=rows)
+    batch, function = rows(FreeEngine(), broken_seed(12))
     assert batch["reward"][3:] == [None] * 3
     assert None not in batch["reward"][:3]
     assert batch["completion_ids"][3:] == [[TOK.eos_token_id]] * 3
     assert batch["env_mask"][3:] == [[0]] * 3
+    assert function.last.servers[3:] == [[""]] * 3
     assert (function.last.lost_groups, function.last.retried) == (1, 3)
 
 
 def test_losing_every_group_stops_training_with_the_first_failure() -> None:
     with pytest.raises(EnvironmentFailed, match="no container for 11"):
-        sampled(fail=broken_seed(11, 12), use=rows)
+        rows(FreeEngine(), broken_seed(11, 12))
+
+    def fail(request: Request, conversation: str) -> None:
+        raise EngineError("no engine answers")
+
+    with pytest.raises(EngineLost, match="no engine answers"):
+        rows(FreeEngine(fail))
 
 
 def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
@@ -168,14 +344,86 @@ def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
         if seed == 12:
             delay.wait(20)
 
-    def use(sampler: Sampler) -> list[Rollout]:
-        rollouts = sampler.sample([11, 12], 2, 5)
+    def use(sampler: Sampler) -> Played:
+        played = sampler.start([11, 12], 2, 5).result()
         delay.set()
-        return rollouts
+        return played
 
-    rollouts, _ = sampled(RolloutLimits(4, 200, 5, 0.1), fail=hang, use=use)
-    assert [r.failure is None for r in rollouts] == [True, True, False, False]
-    assert "no answer in time" in str(rollouts[2].failure)
+    limits = RolloutLimits(4, 200, 5, 0.1)
+    played: Played = in_sampler(use, FreeEngine(), limits, lambda: Bandit(hang))
+    assert [r.failure is None for r in played.rollouts] == [True, True, False, False]
+    assert "no answer in time" in str(played.rollouts[2].failure)
+
+
+def prompts(iteration: int) -> list[str]:
+    return [str(seed) for seed in next_seeds(iteration) or [] for _ in range(3)]
+
+
+def next_seeds(iteration: int) -> list[int] | None:
+    return [20 + iteration, 40 + iteration] if iteration < 3 else None
+
+
+def test_with_overlap_the_next_iteration_is_sampled_from_the_weights_before_the_update() -> None:
+    engine = FreeEngine()
+    played: list[tuple[int, list[int]]] = []
+
+    def record(number: int, rollouts: list[Rollout]) -> None:
+        played.append((number, [rollout.seed for rollout in rollouts[::3]]))
+
+    def use(sampler: Sampler) -> list[tuple[int, int]]:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, record, next_seeds)
+        policies = []
+        for iteration in range(3):
+            function(prompts(iteration), trainer_at(iteration))
+            policies.append((iteration, function.last.policy))
+        function.close()
+        return policies
+
+    assert in_sampler(use, engine) == [(0, 0), (1, 0), (2, 1)]
+    assert engine.synchronised == [("weights 0", 0), ("weights 0", 0), ("weights 1", 1)]
+    assert played == [(1, [20, 40]), (2, [21, 41]), (3, [22, 42])]
+
+
+def test_the_next_iteration_is_sampled_during_the_update() -> None:
+    asked = threading.Event()
+
+    def fail(request: Request, conversation: str) -> None:
+        if len(engine.synchronised) == 2:
+            asked.set()
+
+    engine = FreeEngine(fail)
+
+    def use(sampler: Sampler) -> bool:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds)
+        function(prompts(0), trainer_at(0))
+        is_sampled = asked.wait(20)  # the update of the first iteration would run now
+        function.close()
+        return is_sampled
+
+    assert in_sampler(use, engine)
+
+
+def test_a_resumed_run_samples_its_next_iteration_anew() -> None:
+    engine = FreeEngine()
+
+    def use(sampler: Sampler) -> int:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds)
+        function(prompts(2), trainer_at(2))
+        function.close()
+        return function.last.policy
+
+    assert in_sampler(use, engine) == 2
+    assert engine.synchronised == [("weights 2", 2)]
+
+
+def test_rollouts_of_another_iteration_are_refused() -> None:
+    def use(sampler: Sampler) -> None:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds)
+        function(prompts(0), trainer_at(0))
+        function(prompts(2), trainer_at(2))
+
+    with pytest.raises(RuntimeError, match="rollouts of iteration 1 were sampled, 2 was requested"):
+        in_sampler(use, FreeEngine())
 
 
 async def test_asyncio_is_not_blocked_by_the_portal() -> None:

@@ -5,7 +5,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests.unit.training.tiny import save_model
-from traced.training.grpo import sampling_copy, synchronise
+from traced.training.in_process_engine import sampling_copy, synchronise
 
 
 def test_the_copy_follows_the_trained_model_without_touching_the_base(tmp_path: Path) -> None:

@@ -5,7 +5,13 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 TEMPLATE = (
     "{%- if tools %}{{- '<|im_start|>system\\n' + messages[0].content + '\\n' + (tools | tojson) + '<|im_end|>\\n' }}"
@@ -37,11 +43,14 @@ def tokenizer() -> Any:
     return fast
 
 
-def save_model(folder: Path, seed: int = 0) -> Path:
-    """Write the model and tokenizer into ``folder``."""
+def save_model(folder: Path, seed: int = 0, experts: int = 0) -> Path:
+    """Write the model and tokenizer into ``folder``; with ``experts`` a mixture of experts."""
     tok = tokenizer()
     torch.manual_seed(seed)
-    config = Qwen3Config(
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config_class, model_class = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
+    config = config_class(
+        **(mixture if experts else {}),
         vocab_size=len(tok),
         hidden_size=64,
         intermediate_size=128,
@@ -55,6 +64,6 @@ def save_model(folder: Path, seed: int = 0) -> Path:
         eos_token_id=tok.eos_token_id,
         pad_token_id=tok.pad_token_id,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    model_class(config).save_pretrained(folder)
     tok.save_pretrained(folder)
     return folder

@@ -5,7 +5,6 @@ failed load leaves the set of adapters unchanged. If the engine wraps a live ``P
 stays empty, and rows run through the model with its current weights. Not covered: methods other than LoRA.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from traced.inference.errors import ModelError, RequestError, UnknownModelError
+from traced.inference.model_files import adapter_digest
 
 # PEFT's name for "no adapter" in a mixed batch.
 BASE = "__base__"
@@ -41,6 +41,10 @@ class AdapterSet:
     def names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
         return list(self._keys)
+
+    def digest(self, name: str) -> str | None:
+        """Return ``adapter_digest`` of the files that an adapter was loaded from; None if it is not loaded."""
+        return self._hashes.get(name)
 
     def check(self, name: str | None) -> None:
         """Raise ``UnknownModelError`` unless ``name`` is None or loaded."""
@@ -125,6 +129,4 @@ def _read_config(name: str, path: Path) -> tuple[PeftConfig, str]:
     if not isinstance(config, LoraConfig):
         raise ModelError(f"adapter {name!r} at {path} is {config.peft_type}, and only LORA is served")
     config.inference_mode = True
-    digest = hashlib.sha256((path / "adapter_config.json").read_bytes())
-    digest.update((path / WEIGHTS).read_bytes())
-    return config, digest.hexdigest()
+    return config, adapter_digest(path)

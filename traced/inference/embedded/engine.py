@@ -113,6 +113,10 @@ class Engine:
         """Return the names of the adapters that requests may use."""
         return [name for name in self._adapters.names() if name not in self._retiring]
 
+    def adapter_digest(self, name: str) -> str | None:
+        """Return the SHA-256 of the files that an adapter was loaded from; None if it is not loaded."""
+        return self._adapters.digest(name)
+
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load a PEFT LoRA directory between two steps.
 

@@ -94,7 +94,10 @@ def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
     async def models() -> dict[str, object]:
         base = {"id": base_name, "object": "model", "created": started, "owned_by": "traced", "parent": None}
         base["max_model_len"] = engine.max_length
-        adapters = [{**base, "id": name, "parent": base_name} for name in engine.adapters()]
+        adapters = [
+            {**base, "id": name, "parent": base_name, "digest": engine.adapter_digest(name)}
+            for name in engine.adapters()
+        ]
         return {"object": "list", "data": [base, *adapters]}
 
     @app.post("/v1/load_lora_adapter")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from peft import PeftModel
 
-from tests.unit.inference import tiny
+from tests.unit.inference import families, tiny
+from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded import engine as core
 from traced.inference.embedded.engine import Engine, Generation, Request, Sampling
 from traced.inference.embedded.forward import Span
@@ -410,3 +411,12 @@ def test_stopping_fails_running_requests() -> None:
     finished_futures = [f for f in futures if f.exception(0) is None]
     failed = [f for f in futures if isinstance(f.exception(0), EngineError)]
     assert len(finished_futures) + len(failed) == 40
+
+
+def test_the_tokens_that_end_a_completion_are_those_of_the_chat_format() -> None:
+    tokenizer = families.tokenizer("glm4moe")
+    model = tiny.qwen3(len(tokenizer))
+    model.generation_config.eos_token_id = 7
+    ends = core.stop_ids(model, tokenizer)
+    assert ends == {7, *ChatFormat(tokenizer).stop_ids}
+    assert {tokenizer.convert_tokens_to_ids(end) for end in ("<|user|>", "<|observation|>")} < ends

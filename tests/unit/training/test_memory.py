@@ -1,0 +1,105 @@
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.training.errors import DeviceFull
+from traced.training.memory import HostMeter, MeasuredPass, PassSize, fitting_tokens
+
+MIB = 2**20
+
+
+def test_as_many_tokens_fit_as_the_free_memory_holds_with_a_margin() -> None:
+    # 1000 tokens took 100 MiB; of 1000 MiB a fifth stays free: 8 times as many.
+    sample = MeasuredPass(tokens=1000, free=1000 * MIB, used=500 * MIB, peak=600 * MIB)
+    assert fitting_tokens(sample, margin=0.2) == 8000
+    assert fitting_tokens(sample, margin=0.0) == 10_000
+
+
+@given(
+    tokens=st.integers(1, 10**5), free=st.integers(0, 10**12), used=st.integers(0, 10**12), cost=st.integers(0, 10**12)
+)
+def test_what_fits_never_costs_more_than_is_free(tokens: int, free: int, used: int, cost: int) -> None:
+    fitting = fitting_tokens(MeasuredPass(tokens, free, used, used + cost))
+    assert fitting >= 1
+    assert fitting == 1 or fitting * cost <= free * tokens
+
+
+@dataclass
+class PlannedMeter:
+    """A device with fixed free memory, on which a token costs ``cost`` bytes."""
+
+    free: int
+    cost: int
+    tokens: int = 0
+    starts: int = field(default=0)
+
+    def start(self) -> tuple[int, int]:
+        self.starts += 1
+        return self.free, 0
+
+    def peak(self) -> int:
+        return self.cost * self.tokens
+
+
+def run(size: PassSize, meter: PlannedMeter, tokens: int, rows: int = 2) -> None:
+    meter.tokens = tokens
+    with size.running(rows, tokens):
+        pass
+
+
+def test_the_first_pass_of_an_iteration_sets_the_size_of_the_others() -> None:
+    meter = PlannedMeter(free=1_000_000, cost=100)
+    size = PassSize(500, meter=meter)
+    run(size, meter, 500)
+    assert size.limit() == 8000
+    meter.free = 500_000
+    run(size, meter, 8000)
+    assert (size.limit(), meter.starts) == (8000, 1)
+    size.next_iteration()
+    run(size, meter, 8000)
+    assert (size.limit(), meter.starts) == (4000, 2)
+
+
+def test_a_bound_is_never_exceeded_and_little_memory_goes_below_it() -> None:
+    meter = PlannedMeter(free=10**9, cost=100)
+    size = PassSize(4096, 4096, meter)
+    run(size, meter, 4096)
+    assert size.limit() == 4096
+    meter.free = 100_000
+    size.next_iteration()
+    run(size, meter, 4096)
+    assert size.limit() == 800
+
+
+def test_after_a_full_device_the_size_is_halved_and_never_grows_again() -> None:
+    meter = PlannedMeter(free=10**9, cost=100)
+    size = PassSize(4096, meter=meter)
+    run(size, meter, 1000)
+    with pytest.raises(torch.OutOfMemoryError), size.running(8, 6000):
+        raise torch.OutOfMemoryError("planted")
+    size.halve(torch.OutOfMemoryError())
+    assert size.limit() == 3000
+    size.next_iteration()
+    run(size, meter, 3000)
+    assert size.limit() == 3000
+
+
+def test_a_rollout_that_does_not_fit_alone_is_an_error_with_its_length() -> None:
+    size = PassSize(4096)
+    with size.running(1, 16_000):
+        pass
+    with pytest.raises(DeviceFull, match=r"rollout of 16000 tokens.*training\.max_length"):
+        size.halve(torch.OutOfMemoryError())
+
+
+def test_the_meter_of_the_host_sees_what_a_block_allocates() -> None:
+    meter = HostMeter()
+    free, used = meter.start()
+    block = torch.ones(32 * MIB // 4)
+    peak = meter.peak()
+    del block
+    assert free > 0
+    assert 30 * MIB < peak - used < 200 * MIB

@@ -1,0 +1,91 @@
+"""When a run ends because there is nothing to learn from, and what it says."""
+
+from pathlib import Path
+
+import pytest
+
+from store.types import EndCause
+from traced.rollouts.errors import Infrastructure
+from traced.training.errors import NothingToLearn
+from traced.training.metrics import Metrics, append, check_progress, end_shares
+from traced.training.rollouts import Conversation, Rollout
+
+
+def fruitless(**changes: float) -> Metrics:
+    return {
+        "reward": 0.25, "success": 0.1, "trajectories_kept": 0, "grad_norm": 0.0, "mean_length": 12.0,
+        "mean_turns": 3.0, "ended_by_environment": 0.9, "ended_by_turns": 0.1,
+        "ended_by_length": 0.0, "cut_off": 0.2, "lost_groups": 0,
+        "gradient_dropped": 0, **changes,
+    }  # fmt: skip
+
+
+def metrics_file(path: Path, rows: list[Metrics]) -> Path:
+    for iteration, metrics in enumerate(rows, start=1):
+        append(path, {"iteration": iteration, **metrics})
+    return path
+
+
+FRUITFUL = fruitless(trajectories_kept=4, grad_norm=0.1)
+ALL_SUCCEEDED = fruitless(success=1.0)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [fruitless()] * 2,
+        [fruitless(), FRUITFUL, fruitless(), fruitless()],
+        [fruitless(), fruitless(), ALL_SUCCEEDED],
+        [ALL_SUCCEEDED] * 5,
+        [fruitless()] * 3 + [FRUITFUL],
+    ],
+)
+def test_a_run_goes_on(tmp_path: Path, rows: list[Metrics]) -> None:
+    check_progress(metrics_file(tmp_path / "metrics.jsonl", rows))
+
+
+def test_three_iterations_without_a_trajectory_end_it_with_what_they_looked_like(tmp_path: Path) -> None:
+    path = metrics_file(tmp_path / "metrics.jsonl", [FRUITFUL, *[fruitless()] * 3])
+    with pytest.raises(NothingToLearn) as error_info:
+        check_progress(path)
+    message = str(error_info.value)
+    assert message.startswith("iterations 2 to 4 had nothing to learn from: mean reward 0.25, success 10%")
+    for text in ("12 sampled tokens", "3.0 turns", "at the turn limit 10%", "cut off 20%", "training.rollouts"):
+        assert text in message
+    assert "lost" not in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"cut_off": 0.8}, "engine.max_tokens"),
+        ({"ended_by_turns": 0.8}, "training.max_turns"),
+        ({"ended_by_length": 0.8}, "training.max_length"),
+        ({"trajectories_kept": 8, "gradient_dropped": 1}, "training.lr"),
+        ({"trajectories_kept": 8}, "no gradient"),
+        ({"trajectories_kept": 8, "grad_norm": float("nan")}, "no gradient"),
+    ],
+)
+def test_the_advice_fits_what_was_seen(tmp_path: Path, changes: Metrics, advice: str) -> None:
+    with pytest.raises(NothingToLearn) as error_info:
+        check_progress(metrics_file(tmp_path / "metrics.jsonl", [fruitless(**changes)] * 3))
+    assert advice in error_info.value.hint
+
+
+def rollout(turns: int, ids: list[int], mask: list[int]) -> Rollout:
+    conversation = Conversation(None, [1, 2], ids, mask, [0.0] * len(ids))  # type: ignore[arg-type]
+    return Rollout(0, 0, 7, conversation=conversation, turns=turns)
+
+
+def test_ends_and_cut_answers_are_counted_over_the_rollouts_that_the_infrastructure_did_not_lose() -> None:
+    end = 9
+    finished = rollout(2, [5, end, 3, 4, 6, end], [1, 1, 0, 0, 1, 1])
+    cut_early = rollout(2, [5, 5, end, 3, 6, end], [1, 1, 0, 0, 1, 1])
+    at_turns = rollout(3, [5, end], [1, 1])
+    at_length = rollout(1, [5] * 18, [1] * 18)
+    failed = rollout(1, [5], [1])
+    failed.failure = Infrastructure(EndCause.SANDBOX_ERROR, "gone")
+    shares = end_shares([finished, cut_early, at_turns, at_length, failed], max_turns=3, max_length=20, end_token=end)
+    assert shares == {"ended_by_environment": 0.5, "ended_by_turns": 0.25, "ended_by_length": 0.25, "cut_off": 0.5}
+    assert end_shares([failed], 3, 20, end)["cut_off"] == 0.0

@@ -1,0 +1,57 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from traced.training import grpo, tracking
+from traced.training.errors import JobError
+from traced.training.job import TrainingJob
+from traced.training.tracking import check_trackers, tracker_callbacks, tracking_variables
+
+
+def job(out: Path, **changes: Any) -> TrainingJob:
+    return TrainingJob("c1/dates/abc", "dates", {"target": "desk"}, "model", str(out), **changes)
+
+
+def test_a_run_is_named_tagged_and_stored_beside_its_job_and_sent_nowhere(tmp_path: Path) -> None:
+    variables = tracking_variables(job(tmp_path, report_to=["wandb", "mlflow"], tags={"cycle": "c1", "run": "r"}))
+    assert variables["WANDB_MODE"] == "offline"
+    assert variables["WANDB_DIR"] == str(tmp_path)
+    assert variables["WANDB_TAGS"] == "cycle:c1,run:r"
+    assert json.loads(variables["MLFLOW_TAGS"]) == {"cycle": "c1", "run": "r"}
+    assert variables["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_what_a_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in tracking_variables(job(tmp_path)):
+        monkeypatch.setenv(name, "mine")
+    assert tracker_callbacks(job(tmp_path)) == []
+    assert os.environ["WANDB_MODE"] == "mine"
+
+
+def test_a_tracker_without_its_library_is_refused_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(JobError, match=r"report_to is 'mlflow'.*pip install mlflow"):
+        check_trackers(job(tmp_path, report_to=["mlflow"]))
+    check_trackers(job(tmp_path))
+
+
+def test_a_job_for_a_gpu_that_is_not_there_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(JobError, match=r"devices\.train_on"):
+        grpo.check_device(job(tmp_path, device="cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    grpo.check_device(job(tmp_path, device="cuda"))
+    with pytest.raises(JobError, match="2 processes, one per GPU, and sees 1 GPUs"):
+        grpo.check_device(job(tmp_path, device="cuda", processes=2))
+
+
+def test_an_attention_kernel_that_is_not_installed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="pip install flash-attn"):
+        grpo.check_device(job(tmp_path, attention="flash_attention_2"))

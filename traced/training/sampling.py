@@ -1,0 +1,58 @@
+"""Build the rollout function of a training job, with the engine that the job names.
+
+Without ``engine_urls`` the embedded engine samples in this process; on one thread in rounds, which makes a run
+reproducible bit by bit. With ``engine_urls`` servers sample, and each iteration's adapter is published to them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anyio.from_thread import BlockingPortal
+
+from sandbox.episodes import EpisodeSource
+from traced.inference.chat_format import ChatFormat, TurnFormat
+from traced.inference.client import EngineClient
+from traced.inference.embedded.engine import Engine
+from traced.inference.replicas import Replicas
+from traced.training.adapter_folder import save_adapter
+from traced.training.in_process_engine import InProcessEngine, sampling_copy
+from traced.training.job import TrainingJob
+from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, run_name
+from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
+
+
+def rollout_function(
+    job: TrainingJob,
+    source: EpisodeSource,
+    portal: BlockingPortal,
+    model: Any,
+    tokenizer: Any,
+    *,
+    on_played: Callable[[int, list[Rollout]], None],
+) -> RolloutFunction:
+    """Return the rollout function of a job; ``source`` lives on the portal's loop, ``model`` is still without PEFT."""
+    length = min(job.max_length, model.config.max_position_embeddings)
+    limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
+    engine = _policy_engine(job, portal, model, tokenizer, length)
+    sampler = Sampler(source, engine, TurnFormat(ChatFormat(tokenizer)), portal, limits)
+
+    def next_seeds(iteration: int) -> list[int] | None:
+        return job.group_seeds(iteration) if iteration < job.iterations else None
+
+    ahead = next_seeds if job.overlap else None
+    return RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead)
+
+
+def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
+    if job.engine_urls:
+        key = Path(job.engine_key_file).read_text().strip() if job.engine_key_file else ""
+        clients = [EngineClient(url, silence_s=job.engine_silence_s, key=key) for url in job.engine_urls]
+        replicas = Replicas(clients)
+        name = run_name(job.run_id, job.out)
+        return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call)
+    # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
+    # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
+    sampled = sampling_copy(model)
+    engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
+    return InProcessEngine(engine, sampled, in_rounds=job.threads == 1)

@@ -1,0 +1,61 @@
+"""Experiment trackers of a training run: TensorBoard, Weights & Biases and MLflow, through transformers' integrations.
+
+A tracker gets the metrics of every iteration, the run's id as name, and the ids of the chain that led to the run as
+tags. Its files are in the job's folder unless the tracker's own variables say otherwise (``WANDB_MODE``, ``WANDB_DIR``,
+``MLFLOW_TRACKING_URI`` ...). Nothing is sent anywhere by default.
+"""
+
+import importlib.util
+import json
+import os
+from typing import Any
+
+from traced.training.errors import JobError
+from traced.training.job import TrainingJob
+
+PROJECT = "traced"
+TENSORBOARD = "tensorboard"
+
+
+def check_trackers(job: TrainingJob) -> None:
+    """Raise ``JobError`` if the library of a tracker is not installed."""
+    missing = [name for name in job.report_to if importlib.util.find_spec(name) is None]
+    if missing:
+        raise JobError(
+            f"report_to is {missing[0]!r}, and this library is not installed", hint=f"pip install {missing[0]}"
+        )
+
+
+def tracking_variables(job: TrainingJob) -> dict[str, str]:
+    """Return the environment variables with which the trackers name, tag and store this run."""
+    return {
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(job.out),
+        "WANDB_PROJECT": PROJECT,
+        "WANDB_TAGS": ",".join(f"{name}:{value}" for name, value in sorted(job.tags.items())),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{job.out.resolve() / 'mlflow.db'}",
+        "MLFLOW_EXPERIMENT_NAME": PROJECT,
+        "MLFLOW_TAGS": json.dumps(job.tags, sort_keys=True),
+    }
+
+
+def tracker_callbacks(job: TrainingJob) -> list[Any]:
+    """Return the callbacks of the job's trackers; call it in the process that reports."""
+    check_trackers(job)
+    if not job.report_to:
+        return []
+    # What the user has set stays.
+    for name, value in tracking_variables(job).items():
+        os.environ.setdefault(name, value)
+    # Imported here because transformers looks for every tracker's library on import.
+    from transformers.integrations import MLflowCallback, TensorBoardCallback, WandbCallback
+
+    integrations = {"wandb": WandbCallback, "mlflow": MLflowCallback}
+    callbacks = [integrations[name]() for name in job.report_to if name in integrations]
+    if TENSORBOARD in job.report_to:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(os.environ.get("TENSORBOARD_LOGGING_DIR", str(job.out / TENSORBOARD)))
+        writer.add_text("tags", json.dumps({"run": job.run_id, **job.tags}, sort_keys=True))
+        callbacks.append(TensorBoardCallback(writer))
+    return callbacks
