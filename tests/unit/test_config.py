@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config.settings import child_environment, configuration, load_settings, template, valid_keys
+from traced.config.profiles import profile
+from traced.config.settings import (
+    child_environment,
+    configuration,
+    load_settings,
+    template,
+    valid_keys,
+    with_defaults,
+)
 from traced.core.errors import ConfigError
 
 
@@ -155,6 +163,68 @@ def test_template_is_valid_complete_and_changes_nothing(tmp_path: Path) -> None:
     assert load_settings() == defaults
     table = tomllib.loads(active)
     assert set(keys_of(table)) == set(valid_keys())
+
+
+def test_each_model_begins_with_its_own_defaults_below_the_file(tmp_path: Path) -> None:
+    assert (load_settings().training.lr, load_settings().devices.train_on) == (2e-3, "cpu")
+    own = load_settings(overrides={"model.spec": "/models/Qwen3-4B"})
+    training = own.training
+    assert (training.lr, training.iterations, training.rollouts, training.max_length) == (1e-5, 40, 16, 16384)
+    assert (training.max_turns, own.collect.max_turns, own.devices.train_on, own.routing.router) == (
+        *(30, 30),
+        *("auto", "labels"),
+    )
+    write(tmp_path, "[training]\nlr = 0.5\n")
+    training = load_settings(overrides={"model.spec": "/models/Qwen3-4B"}).training
+    assert (training.lr, training.rollouts) == (0.5, 16)
+
+
+@pytest.mark.parametrize("source", ["file", "variable", "option"])
+def test_any_source_may_name_the_model_whose_defaults_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    options = {"model.spec": "/m"} if source == "option" else {}
+    if source == "file":
+        write(tmp_path, '[model]\nspec = "/m"\n')
+    elif source == "variable":
+        write(tmp_path, '[model]\nspec = "bundled"\n')
+        monkeypatch.setenv("TRACED_MODEL__SPEC", "/m")
+    assert load_settings(overrides=options).training.lr == 1e-5
+
+
+def test_smollm2_stays_within_its_positions() -> None:
+    settings = load_settings(overrides={"model.spec": "smollm2"})
+    assert settings.training.max_length < settings.engine.max_length <= 8192
+    assert settings.routing.router == "hidden-state"
+
+
+@pytest.mark.parametrize("spec", ["/models/Qwen3-4B", "smollm2", 'C:\\a "b"'])
+def test_the_template_of_a_model_shows_the_defaults_that_hold(tmp_path: Path, spec: str) -> None:
+    defaults = load_settings(overrides={"model.spec": spec})
+    text = template(spec)
+    write(tmp_path, text)
+    assert load_settings() == defaults
+    write(tmp_path, "\n".join(line.removeprefix("# ") if " = " in line else line for line in text.splitlines()))
+    assert load_settings() == defaults
+
+
+def test_a_cycle_stored_before_a_key_existed_is_that_of_the_same_settings() -> None:
+    for spec in ("bundled", "/models/Qwen3-4B"):
+        config = configuration(load_settings(overrides={"model.spec": spec}))
+        earlier = {**config, "training": {k: v for k, v in config["training"].items() if k != "overlap"}}
+        assert with_defaults(earlier) == config
+
+
+def test_how_a_training_runs_does_not_belong_to_its_cycle() -> None:
+    assert configuration(load_settings(overrides={"training.processes": 2, "training.report_to": ["wandb"]})) == (
+        configuration(load_settings())
+    )
+    assert configuration(load_settings(overrides={"training.overlap": 1})) != configuration(load_settings())
+
+
+def test_a_profile_has_only_settings_that_exist() -> None:
+    for spec in ("bundled", "smollm2", "/m"):
+        assert set(keys_of(profile(spec))) <= set(valid_keys())
 
 
 @given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz_.", min_size=1, max_size=30))

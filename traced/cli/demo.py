@@ -38,6 +38,7 @@ from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
 from traced.pipeline.evaluate import COMPARISON, TYPICAL_CAPABILITIES, expected_comparison_s, grpo_on_target
 from traced.pipeline.gate import figures_of, stored_gate
+from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
 from traced.pipeline.report import gather
 
@@ -79,6 +80,7 @@ def run_demo(options: DemoOptions) -> DemoResult:
 
 
 def _run_exclusively(options: DemoOptions) -> DemoResult:
+    check_cycle(options.settings)
     ensure_image(build_missing=True)
     reap_orphans(sandbox_owner(options.settings.data_dir))
     cycle = _cycle(options)

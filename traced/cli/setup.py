@@ -4,7 +4,7 @@ Invariants: a check makes no lasting change. A check that cannot be made has fai
 check imports the libraries that it needs, so that a missing library is a finding. Checks are ordered by dependence: an
 early failure may cause later ones, so the findings are to be read from the top. Every failed check names the next
 command.
-Not covered: whether a vLLM server answers, and the quality of a model.
+Not covered: the quality of a model.
 """
 
 import importlib.metadata
@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +24,9 @@ from store.errors import StoreError
 from store.schema_version import HEAD, version_error
 from traced.cli.options import AsJson, DataDir, Model, Overrides, read_settings
 from traced.cli.output import console, print_json
+from traced.config.profiles import BUNDLED
 from traced.config.settings import Settings, template
+from traced.core.checks import Finding
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
 from traced.inference.model_files import base_model
@@ -33,17 +34,6 @@ from traced.inference.model_files import base_model
 PYTHON = (3, 11)
 PACKAGES = ("traced", "agents", "sandbox", "store")
 FREE_BYTES = 2 * 1024**3
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check; ``fix`` is the next command, "" if ``ok``; ``warning`` is a possible improvement."""
-
-    name: str
-    ok: bool
-    seen: str
-    fix: str = ""
-    warning: str = ""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -54,6 +44,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
         except ImportError as error:
             name = check.__name__.removeprefix("check_").replace("_", " ")
             yield Finding(name, False, f"cannot be imported: {error}", "make venv")
+    try:
+        from traced.pipeline.preflight import findings  # torch and transformers, which may be missing
+
+        yield from findings(settings)
+    except ImportError as error:
+        yield Finding("preflight", False, f"cannot be imported: {error}", "make venv")
 
 
 def check_python(settings: Settings) -> Finding:
@@ -207,16 +203,18 @@ def _shadow(name: str, home: Path) -> str:
 
 def init(
     data_dir: DataDir = None,
+    model: Model = None,
     as_json: AsJson = False,
     show: Annotated[bool, typer.Option("--print", help="Print the settings file instead of writing it.")] = False,
 ) -> None:
     """Create the data directory with a commented traced.toml; an existing file is kept."""
+    text = template(model or BUNDLED)
     if show:
-        typer.echo(template(), nl=False)
+        typer.echo(text, nl=False)
         return
     directory = data_directory(data_dir)
     path = directory / FILE_NAME
-    is_new = _write_new(path, template())
+    is_new = _write_new(path, text)
     if as_json:
         print_json({"data_dir": directory, "config": path, "written": is_new})
     else:

@@ -37,6 +37,7 @@ from traced.pipeline.context import Context
 from traced.pipeline.evaluate import evaluate_base
 from traced.pipeline.gate import figures_of, gate
 from traced.pipeline.optimize_prompt import optimize_prompt as optimize_prompt_stage
+from traced.pipeline.preflight import check_cycle
 from traced.pipeline.synthesize import synthesize as synthesize_stage
 from traced.pipeline.train import train as train_stage
 
@@ -177,6 +178,8 @@ def train(
 ) -> None:
     """Train an adapter in each admitted environment; a stopped run resumes from its last checkpoint."""
     settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
+
+    check_cycle(settings)
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
         adapter = await train_stage(context, capability, admitted_environments(context, capability)[-1])

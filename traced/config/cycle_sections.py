@@ -14,6 +14,7 @@ from agents.llm.endpoint import MIN_KEY_LENGTH
 from traced.config.section import Margin, Positive, Section, Share, Temperature
 
 Policy = Literal["immediate", "canary", "shadow"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 # A text of at least this length without a path separator or a suffix is more likely a key than the name of a file.
 KEY_LIKE_LENGTH = 20
 
@@ -89,7 +90,7 @@ class AdmissionSection(Section):
 
 
 class TrainingSection(Section):
-    """GRPO on one LoRA adapter; the defaults suit the bundled model (TRACE paper, 30B model: 1e-5, 40 iterations)."""
+    """GRPO on one LoRA adapter."""
 
     iterations: Positive = Field(default=60, description="maximum number of policy updates")
     solved_after: int = Field(
@@ -107,6 +108,27 @@ class TrainingSection(Section):
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
+    micro_batch_tokens: Positive = Field(
+        default=4096,
+        description="tokens, padding included, of one forward and backward pass; a GPU's memory sets the later ones",
+    )
+    gradient_checkpointing: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description='compute activations again in the backward pass, which saves memory; "auto": on GPUs',
+    )
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        default="auto", description='attention kernel; "auto": sdpa; "flash_attention_2" needs the package flash-attn'
+    )
+    processes: Positive = Field(default=1, description="GPUs that share one training, one process on each")
+    shard: bool = Field(
+        default=False, description="split the base model over these processes, for one that does not fit a single GPU"
+    )
+    overlap: int = Field(
+        default=0, ge=0, le=1, description="iterations that the rollouts may be ahead of the update; 0: on-policy"
+    )
+    report_to: list[Tracker] = Field(
+        default=[], description='experiment trackers: "tensorboard", "wandb", "mlflow"; each needs its package'
+    )
     prompt_first: bool = Field(
         default=False, description="optimize a prompt first, and train no adapter if that is enough (needs [llm])"
     )
@@ -233,6 +255,8 @@ class LlmSection(Section):
         return self
 
 
+# These keys of [training] change the time, the memory and the rounding of a training, but not what it computes.
+EXECUTION_KEYS = {"micro_batch_tokens", "gradient_checkpointing", "attention", "processes", "shard", "report_to"}
 # Of [llm], only these keys change the results of a cycle; the others are limits and credentials.
 RESULT_KEYS = {"model", "base_url", "context_tokens"}
 REQUEST_KEYS = set(LlmSection.model_fields) - RESULT_KEYS

@@ -1,5 +1,7 @@
 """Settings of a data directory: defaults < ``traced.toml`` < environment (``TRACED_TRAINING__LR``) < command line.
 
+The defaults depend on the base model (``traced.config.profiles``), which any of these sources may name.
+
 A ``traced.toml`` in the data directory takes precedence over one in the working directory; the two are never merged.
 The data directory itself is not a key of the file, because the file is looked up in it. Secrets are not settings: keys
 that end in ``_file`` name the files with them. Class docstrings and field descriptions are shown to users by ``traced
@@ -7,6 +9,7 @@ init``.
 """
 
 import difflib
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +26,7 @@ from pydantic_settings import (
 )
 
 from traced.config.cycle_sections import (
+    EXECUTION_KEYS,
     REQUEST_KEYS,
     AdmissionSection,
     AnalysisSection,
@@ -38,6 +42,7 @@ from traced.config.cycle_sections import (
     TrainingSection,
 )
 from traced.config.engine_section import RENAMED, EngineSection
+from traced.config.profiles import BUNDLED, profile
 from traced.config.section import Section
 from traced.config.service_sections import (
     ApiSection,
@@ -83,6 +88,7 @@ EXCLUDED_KEYS: dict[str, Any] = {
     "engine": set(EngineSection.model_fields) - {"max_batch", "max_length", "max_tokens", "temperature"},
     "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
     "llm": REQUEST_KEYS,
+    "training": EXECUTION_KEYS,
 }
 # Environment variables with the prefix that are not settings.
 NON_SETTING_VARIABLES = {
@@ -111,7 +117,7 @@ class ModelSection(Section):
     """The frozen base model."""
 
     spec: str = Field(
-        default="bundled", description='"bundled", "smollm2" (extra), or a Hugging Face causal LM directory'
+        default=BUNDLED, description='"bundled", "smollm2" (extra), or a Hugging Face causal LM directory'
     )
 
 
@@ -200,7 +206,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources by precedence: command line, environment, the file given as initial ``toml_file``."""
+        """Return the sources by precedence: command line, environment, initial ``toml_file``, defaults of the model."""
         initial = dict(init_settings())
         path = initial.pop("toml_file", None)
         sources: list[PydanticBaseSettingsSource] = [
@@ -209,7 +215,7 @@ class Settings(BaseSettings):
         ]
         if path is not None:
             sources.append(TomlConfigSettingsSource(settings_cls, toml_file=path))
-        return tuple(CurrentNames(settings_cls, source) for source in sources)
+        return (*(CurrentNames(settings_cls, source) for source in sources), ModelProfile(settings_cls))
 
 
 class CurrentNames(PydanticBaseSettingsSource):
@@ -234,6 +240,19 @@ class CurrentNames(PydanticBaseSettingsSource):
                 values[old_section] = {k: v for k, v in table.items() if k != old_name}
                 values[section] = {name: convert(table[old_name]), **values.get(section, {})}
         return values
+
+
+class ModelProfile(PydanticBaseSettingsSource):
+    """The defaults of the base model that the sources before this one name."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        """Return no value: the profile is read as a whole."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the profile's values by section and key."""
+        table = self.current_state.get("model")
+        return dict(profile(str(table.get("spec", BUNDLED)) if isinstance(table, dict) else BUNDLED))
 
 
 def load_settings(data_dir: Path | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
@@ -291,16 +310,25 @@ def valid_keys() -> list[str]:
     return [key for key, _ in _fields()]
 
 
-def template() -> str:
-    """Return a ``traced.toml`` with all keys at their defaults, commented out and described."""
-    lines = ["# traced: settings of this data directory. Remove a '#' to change a default.", ""]
-    section = ""
+def template(spec: str = BUNDLED) -> str:
+    """Return a ``traced.toml`` with all keys at the defaults of a base model, commented out and described.
+
+    The model itself is no comment unless it is the bundled one, so that the file's defaults are those that hold.
+    """
+    lines = ["# traced: settings of this data directory. Remove a '#' to change a default."]
+    lines += [
+        f"# The defaults are those of the model {_toml(spec)}; traced init --print --model MODEL prints others.",
+        "",
+    ]
+    section, values = "", _dotted(profile(spec))
     for key, (default, description) in _fields():
         table, _, name = key.rpartition(".")
         if table != section:
             lines += ["", f"# {_title(table)}", f"[{table}]"]
             section = table
-        lines.append(f"# {name} = {_toml(default)}  # {description}")
+        is_named = key == "model.spec" and spec != BUNDLED
+        value = spec if is_named else values.get(key, default)
+        lines.append(f"{'' if is_named else '# '}{name} = {_toml(value)}  # {description}")
     return "\n".join(lines) + "\n"
 
 
@@ -321,7 +349,8 @@ def _title(table: str) -> str:
 
 def _toml(value: object) -> str:
     if isinstance(value, str):
-        return f'"{value}"'
+        # A basic string of TOML has JSON's escapes.
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
     return "[]" if value == () else str(value)

@@ -43,6 +43,7 @@ from store.repositories.promotions import awaiting_decision, latest_gate
 from traced.client.models import ACTIVITY, PROGRESS, WAITS
 from traced.config.logs import bind_ids
 from traced.config.settings import EXCLUDED_SECTIONS, Settings, configuration, load_settings, with_defaults
+from traced.core.checks import raise_first
 from traced.core.errors import ConfigError, CycleChanged, TracedError
 from traced.core.progress import Progress
 from traced.core.resources import Meter
@@ -203,6 +204,7 @@ class CycleLoop:
         if not cause or unfinished:
             return None
         try:
+            self._check_settings()
             with write_session(self.store) as session:
                 cycle_created = self._create_cycle(session, count_cycles(session, target=name), cause)
         except TracedError as error:
@@ -211,6 +213,12 @@ class CycleLoop:
         # Cleared only now: a failed transaction must not lose the request.
         self._requested_cause = ""
         return cycle_created
+
+    def _check_settings(self) -> None:
+        # Imported here because it imports the engine's client, which the service needs only now.
+        from traced.pipeline.preflight import quick_checks
+
+        raise_first(quick_checks(self.settings))
 
     def _record_start_blocker(self, error: TracedError, stored_reason: str) -> None:
         """Store why a due cycle cannot begin, and announce it if that lasts."""
@@ -266,6 +274,7 @@ class CycleLoop:
         # langgraph is heavy: the service starts without it.
         from traced.pipeline.child_runner import ChildStageRunner
         from traced.pipeline.graph import advance, build_graph, checkpoints
+        from traced.pipeline.preflight import needs_model_checks
         from traced.pipeline.stages import cycle_stages
 
         settings = as_begun(self.settings, cycle)
@@ -283,6 +292,10 @@ class CycleLoop:
             self.running_stages,
             on_change=self._publish_doing,
         )
+        if needs_model_checks(settings):
+            # In a child process, because the libraries of a model stay out of the service; a failed check blocks the
+            # cycle until it is remedied.
+            await runner.run("preflight")
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
             attempts = settings.synthesis.max_environments
             graph = build_graph(

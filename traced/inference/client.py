@@ -203,11 +203,12 @@ class EngineClient:
         """
         key = (self.base, *labels)
         if key not in self._checked_labels:
-            stem, *answers = await asyncio.gather(*(self._token_ids(ANSWER + label) for label in ("", *labels)))
+            stem, *answers = await asyncio.gather(*(self.token_ids(ANSWER + label) for label in ("", *labels)))
             label_ids_in(stem, dict(zip(labels, answers, strict=True)))
             self._checked_labels.add(key)
 
-    async def _token_ids(self, text: str) -> list[int]:
+    async def token_ids(self, text: str) -> list[int]:
+        """Return the server's token ids of a text, without special tokens of its own."""
         body = {"model": self.base, "prompt": text, "add_special_tokens": False}
         answer = await self._post("/tokenize", body)
         try:
