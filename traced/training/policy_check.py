@@ -84,7 +84,7 @@ def select_rows(batch: Batch, servers: Sequence[Sequence[str]], policy: int, tok
 def measure(
     peft_model: Any, history: PolicyHistory, measured_rows: MeasuredRows, logprobs: LogProbs
 ) -> list[EngineTokens]:
-    """Recompute the log-probs of these rows under the adapter, the adapter before it and the base; return them by engine.
+    """Recompute the rows' log-probs under the adapter, the adapter before it and the base; return them by engine.
 
     Args:
         logprobs: Runs the model, as it is then, on rows in chunks; yields each chunk with the log-probs [n, c] of its
