@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 FALSE_STOPS = 1e-3  # chance that a clean iteration is stopped
 LEFT_OVER = 0.7  # of the adapter's distance to the sampled log-probs, at most, that a better explanation has
+NOISE_CORRELATION_LENGTH = 4  # neighbouring tokens whose noise counts as one observation of the mean ratio
 FAR_SHARE = 0.01  # of the tokens, at most, whose ratio is beyond the bound for the 99th percentile
 
 
@@ -169,7 +170,7 @@ def mean_is_off(log_ratios: Values, limit: float, chance: float) -> NDArray[np.b
     count = log_ratios.shape[-1]
     if count < 2:
         return np.zeros(log_ratios.shape[:-1], dtype=bool)
-    error = log_ratios.std(-1, ddof=1) / math.sqrt(count)
+    error = log_ratios.std(-1, ddof=1) * math.sqrt(NOISE_CORRELATION_LENGTH / count)
     z = NormalDist().inv_cdf(1 - chance / 2)
     is_off: NDArray[np.bool_] = np.abs(log_ratios.mean(-1)) - z * error > math.log1p(limit)
     return is_off

@@ -127,7 +127,7 @@ def micro_batches(batch: Batch, size: Callable[[], int]) -> Iterator[Batch]:
         yield {name: _cut(name, value[rows], p, c) for name, value in batch.items()}
 
 
-def _moved(batch: Batch, device: Any) -> Batch:
+def _to_device(batch: Batch, device: Any) -> Batch:
     return {name: values.to(device) for name, values in batch.items()}
 
 
@@ -239,8 +239,8 @@ class GroupRelativeTrainer(GRPOTrainer):
             shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
         batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
         device = self.accelerator.device
-        measured_rows = replace(measured_rows, rows=_moved(measured_rows.rows, device))
-        return _moved(batch, device), is_kept.to(device), measured_rows
+        measured_rows = replace(measured_rows, rows=_to_device(measured_rows.rows, device))
+        return _to_device(batch, device), is_kept.to(device), measured_rows
 
     def _check_policy(self, module: Any, measured_rows: MeasuredRows) -> None:
         """Raise ``WrongPolicy`` if an engine has sampled from other weights than the published adapter.
