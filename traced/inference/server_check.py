@@ -45,7 +45,7 @@ def refusal(error: ServingError, rank: int) -> tuple[str, str]:
         return f"it refuses adapters: {error.message}", f"start vLLM with {flag}"
     if isinstance(error, UnknownModelError):
         return "it loads no adapters at run time (404 from /v1/load_lora_adapter)", f"{RUNTIME_LORA} and --enable-lora"
-    return f"it refuses an adapter of this model: {error.message}", "training.lora_r, or another server"
+    return f"it refuses an adapter of this model: {error.message}", "engine.urls: a server with the model of model.spec"
 
 
 async def check_server(

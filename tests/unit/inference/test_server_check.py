@@ -91,7 +91,7 @@ def test_a_sound_server_keeps_no_probe_adapter() -> None:
         (lambda server, name: web.Response(status=404, text="Not Found"), "404", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         (refuses(400, "LoRA rank 16 is greater than max_lora_rank 8."), "rank 16", "--max-lora-rank 16"),
         (refuses(500, "Call to add_lora method failed: LoRA is not enabled."), "not enabled", "--enable-lora"),
-        (refuses(400, "while loading: no module named experts"), "no module named experts", "another server"),
+        (refuses(400, "while loading: no module named experts"), "no module named experts", "the model of model.spec"),
     ],
 )
 def test_each_refusal_of_an_adapter_names_the_flag(
