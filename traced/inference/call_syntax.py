@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from sandbox.contract import Tool
 
@@ -373,10 +373,6 @@ def _end_of_mark(text: str, position: int, mark: str) -> int | None:
     return position + len(mark) if text.startswith(mark, position) else None
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # Of a repeated key json keeps the last value only, so a part of the arguments would be lost.
     items = dict(pairs)
@@ -385,7 +381,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return items
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
 
 
 def _json_value(text: str, position: int) -> tuple[object, int] | None:
@@ -405,7 +401,7 @@ def _checked_call(call: object) -> Call | None:
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
         return None
     try:
-        # Refuses infinite numbers and lone surrogates, which neither JSON nor UTF-8 can carry.
+        # Refuses NaN, infinite numbers and lone surrogates, which neither JSON nor UTF-8 can carry.
         json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError):
         return None

@@ -118,6 +118,9 @@ def check_device(job: TrainingJob) -> None:
         raise JobError(
             f"attention is {job.attention!r}, and flash-attn is not installed", hint="pip install flash-attn"
         )
+    if job.shard:
+        # accelerate has no FSDP on a CPU, where it would have to be tested.
+        raise JobError("shard is set, and the base cannot be split over several GPUs yet", hint="use larger GPUs")
     if job.device == "cpu":
         return
     visible = f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
@@ -219,8 +222,7 @@ def build_trainer(
     model, tokenizer = load_model(
         files,
         dtype=job.dtype,
-        # Sharding distributes the weights from main memory.
-        device="cpu" if job.shard else str(arguments.device),
+        device=str(arguments.device),
         attention=None if job.attention == "auto" else job.attention,
     )
     rollout_record = _RolloutRecord(job, tokenizer.eos_token_id)

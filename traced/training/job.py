@@ -88,7 +88,7 @@ class TrainingJob:
     device: str = "cpu"  # or "cuda": the cards of CUDA_VISIBLE_DEVICES, which a device lease sets
     attention: str = "auto"  # sdpa; flash_attention_2 needs its package
     processes: int = 1  # one per GPU; they share the update of every iteration
-    shard: bool = False  # split the base over the processes (FSDP), for a model that does not fit one GPU
+    shard: bool = False  # reserved: split the base over the processes, for a model that does not fit one GPU
     checkpoint_every: int = 5
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)

@@ -44,8 +44,11 @@ async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> Train
 
 
 def _as_job(job: TrainingJob) -> Job:
-    threads = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
-    return Job(MODULE, asdict(job), cycle_id="", stage="train", variables=threads)
+    variables = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if job.device == "cuda" and job.processes == 1:
+        # With more cards in sight transformers would split every batch over them within this one process.
+        variables["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    return Job(MODULE, asdict(job), cycle_id="", stage="train", variables=variables)
 
 
 def _error(failure: Failure) -> TracedError:
@@ -67,8 +70,6 @@ def _died(job: TrainingJob, result: Result) -> TrainerDied:
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run the training job."""
-    # TRL warns that ``rollout_func`` may change; its version is pinned.
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     job = job_from(arguments, "the job")
     resolve_model(job.model_path, job.out)

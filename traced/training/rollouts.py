@@ -129,7 +129,7 @@ class Portal(Protocol):
 
 
 @dataclass
-class Played:
+class IterationRollouts:
     """The rollouts of an iteration, why some were repeated, the seconds they took, and the engine's busy share."""
 
     rollouts: list[Rollout]
@@ -148,11 +148,11 @@ class Sampler:
     portal: Portal
     limits: RolloutLimits
 
-    def start(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> "Future[Played]":
+    def start(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> "Future[IterationRollouts]":
         """Start K rollouts of every seed."""
         return self.portal.start_task_soon(self.play, group_seeds, rollouts, sampling_seed)
 
-    async def play(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> Played:
+    async def play(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> IterationRollouts:
         """Return K rollouts of every seed, group by group; those that failed twice have ``failure`` set."""
         started = time.perf_counter()
         self.engine.load.take_busy_share()
@@ -169,8 +169,8 @@ class Sampler:
             # The first error has cancelled the other episodes.
             raise errors.exceptions[0] from errors
         retried = [episode.failures[0].detail for episode in episodes if episode.failures]
-        seconds = time.perf_counter() - started
-        return Played([task.result() for task in tasks], retried, seconds, self.engine.load.take_busy_share())
+        seconds, busy_share = time.perf_counter() - started, self.engine.load.take_busy_share()
+        return IterationRollouts([task.result() for task in tasks], retried, seconds, busy_share)
 
 
 @dataclass
@@ -344,7 +344,7 @@ class _Sampling:
     iteration: int
     seeds: list[int]
     policy: int
-    future: "Future[Played]"
+    future: "Future[IterationRollouts]"
 
 
 @dataclass
@@ -382,11 +382,11 @@ class RolloutFunction:
             sampling = self._start(trainer.model, iteration, iteration, seeds)
         if (sampling.iteration, sampling.seeds) != (iteration, seeds):
             raise RuntimeError(f"rollouts of iteration {sampling.iteration} were sampled, {iteration} was requested")
-        played = sampling.future.result()
-        self.on_played(iteration + 1, played.rollouts)
-        self.last = self._batch(played, sampling.policy, time.perf_counter() - started)
+        outcome = sampling.future.result()
+        self.on_played(iteration + 1, outcome.rollouts)
+        self.last = self._batch(outcome, sampling.policy, time.perf_counter() - started)
         self._start_ahead(trainer.model, iteration)
-        rows = [self._row(rollout, is_lost) for rollout, is_lost in _with_losses(played.rollouts)]
+        rows = [self._row(rollout, is_lost) for rollout, is_lost in _with_losses(outcome.rollouts)]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
@@ -409,8 +409,8 @@ class RolloutFunction:
         if seeds is not None:
             self._ahead = self._start(model, iteration + 1, iteration, seeds)
 
-    def _batch(self, played: Played, policy: int, seconds: float) -> Batch:
-        rollouts = played.rollouts
+    def _batch(self, outcome: IterationRollouts, policy: int, seconds: float) -> Batch:
+        rollouts = outcome.rollouts
         scored = [rollout for rollout, is_lost in _with_losses(rollouts) if not is_lost]
         if not scored:
             raise _all_lost(rollouts)
@@ -425,12 +425,12 @@ class RolloutFunction:
             turns=sum(rollout.turns for rollout in scored),
             ends=Counter(rollout.end for rollout in scored if rollout.end is not None),
             servers=[self._servers(rollout, is_lost) for rollout, is_lost in _with_losses(rollouts)],
-            retried=len(played.retried),
+            retried=len(outcome.retried),
             lost_groups=len(groups) - len({rollout.group for rollout in scored}),
-            busy_share=played.busy_share,
+            busy_share=outcome.busy_share,
             policy=policy,
             seconds=seconds,
-            sampling_seconds=played.seconds,
+            sampling_seconds=outcome.seconds,
         )
 
     def _row(self, rollout: Rollout, is_lost: bool) -> tuple[list[int], list[int], list[float], list[int]]:

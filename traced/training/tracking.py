@@ -28,15 +28,24 @@ def check_trackers(job: TrainingJob) -> None:
 
 def tracking_variables(job: TrainingJob) -> dict[str, str]:
     """Return the environment variables with which the trackers name, tag and store this run."""
-    return {
+    wandb = {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(job.out),
         "WANDB_PROJECT": PROJECT,
         "WANDB_TAGS": ",".join(f"{name}:{value}" for name, value in sorted(job.tags.items())),
+    }
+    mlflow = {
         "MLFLOW_TRACKING_URI": f"sqlite:///{job.out.resolve() / 'mlflow.db'}",
         "MLFLOW_EXPERIMENT_NAME": PROJECT,
         "MLFLOW_TAGS": json.dumps(job.tags, sort_keys=True),
     }
+    return (wandb if "wandb" in job.report_to else {}) | (mlflow if "mlflow" in job.report_to else {})
+
+
+def set_variables(job: TrainingJob) -> None:
+    """Set the variables of the job's trackers; what the user has set stays."""
+    for name, value in tracking_variables(job).items():
+        os.environ.setdefault(name, value)
 
 
 def tracker_callbacks(job: TrainingJob) -> list[Any]:
@@ -44,9 +53,7 @@ def tracker_callbacks(job: TrainingJob) -> list[Any]:
     check_trackers(job)
     if not job.report_to:
         return []
-    # What the user has set stays.
-    for name, value in tracking_variables(job).items():
-        os.environ.setdefault(name, value)
+    set_variables(job)
     # Imported here because transformers looks for every tracker's library on import.
     from transformers.integrations import MLflowCallback, TensorBoardCallback, WandbCallback
 

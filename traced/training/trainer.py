@@ -13,6 +13,8 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 - Several processes: the first one samples for all, each computes the gradient of its share of the trajectories, and
   the sums of the gradients are exchanged once per iteration.
 - A gradient that is not finite is dropped, so that it cannot reach the weights.
+- Log-probs of sampled tokens are recomputed before the update, and ``WrongPolicy`` ends a training whose engine sampled
+  from other weights.
 - Checkpoints appear by rename, and only the newest is kept.
 
 Not covered: evaluation during training, KL terms in the loss, completions without log-probs.
@@ -35,7 +37,10 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from traced.core.files import publish_folder
+from traced.training.drift import Drift, bound_for, judge
+from traced.training.errors import WrongPolicy
 from traced.training.memory import PassSize
+from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
 
 if TYPE_CHECKING:
     from traced.training.rollouts import RolloutFunction
@@ -44,6 +49,7 @@ T = TypeVar("T")
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
 CHECKPOINT = "checkpoint"
+DRIFT_TOKENS = 1024  # tokens per engine, prompts included, whose log-probs are recomputed in each iteration
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,10 @@ def micro_batches(batch: Batch, size: Callable[[], int]) -> Iterator[Batch]:
         yield {name: _cut(name, value[rows], p, c) for name, value in batch.items()}
 
 
+def _moved(batch: Batch, device: Any) -> Batch:
+    return {name: values.to(device) for name, values in batch.items()}
+
+
 def _shape(batch: Batch) -> tuple[int, int]:
     """Return rows and tokens, padding included."""
     rows = len(batch["prompt_ids"])
@@ -183,6 +193,9 @@ class GroupRelativeTrainer(GRPOTrainer):
         self.on_iteration = on_iteration
         self.groups = Advantages(torch.empty(0), torch.empty(0), 0)
         self._kl_from_base = 0.0
+        # With overlap the adapter of the last iteration has sampled, and is compared with the one before it.
+        self._policies = PolicyHistory(3)
+        self.drift = Drift.unmeasured()
         self._update_seconds = 0.0
         self._is_gradient_dropped = False
         self._newest_pass = PassSums()
@@ -196,10 +209,12 @@ class GroupRelativeTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Roll out one iteration and accumulate its gradient: -1/|B| sum over the kept trajectories."""
         model.train()
-        batch, is_kept = self._rollouts(gather_object([row["prompt"] for row in inputs]))
-        started = time.perf_counter()
         # The wrapper for several processes would exchange gradients in every pass.
         module = self.accelerator.unwrap_model(model)
+        self._policies.record(self.state.global_step, module)
+        batch, is_kept, measured_rows = self._rollouts(gather_object([row["prompt"] for row in inputs]))
+        started = time.perf_counter()
+        self._check_policy(module, measured_rows)
         self._kl_from_base = self._measured_kl(module, self._share(evenly_spread(batch, self.sample_tokens)))
         total = int(is_kept.sum())
         share = self._share({name: values[is_kept] for name, values in batch.items()})
@@ -210,16 +225,42 @@ class GroupRelativeTrainer(GRPOTrainer):
         self._update_seconds = time.perf_counter() - started
         return torch.tensor(self._iteration.loss, device=self.accelerator.device)
 
-    def _rollouts(self, prompts: list[str]) -> tuple[Batch, Tensor]:
-        """Return all trajectories of the iteration and which of them are kept; the first process samples them."""
+    def _rollouts(self, prompts: list[str]) -> tuple[Batch, Tensor, MeasuredRows]:
+        """Return all trajectories of the iteration, which of them are kept, and rows to check the sampling policy on.
+
+        The first process samples them.
+        """
         shared: list[Any] = [None]
         if self.rollout_function is not None:
             batch = padded(self.rollout_function(prompts, self), self._tokenizer.pad_token_id)
-            self.groups = group_advantages(self.rollout_function.last.rewards, self.num_generations)
-            shared = [({**batch, "advantages": self.groups.values}, self.groups.mask)]
-        batch, is_kept = broadcast_object_list(shared)[0]
+            last = self.rollout_function.last
+            self.groups = group_advantages(last.rewards, self.num_generations)
+            measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
+            shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
+        batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
         device = self.accelerator.device
-        return {name: values.to(device) for name, values in batch.items()}, is_kept.to(device)
+        measured_rows = replace(measured_rows, rows=_moved(measured_rows.rows, device))
+        return _moved(batch, device), is_kept.to(device), measured_rows
+
+    def _check_policy(self, module: Any, measured_rows: MeasuredRows) -> None:
+        """Raise ``WrongPolicy`` if an engine has sampled from other weights than the published adapter.
+
+        All processes measure the same rows, because a sharded model needs all of them in every pass.
+        """
+
+        def logprobs(rows: Batch) -> Iterator[tuple[Batch, Tensor]]:
+            for chunk in micro_batches(rows, self.pass_size.limit):
+                with self.pass_size.running(*_shape(chunk), is_measured=False):
+                    yield chunk, self._logprobs(module, chunk)[0]
+
+        tokens = self._repeated_if_full(lambda: measure(module, self._policies, measured_rows, logprobs))
+        base = next(weight for weight in module.parameters() if not weight.requires_grad)
+        self.drift = judge(tokens, bound_for(base.element_size()))
+        if self.drift.reason:
+            raise WrongPolicy(
+                f"iteration {self.state.global_step + 1}: {self.drift.reason}",
+                hint="check that every engine runs the job's base model in the trainer's precision and loads adapters",
+            )
 
     def _share(self, batch: Batch) -> Batch:
         return share_of(batch, self.accelerator.process_index, self.accelerator.num_processes)
@@ -350,6 +391,9 @@ class GroupRelativeTrainer(GRPOTrainer):
             "rollout_seconds": last.seconds,
             "update_seconds": self._update_seconds,
             "tokens_per_second": last.policy_tokens / seconds,
+            "sampling_seconds": last.sampling_seconds,
+            "engine_busy": last.busy_share,
+            **self.drift.metrics(),
         }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

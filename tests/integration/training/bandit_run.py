@@ -24,7 +24,7 @@ def shift_logprobs(engine: Any) -> None:
     async def shifted(request: Request, conversation: str) -> Generation:
         generation = await generate(request, conversation)
         # The shift of a request depends on nothing but the request, whatever the order of the answers.
-        shift = torch.Generator().manual_seed(request.sampling.seed % 2**63)
+        shift = torch.Generator().manual_seed((request.sampling.seed or 0) % 2**63)
         logprobs = [p + float(torch.rand((), generator=shift)) - 0.5 for p in generation.logprobs]
         return dataclasses.replace(generation, logprobs=logprobs)
 
@@ -43,7 +43,11 @@ def main() -> None:
 
     grpo.build_trainer = build_shifted  # type: ignore[assignment]
     job = read_job(Path(sys.argv[1]))
-    grpo.train(job, lambda metrics: None, lambda _: LocalSource("bandit", Bandit))
+    grpo.train(
+        job,
+        lambda metrics: print("iteration", metrics["iteration"], flush=True),
+        lambda _: LocalSource("bandit", Bandit),
+    )
 
 
 if __name__ == "__main__":

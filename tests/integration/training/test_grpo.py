@@ -22,6 +22,7 @@ from traced.core.errors import DiskError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
 from traced.training import grpo
+from traced.training.drift import Source
 from traced.training.errors import JobChangedError, NothingToLearn, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics, read_samples
@@ -68,7 +69,7 @@ def test_grpo_raises_the_reward_of_a_bandit(model_path: Path, tmp_path: Path) ->
     final = sum(m["reward"] for m in metrics[-5:]) / 5
     assert initial < 0.3
     assert final > initial + 0.2
-    assert read_metrics(tmp_path / "out" / "metrics.jsonl") == metrics
+    assert json.dumps(read_metrics(tmp_path / "out" / "metrics.jsonl")) == json.dumps(metrics)  # some are NaN
     assert [m["iteration"] for m in metrics] == list(range(1, 27))
 
 
@@ -80,9 +81,11 @@ def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path
     second = train(resumed)
     assert [m["iteration"] for m in second] == [4, 5, 6]
     assert equal(weights(straight), weights(resumed))
-    times = ("rollout_seconds", "update_seconds", "tokens_per_second")
-    assert [{k: v for k, v in m.items() if k not in times} for m in first + second] == [
-        {k: v for k, v in m.items() if k not in times} for m in uninterrupted
+    times = ("rollout_seconds", "sampling_seconds", "update_seconds", "tokens_per_second", "engine_busy")
+    # The adapter before the current one is not in the checkpoint, and does not exist in the first iteration.
+    left_out = (*times, "drift_previous")
+    assert [{k: v for k, v in m.items() if k not in left_out} for m in first + second] == [
+        {k: v for k, v in m.items() if k not in left_out} for m in uninterrupted
     ]
     config = [json.loads((j.adapter / "adapter_config.json").read_text()) for j in (straight, resumed)]
     assert config[0] == config[1]
@@ -247,11 +250,15 @@ class Gradients(TrainerCallback):
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [100, 100_000])
-def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path: Path, micro_batch_tokens: int) -> None:
+def test_the_gradient_is_that_of_the_papers_equation(
+    model_path: Path, tmp_path: Path, micro_batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """L = -1/|B| sum_(g,k) 1/T sum_t min(rho A, clip(rho, 1 - e, 1 + e) A), in plain torch, token by token.
 
     The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the clip acts.
     """
+    # An engine with such log-probs would be refused.
+    monkeypatch.setattr(GroupRelativeTrainer, "_check_policy", lambda *arguments: None)
     training_job = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
     gradients = Gradients()
     rollouts: list[Rollout] = []
@@ -272,7 +279,7 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
             return dataclasses.replace(generation, logprobs=logprobs)
 
         sampler.engine.generate = shifted  # type: ignore[method-assign]
-        trainer.rollout_function.on_played = lambda _, played: rollouts.extend(played)
+        trainer.rollout_function.on_played = lambda _, episodes: rollouts.extend(episodes)
         torch.manual_seed(0)
         for name, parameter in trainer.model.named_parameters():
             if "lora_B" in name:  # zero at first, which would leave every lora_A without a gradient
@@ -344,8 +351,15 @@ def test_the_engines_logprobs_are_the_trainers(model_path: Path, tmp_path: Path)
     for metrics in iterations:
         assert metrics["clip_fraction"] == 0.0
         assert abs(metrics["loss"]) < 1e-4
+        assert metrics["drift_ratio"] == pytest.approx(1.0, abs=1e-4)
+        assert metrics["drift_p99"] < 1e-3
     assert iterations[0]["kl_from_base"] < 1e-8  # the adapter does nothing yet
     assert iterations[-1]["kl_from_base"] > 1e-4
+    assert [metrics["drift_source"] for metrics in iterations] == [
+        Source.NOT_DISTINGUISHABLE, Source.ADAPTER, Source.ADAPTER, Source.ADAPTER
+    ]  # fmt: skip
+    assert math.isnan(iterations[0]["drift_previous"])
+    assert iterations[-1]["drift_previous"] > 100 * iterations[-1]["drift_adapter"]
 
 
 def test_some_rollouts_of_the_newest_iteration_can_be_read(model_path: Path, tmp_path: Path) -> None:

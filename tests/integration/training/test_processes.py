@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -27,15 +28,20 @@ def job(folder: Path, name: str, **changes: Any) -> TrainingJob:
     return dataclasses.replace(fixed, **changes)
 
 
-def run(training_job: TrainingJob) -> list[Metrics]:
+def start(training_job: TrainingJob) -> "subprocess.Popen[str]":
     training_job.out.mkdir(parents=True, exist_ok=True)
     file = training_job.out.with_suffix(".json")
     file.write_text(training_job.to_json())
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.training.bandit_run", str(file)],
-        cwd=ROOT, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "tests.integration.training.bandit_run", str(file)]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def run(training_job: TrainingJob) -> list[Metrics]:
+    with start(training_job) as process:
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
     return read_metrics(training_job.metrics)
 
 
@@ -56,3 +62,18 @@ def test_two_processes_train_the_adapter_of_one(tmp_path: Path) -> None:
     assert weights[0].keys() == weights[1].keys()
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=0, atol=1e-6)
+
+
+def test_the_end_of_a_process_ends_the_training_and_its_log_is_shown(tmp_path: Path) -> None:
+    with start(job(tmp_path, "out", processes=2, iterations=10_000)) as process:
+        assert process.stdout is not None
+        # The bandit's run prints an iteration's number once both processes have taken part in it.
+        for line in process.stdout:
+            if line.startswith("iteration"):
+                break
+        [other] = psutil.Process(process.pid).children()
+        other.kill()
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "a process of the training ended early" in output
+    assert "train.process1.log" in output

@@ -249,7 +249,7 @@ def test_no_text_opens_or_ends_a_turn(name: str, text: str) -> None:
 def test_a_tokenizer_that_puts_spaces_before_texts_is_exact_and_control_tokens_are_split_by_a_space() -> None:
     core = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(prepend_scheme="always", split=False), pre_tokenizers.Split("", "isolated")]
+        [pre_tokenizers.Metaspace(prepend_scheme="first", split=False), pre_tokenizers.Split("", "isolated")]
     )
     core.decoder = decoders.Metaspace(prepend_scheme="never")
     characters = sorted(
@@ -336,7 +336,8 @@ PIECES += ["<|end|>", "<|call|>", "<|python_tag|>", "<|tool_call_start|>", "[f(a
 def test_parsing_never_raises_and_every_call_is_whole(name: str, pieces: list[str]) -> None:
     message = parse("".join(pieces), name)
     for call in message.get("tool_calls", []):
-        assert call["function"]["name"] in {"a", "f"}
+        # GLM writes the name as plain text, so any word can be one.
+        assert call["function"]["name"] in {"a", "f"} or name == "glm4moe"
         assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 

@@ -49,7 +49,8 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
     assert {dataclasses.replace(fixed, **change).fingerprint() for change in irrelevant_changes} == {  # type: ignore[arg-type]
         fixed.fingerprint()
     }
-    relevant_changes = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}, {"overlap": 1}]
+    relevant_changes = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}]
+    relevant_changes += [{"overlap": 1, "engine_urls": ["http://127.0.0.1:8000"]}]
     assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *relevant_changes]}) == 7  # type: ignore[arg-type]
     source.write_text("a = 1\n")
     job_with_environment = dataclasses.replace(fixed, environment_source={"environment": str(source)})

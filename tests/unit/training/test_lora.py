@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from traced.training.grpo import sampling_copy, synchronise
+from traced.training.in_process_engine import sampling_copy, synchronise
 from traced.training.job import TrainingJob
 from traced.training.lora import adapter_targets, lora_config, trained_share
 

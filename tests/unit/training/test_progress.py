@@ -8,7 +8,7 @@ from store.types import EndCause
 from traced.rollouts.errors import Infrastructure
 from traced.training.errors import NothingToLearn
 from traced.training.metrics import Metrics, append, check_progress, end_shares
-from traced.training.rollouts import Conversation, Rollout
+from traced.training.rollouts import Conversation, End, Rollout
 
 
 def fruitless(**changes: float) -> Metrics:
@@ -73,19 +73,19 @@ def test_the_advice_fits_what_was_seen(tmp_path: Path, changes: Metrics, advice:
     assert advice in error_info.value.hint
 
 
-def rollout(turns: int, ids: list[int], mask: list[int]) -> Rollout:
+def rollout(turns: int, ids: list[int], mask: list[int], end: End = End.ENVIRONMENT) -> Rollout:
     conversation = Conversation(None, [1, 2], ids, mask, [0.0] * len(ids))  # type: ignore[arg-type]
-    return Rollout(0, 0, 7, conversation=conversation, turns=turns)
+    return Rollout(0, 0, 7, conversation=conversation, turns=turns, end=end)
 
 
 def test_ends_and_cut_answers_are_counted_over_the_rollouts_that_the_infrastructure_did_not_lose() -> None:
     end = 9
     finished = rollout(2, [5, end, 3, 4, 6, end], [1, 1, 0, 0, 1, 1])
     cut_early = rollout(2, [5, 5, end, 3, 6, end], [1, 1, 0, 0, 1, 1])
-    at_turns = rollout(3, [5, end], [1, 1])
-    at_length = rollout(1, [5] * 18, [1] * 18)
+    at_turns = rollout(3, [5, end], [1, 1], End.MAX_TURNS)
+    at_length = rollout(1, [5] * 18, [1] * 18, End.MAX_LENGTH)
     failed = rollout(1, [5], [1])
     failed.failure = Infrastructure(EndCause.SANDBOX_ERROR, "gone")
-    shares = end_shares([finished, cut_early, at_turns, at_length, failed], max_turns=3, max_length=20, end_token=end)
+    shares = end_shares([finished, cut_early, at_turns, at_length, failed], end)
     assert shares == {"ended_by_environment": 0.5, "ended_by_turns": 0.25, "ended_by_length": 0.25, "cut_off": 0.5}
-    assert end_shares([failed], 3, 20, end)["cut_off"] == 0.0
+    assert end_shares([failed], end)["cut_off"] == 0.0

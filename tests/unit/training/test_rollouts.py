@@ -19,7 +19,7 @@ from traced.targets.registry import LocalSource
 from traced.training.errors import EngineLost, EnvironmentFailed
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad
-from traced.training.rollouts import End, Played, Rollout, RolloutFunction, RolloutLimits, Sampler
+from traced.training.rollouts import End, IterationRollouts, Rollout, RolloutFunction, RolloutLimits, Sampler
 
 TOK = tokenizer()
 LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s=20.0)
@@ -86,7 +86,7 @@ def in_sampler(
         return use(Sampler(source, engine, TurnFormat(ChatFormat(TOK)), portal, limits))
 
 
-def play(sampler: Sampler) -> Played:
+def play(sampler: Sampler) -> IterationRollouts:
     return sampler.start([11, 12], 3, 5).result()
 
 
@@ -158,12 +158,12 @@ def test_a_failed_episode_is_repeated_at_once() -> None:
         if fails:
             raise RuntimeError("container gone")
 
-    played: Played = in_sampler(play, FreeEngine(), factory=lambda: Bandit(fail_first))
-    assert all(r.failure is None and r.reward is not None for r in played.rollouts)
-    assert len(played.retried) == 1
-    assert "container gone" in played.retried[0]
-    undisturbed: Played = in_sampler(play, FreeEngine())
-    assert [r.reward for r in played.rollouts] == [r.reward for r in undisturbed.rollouts]
+    outcome: IterationRollouts = in_sampler(play, FreeEngine(), factory=lambda: Bandit(fail_first))
+    assert all(r.failure is None and r.reward is not None for r in outcome.rollouts)
+    assert len(outcome.retried) == 1
+    assert "container gone" in outcome.retried[0]
+    undisturbed: IterationRollouts = in_sampler(play, FreeEngine())
+    assert [r.reward for r in outcome.rollouts] == [r.reward for r in undisturbed.rollouts]
 
 
 def test_a_failure_repeats_its_episode_in_rounds_too() -> None:
@@ -180,7 +180,7 @@ def test_a_failure_repeats_its_episode_in_rounds_too() -> None:
 class SlowUser(Bandit):
     """The episode of seed 11 waits until all episodes of seed 12 have ended."""
 
-    others = 3
+    remaining = 3
     released = threading.Event()
 
     def step(self, message: Message) -> list[Message]:
@@ -190,15 +190,15 @@ class SlowUser(Bandit):
 
     def score(self) -> Any:
         if self.seed == 12:
-            SlowUser.others -= 1
-            if not SlowUser.others:
+            SlowUser.remaining -= 1
+            if not SlowUser.remaining:
                 SlowUser.released.set()
         return super().score()
 
 
 def test_a_slow_user_delays_no_other_episode() -> None:
-    played: Played = in_sampler(play, FreeEngine(), factory=SlowUser)
-    assert all(rollout.end is End.ENVIRONMENT and rollout.turns == 2 for rollout in played.rollouts)
+    outcome: IterationRollouts = in_sampler(play, FreeEngine(), factory=SlowUser)
+    assert all(rollout.end is End.ENVIRONMENT and rollout.turns == 2 for rollout in outcome.rollouts)
 
 
 def test_the_engine_counts_as_busy_while_an_episode_waits_for_it() -> None:
@@ -211,7 +211,7 @@ def test_the_engine_counts_as_busy_while_an_episode_waits_for_it() -> None:
 
 
 def test_a_free_engine_is_busy_and_rounds_are_not_if_a_user_is_slow() -> None:
-    free: Played = in_sampler(play, FreeEngine(), factory=Bandit)
+    free: IterationRollouts = in_sampler(play, FreeEngine(), factory=Bandit)
     assert free.busy_share > 0.5
     pause = threading.Event()
 
@@ -222,24 +222,24 @@ def test_a_free_engine_is_busy_and_rounds_are_not_if_a_user_is_slow() -> None:
             return super().step(message)
 
     rounds = InProcessEngine(Spelling(), None, in_rounds=True)  # type: ignore[arg-type]
-    waiting: Played = in_sampler(play, rounds, factory=Pausing)
+    waiting: IterationRollouts = in_sampler(play, rounds, factory=Pausing)
     assert waiting.busy_share < 0.5
     rounds.close()
 
 
 def test_an_episode_that_lost_its_engine_is_repeated() -> None:
-    lost = ["0000000005-000001-000002"]
+    to_fail = ["0000000005-000001-000002"]
 
     def fail(request: Request, conversation: str) -> None:
-        if conversation in lost and len(request.prompt_ids) > 30:
-            lost.remove(conversation)
+        if conversation in to_fail and len(request.prompt_ids) > 30:
+            to_fail.remove(conversation)
             raise EngineError("http://b broke off")
 
-    played: Played = in_sampler(play, FreeEngine(fail))
-    assert lost == []
-    assert len(played.retried) == 1
-    assert "http://b broke off" in played.retried[0]
-    assert [rollout.failure for rollout in played.rollouts] == [None] * 6
+    outcome: IterationRollouts = in_sampler(play, FreeEngine(fail))
+    assert to_fail == []
+    assert len(outcome.retried) == 1
+    assert "http://b broke off" in outcome.retried[0]
+    assert [rollout.failure for rollout in outcome.rollouts] == [None] * 6
 
 
 def test_an_invalid_request_ends_the_iteration_and_its_episodes() -> None:
@@ -255,9 +255,9 @@ def test_a_context_that_is_full_ends_the_rollout_with_its_score() -> None:
         if conversation.endswith("000001"):
             raise ContextLengthError("maximum context length")
 
-    played: Played = in_sampler(play, FreeEngine(fail))
-    assert [rollout.end is End.MAX_LENGTH for rollout in played.rollouts] == [False, True, False] * 2
-    assert all(rollout.reward is not None for rollout in played.rollouts)
+    outcome: IterationRollouts = in_sampler(play, FreeEngine(fail))
+    assert [rollout.end is End.MAX_LENGTH for rollout in outcome.rollouts] == [False, True, False] * 2
+    assert all(rollout.reward is not None for rollout in outcome.rollouts)
 
 
 def test_thinking_does_not_reach_the_environment() -> None:
@@ -268,15 +268,15 @@ def test_thinking_does_not_reach_the_environment() -> None:
             messages.append(message)
             return super().step(message)
 
-    def thinking(sampler: Sampler) -> Played:
+    def thinking(sampler: Sampler) -> IterationRollouts:
         chat_format = sampler.turn_format.chat_format
         parse = chat_format.parse
         chat_format.parse = lambda *a, **k: parse(*a, **k) | {"reasoning_content": "the user is"}  # type: ignore[method-assign]
         return play(sampler)
 
-    played: Played = in_sampler(thinking, FreeEngine(), factory=Listening)
+    outcome: IterationRollouts = in_sampler(thinking, FreeEngine(), factory=Listening)
     assert {key for message in messages for key in message} == {"role", "content"}
-    assert played.rollouts[0].messages[2]["reasoning_content"] == "the user is"
+    assert outcome.rollouts[0].messages[2]["reasoning_content"] == "the user is"
 
 
 def broken_seed(*seeds: int) -> Callable[[int], None]:
@@ -344,15 +344,15 @@ def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
         if seed == 12:
             delay.wait(20)
 
-    def use(sampler: Sampler) -> Played:
-        played = sampler.start([11, 12], 2, 5).result()
+    def use(sampler: Sampler) -> IterationRollouts:
+        outcome = sampler.start([11, 12], 2, 5).result()
         delay.set()
-        return played
+        return outcome
 
     limits = RolloutLimits(4, 200, 5, 0.1)
-    played: Played = in_sampler(use, FreeEngine(), limits, lambda: Bandit(hang))
-    assert [r.failure is None for r in played.rollouts] == [True, True, False, False]
-    assert "no answer in time" in str(played.rollouts[2].failure)
+    outcome: IterationRollouts = in_sampler(use, FreeEngine(), limits, lambda: Bandit(hang))
+    assert [r.failure is None for r in outcome.rollouts] == [True, True, False, False]
+    assert "no answer in time" in str(outcome.rollouts[2].failure)
 
 
 def prompts(iteration: int) -> list[str]:
@@ -365,10 +365,10 @@ def next_seeds(iteration: int) -> list[int] | None:
 
 def test_with_overlap_the_next_iteration_is_sampled_from_the_weights_before_the_update() -> None:
     engine = FreeEngine()
-    played: list[tuple[int, list[int]]] = []
+    outcome: list[tuple[int, list[int]]] = []
 
     def record(number: int, rollouts: list[Rollout]) -> None:
-        played.append((number, [rollout.seed for rollout in rollouts[::3]]))
+        outcome.append((number, [rollout.seed for rollout in rollouts[::3]]))
 
     def use(sampler: Sampler) -> list[tuple[int, int]]:
         function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, record, next_seeds)
@@ -381,22 +381,22 @@ def test_with_overlap_the_next_iteration_is_sampled_from_the_weights_before_the_
 
     assert in_sampler(use, engine) == [(0, 0), (1, 0), (2, 1)]
     assert engine.synchronised == [("weights 0", 0), ("weights 0", 0), ("weights 1", 1)]
-    assert played == [(1, [20, 40]), (2, [21, 41]), (3, [22, 42])]
+    assert outcome == [(1, [20, 40]), (2, [21, 41]), (3, [22, 42])]
 
 
 def test_the_next_iteration_is_sampled_during_the_update() -> None:
-    asked = threading.Event()
+    is_requested = threading.Event()
 
     def fail(request: Request, conversation: str) -> None:
         if len(engine.synchronised) == 2:
-            asked.set()
+            is_requested.set()
 
     engine = FreeEngine(fail)
 
     def use(sampler: Sampler) -> bool:
         function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, next_seeds)
         function(prompts(0), trainer_at(0))
-        is_sampled = asked.wait(20)  # the update of the first iteration would run now
+        is_sampled = is_requested.wait(20)  # the update of the first iteration would run now
         function.close()
         return is_sampled
 

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -6,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from traced.training import grpo, tracking
+from traced.training import grpo
 from traced.training.errors import JobError
 from traced.training.job import TrainingJob
-from traced.training.tracking import check_trackers, tracker_callbacks, tracking_variables
+from traced.training.process import _as_job
+from traced.training.tracking import check_trackers, set_variables, tracker_callbacks, tracking_variables
 
 
 def job(out: Path, **changes: Any) -> TrainingJob:
@@ -26,16 +28,22 @@ def test_a_run_is_named_tagged_and_stored_beside_its_job_and_sent_nowhere(tmp_pa
 
 
 def test_what_a_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in tracking_variables(job(tmp_path)):
+    run = job(tmp_path, report_to=["wandb"])
+    for name in tracking_variables(run):
         monkeypatch.setenv(name, "mine")
+    set_variables(run)
+    assert {os.environ[name] for name in tracking_variables(run)} == {"mine"}
+
+
+def test_without_trackers_nothing_is_set(tmp_path: Path) -> None:
+    assert tracking_variables(job(tmp_path)) == {}
     assert tracker_callbacks(job(tmp_path)) == []
-    assert os.environ["WANDB_MODE"] == "mine"
 
 
 def test_a_tracker_without_its_library_is_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(JobError, match=r"report_to is 'mlflow'.*pip install mlflow"):
         check_trackers(job(tmp_path, report_to=["mlflow"]))
     check_trackers(job(tmp_path))
@@ -55,3 +63,10 @@ def test_a_job_for_a_gpu_that_is_not_there_names_the_setting(tmp_path: Path, mon
 def test_an_attention_kernel_that_is_not_installed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="pip install flash-attn"):
         grpo.check_device(job(tmp_path, attention="flash_attention_2"))
+
+
+def test_a_single_process_sees_a_single_gpu_of_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert _as_job(job(tmp_path, device="cuda")).variables["CUDA_VISIBLE_DEVICES"] == "2"
+    assert "CUDA_VISIBLE_DEVICES" not in _as_job(job(tmp_path, device="cuda", processes=2)).variables
+    assert "CUDA_VISIBLE_DEVICES" not in _as_job(job(tmp_path)).variables
