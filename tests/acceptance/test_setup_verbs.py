@@ -63,6 +63,24 @@ def test_doctor_names_the_next_command_for_what_is_missing(traced: Traced, tmp_p
     assert all(finding["ok"] or finding["fix"] for finding in findings.values())
 
 
+def test_doctor_checks_model_engine_and_device_before_a_cycle(traced: Traced) -> None:
+    text = traced("doctor", env=NO_DOCKER).out
+    for line in ("ok   engine: embedded", "ok   chat template: token-exact", "ok   training device: CPU"):
+        assert line in text
+    assert "ok   memory of 2 trainings: about" in text
+    result = traced("doctor", "--set", "training.max_length=100", "--json", env=NO_DOCKER)
+    episode = next(finding for finding in result.json["findings"] if finding["name"] == "episode")
+    assert not episode["ok"]
+    assert episode["fix"].startswith("training.max_length = ")
+
+
+def test_a_demo_that_would_fail_is_refused_before_its_cycle_begins(traced: Traced, tmp_path: Path) -> None:
+    result = traced("demo", "--yes", "--set", 'devices.train_on="cuda"', "--json", env=NO_DOCKER)
+    assert result.code == 2
+    assert 'devices.train_on = "cuda", and this machine has no such GPU' in result.json["error"]["message"]
+    assert not (tmp_path / "traced-data" / "traced.db").exists()
+
+
 def test_a_cycle_whose_language_model_is_missing_is_refused_before_it_collects(traced: Traced) -> None:
     result = traced("collect", "--set", "training.prompt_first=true", "--json")
     assert result.code == 1

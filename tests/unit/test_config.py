@@ -167,10 +167,10 @@ def test_template_is_valid_complete_and_changes_nothing(tmp_path: Path) -> None:
 
 def test_each_model_begins_with_its_own_defaults_below_the_file(tmp_path: Path) -> None:
     assert (load_settings().training.lr, load_settings().devices.train_on) == (2e-3, "cpu")
-    own = load_settings(overrides={"model.spec": "/models/Qwen3-4B"})
-    training = own.training
+    settings = load_settings(overrides={"model.spec": "/models/Qwen3-4B"})
+    training = settings.training
     assert (training.lr, training.iterations, training.rollouts, training.max_length) == (1e-5, 40, 16, 16384)
-    assert (training.max_turns, own.collect.max_turns, own.devices.train_on, own.routing.router) == (
+    assert (training.max_turns, settings.collect.max_turns, settings.devices.train_on, settings.routing.router) == (
         *(30, 30),
         *("auto", "labels"),
     )

@@ -255,8 +255,8 @@ class LlmSection(Section):
         return self
 
 
-# These keys of [training] change the time, the memory and the rounding of a training, but not what it computes.
-EXECUTION_KEYS = {"micro_batch_tokens", "gradient_checkpointing", "attention", "processes", "shard", "report_to"}
+# These keys of [training] change its time, memory and reports, and the rounding at most.
+EXECUTION_KEYS = {"gradient_checkpointing", "attention", "processes", "shard", "report_to"}
 # Of [llm], only these keys change the results of a cycle; the others are limits and credentials.
 RESULT_KEYS = {"model", "base_url", "context_tokens"}
 REQUEST_KEYS = set(LlmSection.model_fields) - RESULT_KEYS

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,11 +94,13 @@ class Pool:
     Args:
         max_adapters: The number of adapter slots of each engine.
         adapters: The adapter versions that should be loaded, with their directories.
+        check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
     """
 
     replicas: list[Replica]
     max_adapters: int
     adapters: Mapping[str, Path] = field(default_factory=dict)
+    check_adapter: Callable[[Path], None] = lambda path: None
 
     def pick(self, model: str, conversation_id: str) -> Replica | None:
         """Return the engine for a request, or None if no engine serves the model."""
@@ -192,10 +194,14 @@ class Pool:
                     names = ", ".join(sorted(engine_adapters))
                     log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
                     continue
-                if not await _succeeds(replica, name, replica.client.load_adapter(name, path)):
+                if not await _succeeds(replica, name, self._load_checked(replica, name, path)):
                     continue
                 engine_adapters.add(name)
             replica.loaded.add(name)
+
+    async def _load_checked(self, replica: Replica, name: str, path: Path) -> None:
+        await asyncio.to_thread(self.check_adapter, path)
+        await replica.client.load_adapter(name, path)
 
 
 async def _apply_sleep(replica: Replica) -> bool:

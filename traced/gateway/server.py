@@ -28,6 +28,7 @@ from traced.gateway.model_choice import ConversationRouter, LiveVersions, Promot
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.upstream import Upstream
+from traced.inference.adapter_base import base_check
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.errors import ServingError
@@ -102,7 +103,11 @@ async def open_gateway(
     section = settings.serving
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
-    pool = Pool([Replica(EngineClient(url, key=key)) for url in engines], section.max_adapters)
+    pool = Pool(
+        [Replica(EngineClient(url, key=key)) for url in engines],
+        section.max_adapters,
+        check_adapter=base_check(settings),
+    )
     follower = PromotionFollower(store, pool, settings.data_dir)
 
     def live() -> LiveVersions:

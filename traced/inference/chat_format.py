@@ -291,13 +291,14 @@ def load_chat_format(model_dir: Path) -> ChatFormat:
         ModelError: The tokenizer cannot be loaded or has no chat template.
     """
     # Imported here because transformers takes seconds to import.
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
         return ChatFormat(AutoTokenizer.from_pretrained(model_dir, local_files_only=True))
     except TemplateError as error:
         raise ModelError(f"the model at {model_dir} has no chat template", hint="use an instruct model") from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
         raise ModelError(f"the tokenizer at {model_dir} cannot be loaded: {error}") from error
 
 

@@ -45,7 +45,7 @@ def refusal(error: ServingError, rank: int) -> tuple[str, str]:
         return f"it refuses adapters: {error.message}", f"start vLLM with {flag}"
     if isinstance(error, UnknownModelError):
         return "it loads no adapters at run time (404 from /v1/load_lora_adapter)", f"{RUNTIME_LORA} and --enable-lora"
-    return f"it refuses an adapter of this model: {error.message}", "training.lora_r, or another server"
+    return f"it refuses an adapter of this model: {error.message}", "engine.urls: a server with the model of model.spec"
 
 
 async def check_server(
@@ -67,8 +67,8 @@ async def check_server(
             return [Finding(name, False, "it lists no model", "engine.model")]
         client.base = client.base or models[0]
         if client.base not in models:
-            listed = ", ".join(models[:5])
-            return [Finding(name, False, f"it lists no model {client.base!r}, but {listed}", "engine.model")]
+            names = ", ".join(models[:5])
+            return [Finding(name, False, f"it lists no model {client.base!r}, but {names}", "engine.model")]
         length = await client.context_length()
         problem = next(_tokens_differ(await _server_ids(client, chat_format), chat_format), "")
         if problem:
@@ -83,8 +83,8 @@ async def check_server(
 def _length(name: str, length: int, positions: int) -> list[Finding]:
     if not length or length >= positions:
         return []
-    seen = f"conversations of {length} tokens, and engine.max_length is {positions}"
-    return [Finding(f"{name}, length", True, seen, warning=f"start vLLM with --max-model-len {positions}")]
+    observed = f"conversations of {length} tokens, and engine.max_length is {positions}"
+    return [Finding(f"{name}, length", True, observed, warning=f"start vLLM with --max-model-len {positions}")]
 
 
 def probe_text(chat_format: ChatFormat) -> str:
@@ -102,9 +102,10 @@ async def _server_ids(client: EngineClient, chat_format: ChatFormat) -> list[int
 
 
 def _tokens_differ(server_ids: list[int] | None, chat_format: ChatFormat) -> Iterator[str]:
-    own = chat_format.tokenizer.encode(probe_text(chat_format), add_special_tokens=False)
-    if server_ids is not None and list(own) != server_ids:
-        yield f"its tokenizer differs from the model's: {len(server_ids)} tokens instead of {len(own)} for one text"
+    expected = chat_format.tokenizer.encode(probe_text(chat_format), add_special_tokens=False)
+    if server_ids is not None and list(expected) != server_ids:
+        counts = f"{len(server_ids)} tokens instead of {len(expected)}"
+        yield f"its tokenizer differs from the model's: {counts} for the same text"
 
 
 async def _with_adapter(client: EngineClient, name: str, chat_format: ChatFormat, probe: Path, rank: int) -> Finding:
@@ -115,14 +116,14 @@ async def _with_adapter(client: EngineClient, name: str, chat_format: ChatFormat
     except (RequestError, EngineError) as error:
         if isinstance(error, EngineError) and not await client.health():
             raise
-        seen, fix = refusal(error, rank)
-        return Finding(name, False, seen, fix)
+        observed, fix = refusal(error, rank)
+        return Finding(name, False, observed, fix)
     try:
         sampling = Sampling(0.0, 1, 0)
         await client.generate(Request(chat_format.render(CONVERSATION, []), sampling, adapter))
     except RequestError as error:
-        seen, fix = refusal(error, rank)
-        return Finding(name, False, seen, fix)
+        observed, fix = refusal(error, rank)
+        return Finding(name, False, observed, fix)
     finally:
         await client.unload_adapter(adapter)
     return Finding(name, True, f"{client.base}, loads adapters of rank {rank}, answers with token ids and log-probs")

@@ -9,12 +9,14 @@ import asyncio
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from traced.config.settings import Settings
 from traced.core.files import publish_file
+from traced.inference.adapter_base import base_check
 from traced.inference.chat_format import ChatFormat, load_chat_format
 from traced.inference.client import BASE, EngineClient
 from traced.inference.engine_process import EngineProcess, VllmOptions, free_port, start_embedded, start_vllm
@@ -126,6 +128,7 @@ class RunningEngine:
         chat_format: The model's chat format; None for a backend that renders conversations itself.
         max_length: Maximum tokens of a conversation.
         process: The engine's process if traced started it.
+        check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
         served: The name under which the engine serves an adapter, by the adapter's own name.
     """
 
@@ -134,6 +137,7 @@ class RunningEngine:
     chat_format: ChatFormat | None
     max_length: int
     process: EngineProcess | None = None
+    check_adapter: Callable[[Path], None] = lambda path: None
     served: dict[str, str] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -159,6 +163,7 @@ class RunningEngine:
 
         Raises:
             RequestError: The backend has no adapters, or an engine refuses this one.
+            ModelError: The adapter was trained on another base model.
             EngineError: No engine answers.
         """
         if self.backend == "openai":
@@ -168,6 +173,7 @@ class RunningEngine:
             )
         async with self._lock:
             if name not in self.served:
+                await asyncio.to_thread(self.check_adapter, path)
                 # The name carries the digest, because a shared server may hold an adapter of the same name with other
                 # weights. It differs from a version's name, so that the router does not unload it.
                 served = f"{name}+{adapter_digest(path)[:12]}"
@@ -194,7 +200,7 @@ async def connect(settings: Settings) -> RunningEngine:
     urls = [process.url] if process else settings.engine.urls
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
     clients = [EngineClient(server_root(url), silence_s=settings.engine.silence_s, key=key) for url in urls]
-    engine = RunningEngine(name, Replicas(clients), None, settings.engine.max_length, process)
+    engine = RunningEngine(name, Replicas(clients), None, settings.engine.max_length, process, base_check(settings))
     try:
         for client in clients:
             client.base = settings.engine.model or (await _models(client))[0]

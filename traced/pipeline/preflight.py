@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ def quick_checks(settings: Settings, gpus: ReadGpus = read_gpus) -> Iterator[Fin
     """Yield the findings that need neither the model nor a server."""
     yield _engine(settings)
     yield _router(settings)
+    yield _training(settings)
     yield _training_device(settings, gpus)
     yield _trackers(settings)
 
@@ -139,8 +141,8 @@ class Subject:
         from traced.training.job import TrainingJob
 
         training, source = self.settings.training, {"target": self.settings.target.name}
-        ranks = {"lora_r": training.lora_r, "lora_alpha": training.lora_alpha}
-        return MetaModel(TrainingJob("check", "check", source, str(self.files.path), "", **ranks))
+        path, alpha = str(self.files.path), training.lora_alpha
+        return MetaModel(TrainingJob("check", "check", source, path, "", lora_r=training.lora_r, lora_alpha=alpha))
 
     @property
     def footprint(self) -> "Footprint":
@@ -151,8 +153,8 @@ class Subject:
 def _engine(settings: Settings) -> Finding:
     name, engine = start.backend(settings), settings.engine
     if name == "openai":
-        seen = 'engine.backend = "openai" serves no adapters: it can collect and evaluate --base, and run no cycle'
-        return Finding("engine", False, seen, 'engine.backend = "vllm"')
+        observed = 'engine.backend = "openai" serves no adapters: it can collect and evaluate --base, and run no cycle'
+        return Finding("engine", False, observed, 'engine.backend = "vllm"')
     if engine.urls:
         return Finding("engine", True, f"{name} at {', '.join(engine.urls)}")
     if name == "embedded":
@@ -165,12 +167,12 @@ def _engine(settings: Settings) -> Finding:
         flags = _flags(settings, build.gpu)
     except EngineStartError as error:
         return Finding("engine", False, error.message, error.hint)
-    rank, own = int(flag(flags, "--max-lora-rank") or 0), settings.training.lora_r
-    if rank < own:
+    rank, lora_r = int(_number(flags, "--max-lora-rank", 0)), settings.training.lora_r
+    if rank < lora_r:
         return Finding(
             "engine",
             False,
-            f"engine.vllm_args sets --max-lora-rank to {rank}, below training.lora_r = {own}",
+            f"engine.vllm_args sets --max-lora-rank to {rank}, below training.lora_r = {lora_r}",
             "remove this flag from engine.vllm_args, or lower training.lora_r",
         )
     kind = "a GPU" if build.gpu else "a CPU"
@@ -187,10 +189,18 @@ def _flags(settings: Settings, gpu: bool) -> list[str]:
 
 def flag(flags: Sequence[str], name: str) -> str:
     """Return the last value of a command line's flag, written as "--flag value" or "--flag=value"; "" without it."""
-    values = [after for text, after in zip(flags, [*flags[1:], ""], strict=True) if text == name]
+    values = [value for text, value in pairwise(flags) if text == name]
     joined = [text.partition("=")[2] for text in flags if text.startswith(f"{name}=")]
     # traced writes its own flags as two words, and the user's come after them.
     return [*values, *joined][-1] if values or joined else ""
+
+
+def _number(flags: Sequence[str], name: str, default: float) -> float:
+    try:
+        return float(flag(flags, name) or default)
+    except ValueError:
+        # vLLM reports a value that is no number itself.
+        return default
 
 
 def _router(settings: Settings) -> Finding:
@@ -206,6 +216,22 @@ def _router(settings: Settings) -> Finding:
     return Finding("router", True, router)
 
 
+def _training(settings: Settings) -> Finding:
+    training, name = settings.training, "training"
+    rollouts = training.groups * training.rollouts
+    if rollouts % training.processes:
+        observed = f"{rollouts} rollouts (training.groups x training.rollouts) are no multiple of training.processes"
+        return Finding(name, False, f"{observed} = {training.processes}", "training.processes, or training.groups")
+    if training.shard and training.processes == 1:
+        return Finding(
+            name, False, "training.shard needs several processes", "training.processes = 2, or shard = false"
+        )
+    if training.overlap and start.backend(settings) == "embedded":
+        observed = "training.overlap = 1 needs an engine of its own, and the embedded engine samples in the trainer"
+        return Finding(name, False, observed, 'training.overlap = 0, or engine.backend = "vllm"')
+    return Finding(name, True, f"up to {training.iterations} iterations of {rollouts} rollouts")
+
+
 def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
     train_on, name = settings.devices.train_on, "training device"
     if train_on == "cpu":
@@ -217,11 +243,11 @@ def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
     if train_on == "auto":
         slow = "" if settings.model.spec in (BUNDLED, "smollm2") else "a training of this model on a CPU takes days"
         return Finding(name, True, "CPU, because no GPU can be used", warning=slow)
-    known = ", ".join(device.id for device in readings.devices) or "; ".join(readings.problems) or "no GPU"
+    visible = ", ".join(device.id for device in readings.devices) or "; ".join(readings.problems) or "no GPU"
     return Finding(
         name,
         False,
-        f'devices.train_on = "{train_on}", and this machine has no such GPU ({known})',
+        f'devices.train_on = "{train_on}", and this machine has no such GPU ({visible})',
         'devices.train_on = "auto" takes a GPU if there is one, "cpu" none',
     )
 
@@ -230,8 +256,8 @@ def _trackers(settings: Settings) -> Finding:
     trackers = settings.training.report_to
     missing = [name for name in trackers if importlib.util.find_spec(name) is None]
     if missing:
-        seen = f'training.report_to names "{missing[0]}", and its package is not installed'
-        return Finding("trackers", False, seen, f"pip install {missing[0]}, or training.report_to = []")
+        observed = f'training.report_to names "{missing[0]}", and its package is not installed'
+        return Finding("trackers", False, observed, f"pip install {missing[0]}, or training.report_to = []")
     return Finding("trackers", True, ", ".join(trackers) or "none")
 
 
@@ -254,11 +280,11 @@ class EpisodeSize:
 
 def oracle_size(subject: Subject) -> EpisodeSize | None:
     """Return the size of the target's largest episode among the first seeds, played by its oracle; None without one."""
-    chosen = target(subject.settings.target.name)
+    episode_target = target(subject.settings.target.name)
     sizes = []
-    for seed in chosen.splits["train"][:SEEDS]:
+    for seed in episode_target.splits["train"][:SEEDS]:
         try:
-            task, messages = _oracle_episode(chosen.environment(), seed)
+            task, messages = _oracle_episode(episode_target.environment(), seed)
         except (AttributeError, NotImplementedError):
             return None
         sizes.append(
@@ -286,10 +312,10 @@ def _episode(subject: Subject) -> Finding:
     size = oracle_size(subject)
     if size is None:
         return Finding(name, True, f"the target {settings.target.name} has no oracle, so nothing was counted")
-    seen = f"the oracle's longest of {SEEDS} has {size.tokens} tokens and {size.turns} assistant messages"
+    observed = f"the oracle's longest of {SEEDS} has {size.tokens} tokens and {size.turns} assistant messages"
     positions = subject.footprint.positions
     if size.tokens > positions:
-        return Finding(name, False, f"{seen}, but the model has {positions} positions", "model.spec: another model")
+        return Finding(name, False, f"{observed}, but the model has {positions} positions", "model.spec: another model")
     needs = {
         "training.max_length": size.tokens,
         "engine.max_length": size.tokens,
@@ -299,14 +325,14 @@ def _episode(subject: Subject) -> Finding:
     for key, need in needs.items():
         if _value(settings, key) < need:
             # Twice the oracle's, which wastes no step.
-            return Finding(name, False, f"{seen}, but {key} is {_value(settings, key)}", f"{key} = {2 * need}")
-    return Finding(name, True, seen)
+            return Finding(name, False, f"{observed}, but {key} is {_value(settings, key)}", f"{key} = {2 * need}")
+    return Finding(name, True, observed)
 
 
 def _reach(subject: Subject) -> Finding:
     sizes = subject.footprint
-    seen = (
-        f"changes {sizes.reached / sizes.parameters:.0%} of {sizes.parameters / 1e6:,.0f}M parameters with "
+    observed = (
+        f"changes {sizes.adapted / sizes.parameters:.0%} of {sizes.parameters / 1e6:,.0f}M parameters with "
         f"{sizes.adapter_parameters / 1e6:,.1f}M of its own ({sizes.adapter_share:.1%})"
     )
     warning = ""
@@ -314,7 +340,7 @@ def _reach(subject: Subject) -> Finding:
         warning = f"the adapter does not reach the experts: {', '.join(sizes.missed_experts[:3])}"
     elif sizes.adapter_share < MIN_SHARE:
         warning = f"under {MIN_SHARE:.1%}: raise training.lora_r, or see whether the model has experts of its own kind"
-    return Finding("adapter", True, seen, warning=warning)
+    return Finding("adapter", True, observed, warning=warning)
 
 
 def _servers(subject: Subject) -> list[Finding]:
@@ -350,16 +376,18 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     if device is not None:
         share = _engine_share(settings) if serves_on_gpu and not settings.engine.urls else 0.0
         # With one GPU, training and engine share it: a training samples while it trains.
-        taken = int(share * device.memory_total) if len(gpu_readings) == 1 else 0
-        yield _fits("memory of the trainer", training, Room(device.name, device.memory_total, taken), _gpu_fix(share))
+        reserved = int(share * device.memory_total) if len(gpu_readings) == 1 else 0
+        yield _fits(
+            "memory of the trainer", training, Capacity(device.name, device.memory_total, reserved), _gpu_fix(share)
+        )
     else:
         ram = psutil.virtual_memory().total
-        others = 0 if serves_on_gpu or settings.engine.urls else engine.least
+        engine_bytes = 0 if serves_on_gpu or settings.engine.urls else engine.minimum
         count = settings.training.at_once
         yield _fits(
             f"memory of {count} trainings" if count > 1 else "memory of the trainer",
-            type(training)(training.least * count, training.likely * count),
-            Room("the machine", ram, others),
+            type(training)(training.minimum * count, training.estimate * count),
+            Capacity("the machine", ram, engine_bytes),
             "training.at_once = 1, or a lower training.max_length and training.micro_batch_tokens",
         )
     if settings.engine.urls:
@@ -367,10 +395,14 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     if serves_on_gpu and (card := _smallest(list(gpu_readings))) is not None:
         total = int(card.memory_total * _engine_share(settings))
         place = f"{_engine_share(settings):.0%} of {card.name}"
-        yield _fits("memory of the engine", engine, Room(place, total), f"a higher {UTILIZATION} in engine.vllm_args")
+        yield _fits(
+            "memory of the engine", engine, Capacity(place, total), f"a higher {UTILIZATION} in engine.vllm_args"
+        )
     elif not serves_on_gpu:
         ram = psutil.virtual_memory().total
-        yield _fits("memory of the engine", engine, Room("the machine", ram), "engine.max_length, or a smaller model")
+        yield _fits(
+            "memory of the engine", engine, Capacity("the machine", ram), "engine.max_length, or a smaller model"
+        )
 
 
 def trainer_need(subject: Subject, gpu: DeviceReading | None) -> "MemoryNeed":
@@ -391,7 +423,7 @@ def trainer_need(subject: Subject, gpu: DeviceReading | None) -> "MemoryNeed":
     copies = CUDA_BYTES if gpu else 0
     if start.backend(subject.settings) == "embedded":
         copies += sizes.parameters * (BFLOAT16 if gpu else FLOAT32)
-    return MemoryNeed(need.least + copies, need.likely + copies)
+    return MemoryNeed(need.minimum + copies, need.estimate + copies)
 
 
 def engine_need(subject: Subject) -> "MemoryNeed":
@@ -415,7 +447,7 @@ def _has_gpu_engine(settings: Settings) -> bool:
 
 
 def _engine_share(settings: Settings) -> float:
-    return float(flag(settings.engine.vllm_args, UTILIZATION) or GPU_SHARE)
+    return _number(settings.engine.vllm_args, UTILIZATION, GPU_SHARE)
 
 
 def _gpu_fix(engine_share: float) -> str:
@@ -430,21 +462,23 @@ def _smallest(devices: Sequence[DeviceReading]) -> DeviceReading | None:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Memory of a place in bytes, and what the engine takes of it."""
+class Capacity:
+    """Memory of a place in bytes, and what the engine reserves of it."""
 
     place: str
     total: int
-    taken: int = 0
+    reserved: int = 0
 
 
-def _fits(name: str, need: "MemoryNeed", room: Room, fix: str) -> Finding:
-    free = room.total - room.taken
-    beside = f", {room.taken / GIB:.1f} GiB of it for the engine" if room.taken else ""
-    seen = f"about {need.likely / GIB:.1f} GiB (estimated); {room.place} has {room.total / GIB:.1f} GiB{beside}"
-    if need.least > free:
-        return Finding(name, False, f"at least {need.least / GIB:.1f} GiB, {seen}", fix)
-    return Finding(name, True, seen, warning=f"may not fit: {fix}" if need.likely > TIGHT * free else "")
+def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str) -> Finding:
+    free = capacity.total - capacity.reserved
+    note = f", {capacity.reserved / GIB:.1f} GiB of it for the engine" if capacity.reserved else ""
+    observed = (
+        f"about {need.estimate / GIB:.1f} GiB (estimated); {capacity.place} has {capacity.total / GIB:.1f} GiB{note}"
+    )
+    if need.minimum > free:
+        return Finding(name, False, f"at least {need.minimum / GIB:.1f} GiB, {observed}", fix)
+    return Finding(name, True, observed, warning=f"may not fit: {fix}" if need.estimate > TIGHT * free else "")
 
 
 def _value(settings: Settings, key: str) -> int:

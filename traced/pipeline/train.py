@@ -33,6 +33,7 @@ from traced.core.errors import CapabilityError, DiskError
 from traced.core.files import publish_file
 from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
+from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
 from traced.registry.publication import publish
 from traced.training.errors import EnvironmentFailed, NothingToLearn, TrainingError
@@ -150,6 +151,12 @@ def job_for(
         threads=max(1, settings.threads // training.at_once),
         limits=settings.sandbox.model_dump(),
         owner=sandbox_owner(settings.data_dir),
+        micro_batch_tokens=training.micro_batch_tokens,
+        gradient_checkpointing={"auto": None, "on": True, "off": False}[training.gradient_checkpointing],
+        attention=training.attention,
+        processes=training.processes,
+        shard=training.shard,
+        report_to=list(training.report_to),
     )
 
 
@@ -167,6 +174,8 @@ async def with_servers(context: Context, job: TrainingJob) -> TrainingJob:
         engine_urls=engine.urls,
         engine_key_file=engine_settings.key_file,
         engine_silence_s=engine_settings.silence_s,
+        # Only an engine of its own can sample while the trainer updates.
+        overlap=context.settings.training.overlap,
     )
 
 
@@ -177,7 +186,7 @@ def _job(context: Context, run_id: str, capability: str, environment: str) -> Tr
             source_code = get_environment(session, environment).source_code
         file.parent.mkdir(parents=True, exist_ok=True)
         publish_file(file, source_code)
-    return job_for(
+    job = job_for(
         context.settings,
         run_id=run_id,
         capability=capability,
@@ -185,6 +194,8 @@ def _job(context: Context, run_id: str, capability: str, environment: str) -> Tr
         model=context.model.path,
         out=training_folder(context, capability, environment),
     )
+    ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
+    return replace(job, tags=ids)
 
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:
@@ -237,6 +248,7 @@ def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") 
 
 
 def _publish(context: Context, job: TrainingJob, environment: str) -> str:
+    record_base(job.adapter, context.model, context.data_dir)
     published = publish(job.adapter, context.data_dir / "adapters", job.capability, origin=job.run_id)
     version = AdapterVersion(
         name=published.name,

@@ -1,7 +1,7 @@
 """What an adapter of a base model reaches, and how much memory training and serving it take: computed, not measured.
 
 The model is built on torch's "meta" device, which has shapes and no memory: a model of 30B parameters takes a second.
-The estimates leave out fragments and the workspaces of kernels; ``MemoryNeed.least`` is what is needed without doubt.
+The estimates leave out fragments and the workspaces of kernels; ``MemoryNeed.minimum`` is what is needed without doubt.
 """
 
 import math
@@ -30,10 +30,10 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that something needs: ``least`` for certain, ``likely`` as an estimate."""
+    """Bytes that something needs: ``minimum`` for certain, ``estimate`` as an estimate."""
 
-    least: int
-    likely: int
+    minimum: int
+    estimate: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Footprint:
     Args:
         parameters: Number of the base's weights.
         adapter_parameters: Number of the adapter's weights.
-        reached: Number of the base's weights that the adapter changes.
+        adapted: Number of the base's weights that the adapter changes.
         missed_experts: Names of the expert weights that it does not change.
         layers: Number of layers.
         hidden: Width of the residual stream.
@@ -54,7 +54,7 @@ class Footprint:
 
     parameters: int
     adapter_parameters: int
-    reached: int
+    adapted: int
     missed_experts: tuple[str, ...]
     layers: int
     hidden: int
@@ -77,11 +77,11 @@ class Footprint:
             shards: Processes over which the base is split.
         """
         weights = self.parameters * weight_bytes // shards + self.adapter_parameters * TRAINED_BYTES
-        kept = self.layers * self.hidden * weight_bytes * tokens
+        activations_kept = self.layers * self.hidden * weight_bytes * tokens
         # PEFT computes the adapter's part of each linear layer in float32.
         layer = self.layer_width * (weight_bytes + FLOAT32) * tokens
-        activations = kept + layer if recompute else kept + layer * self.layers
-        return MemoryNeed(weights + kept, weights + activations)
+        activations = activations_kept + layer if recompute else activations_kept + layer * self.layers
+        return MemoryNeed(weights + activations_kept, weights + activations)
 
     def serving(self, adapters: int, tokens: int, *, weight_bytes: int, sequences: int = 1) -> MemoryNeed:
         """Return the memory of an engine with this many adapters: at least one sequence, likely ``sequences``."""
@@ -95,6 +95,7 @@ class MetaModel:
 
     def __init__(self, job: TrainingJob) -> None:
         # Imported here because transformers takes seconds to import.
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self.folder = Path(job.model_path)
@@ -102,7 +103,7 @@ class MetaModel:
             self.config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
             with torch.device("meta"):
                 base = AutoModelForCausalLM.from_config(self.config)
-        except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, StrictDataclassError) as error:
             raise ModelError(f"the model in {self.folder} cannot be built: {error}") from error
         # A weight that is shared with the embeddings counts once.
         self.parameters = sum(weight.numel() for weight in base.parameters())
@@ -115,15 +116,15 @@ class MetaModel:
     def footprint(self) -> Footprint:
         """Return the sizes of model and adapter."""
         text: Any = self.config.get_text_config()
-        reached = dict(self._reached())
-        own = sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad)
+        adapted = dict(self._adapted())
+        adapter_parameters = sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return Footprint(
             parameters=self.parameters,
-            adapter_parameters=own,
-            reached=sum(reached.values()),
-            missed_experts=tuple(sorted({LAYER.sub(".layers.*.", n) for n in self.stacked if n not in reached})),
+            adapter_parameters=adapter_parameters,
+            adapted=sum(adapted.values()),
+            missed_experts=tuple(sorted({LAYER.sub(".layers.*.", n) for n in self.stacked if n not in adapted})),
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             layer_width=self._layer_width(text),
@@ -145,14 +146,14 @@ class MetaModel:
         state = get_peft_model_state_dict(self.model)
         numbers = [int(match[1]) for name in state if (match := LAYER.search(name))]
         ends = {min(numbers), max(numbers)} if numbers else set()
-        kept = {
+        end_weights = {
             name: torch.zeros(weight.shape, dtype=torch.float32)
             for name, weight in state.items()
             if (match := LAYER.search(name)) is None or int(match[1]) in ends
         }
-        save_file(kept, folder / "adapter_model.safetensors")
+        save_file(end_weights, folder / "adapter_model.safetensors")
 
-    def _reached(self) -> Iterator[tuple[str, int]]:
+    def _adapted(self) -> Iterator[tuple[str, int]]:
         """Yield the name and the size of each base weight that the adapter changes."""
         for name, layer in self.model.get_base_model().named_modules():
             if isinstance(layer, LoraLayer):

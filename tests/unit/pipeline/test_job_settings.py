@@ -1,0 +1,33 @@
+"""The settings of a training reach its job."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traced.config.settings import load_settings
+from traced.pipeline.train import job_for
+from traced.training.job import TrainingJob
+
+
+def job(tmp_path: Path, **training: Any) -> TrainingJob:
+    settings = load_settings(tmp_path, {f"training.{key}": value for key, value in training.items()})
+    tmp_path.mkdir(exist_ok=True)
+    source = {"target": "desk"}
+    return job_for(settings, run_id="c/s/e", capability="s", source=source, model=tmp_path, out=tmp_path)
+
+
+def test_what_a_gpu_needs_is_taken_from_the_settings(tmp_path: Path) -> None:
+    values = {"processes": 2, "shard": True, "attention": "eager", "micro_batch_tokens": 99, "report_to": ["wandb"]}
+    result = job(tmp_path, **values)
+    assert {key: getattr(result, key) for key in values} == values
+
+
+@pytest.mark.parametrize(("setting", "value"), [("auto", None), ("on", True), ("off", False)])
+def test_recomputation_is_the_devices_choice_unless_set(tmp_path: Path, setting: str, value: bool | None) -> None:
+    assert job(tmp_path, gradient_checkpointing=setting).gradient_checkpointing is value
+
+
+def test_overlap_waits_for_the_servers(tmp_path: Path) -> None:
+    # A job with overlap and without servers is refused; with_servers adds both.
+    assert job(tmp_path, overlap=1).overlap == 0

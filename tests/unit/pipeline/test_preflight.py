@@ -1,0 +1,191 @@
+"""The checks before a cycle: each names the setting to change."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traced.config.settings import Settings, load_settings
+from traced.core.checks import Finding
+from traced.core.errors import ConfigError
+from traced.inference.model_files import BUNDLED
+from traced.jobs.devices import DeviceReading, Readings
+from traced.pipeline import preflight
+from traced.pipeline.preflight import check_cycle, findings, flag, model_checks, needs_model_checks, quick_checks
+
+GIB = 2**30
+NAMES = [
+    *("engine", "router", "training", "training device", "trackers", "chat template", "episode", "adapter"),
+    *("memory of 2 trainings", "memory of the engine"),
+]
+
+
+@pytest.fixture(autouse=True)
+def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def settings(**values: Any) -> Settings:
+    return load_settings(overrides={key.replace("__", "."): value for key, value in values.items()})
+
+
+def gpu(gib: int, name: str = "GPU-1") -> DeviceReading:
+    return DeviceReading(name, "cuda", f"H{gib}", gib * GIB, 0, 0.0)
+
+
+def gpus(*devices: DeviceReading) -> preflight.ReadGpus:
+    return lambda: Readings(devices)
+
+
+def by_name(results: Sequence[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in results}
+
+
+def other_model(folder: Path, **config: Any) -> str:
+    """Return the directory of a copy of the bundled model, with other values in its configuration."""
+    shutil.copytree(BUNDLED, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return str(folder)
+
+
+def test_the_bundled_model_passes_all_checks_and_nothing_is_written(tmp_path: Path) -> None:
+    results = list(findings(settings()))
+    assert [finding.name for finding in results] == NAMES
+    assert all(finding.ok and not finding.warning for finding in results)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cycle_of_the_bundled_model_loads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(preflight, "load_chat_format", refuse)
+    check_cycle(settings())
+    assert not needs_model_checks(settings(training__max_length=2000))
+    for change in ({"training__max_length": 100}, {"model__spec": "/m"}, {"engine__urls": ["http://h"]}):
+        assert needs_model_checks(settings(**change))
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "hint"),
+    [
+        ({"engine.backend": "openai"}, "serves no adapters", 'engine.backend = "vllm"'),
+        ({"training.processes": 3}, "64 rollouts", "training.processes"),
+        ({"training.shard": True}, "training.shard needs several", "training.processes = 2"),
+        ({"training.overlap": 1}, "training.overlap = 1 needs an engine of its own", "training.overlap = 0"),
+        ({"devices.train_on": "cuda"}, 'devices.train_on = "cuda", and this machine has no such GPU', '"auto"'),
+        ({"devices.train_on": "GPU-7"}, "no such GPU (GPU-1)", '"auto"'),
+        ({"engine.backend": "vllm", "engine.vllm_python": "/no/python"}, "/no/python", "engine.vllm_python"),
+        ({"training.max_length": 100}, "training.max_length is 100", "training.max_length = "),
+        ({"training.max_turns": 2}, "training.max_turns is 2", "training.max_turns = "),
+        ({"collect.max_turns": 2}, "collect.max_turns is 2", "collect.max_turns = "),
+        ({"engine.max_length": 64}, "engine.max_length is 64", "engine.max_length = "),
+    ],
+)
+def test_a_cycle_that_would_fail_is_refused_with_the_setting(values: dict[str, Any], text: str, hint: str) -> None:
+    probe = gpus(gpu(80)) if "GPU" in str(values) else gpus()
+    with pytest.raises(ConfigError) as failure:
+        check_cycle(load_settings(overrides=values), probe)
+    assert text in failure.value.message
+    assert hint in failure.value.hint
+    # The remedy that the hint names is one.
+    if hint.endswith("= "):
+        key, _, value = failure.value.hint.partition(" = ")
+        check_cycle(load_settings(overrides={**values, key: int(value)}), probe)
+
+
+def test_a_missing_tracker_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = by_name(list(quick_checks(settings(training__report_to=["wandb"]))))["trackers"]
+    assert (result.ok, result.fix) == (False, "pip install wandb, or training.report_to = []")
+
+
+def test_a_gpu_that_is_there_is_the_training_device() -> None:
+    for train_on in ("cuda", "auto", "GPU-1"):
+        result = by_name(list(quick_checks(settings(devices__train_on=train_on), gpus(gpu(80)))))["training device"]
+        assert (result.ok, result.seen) == (True, "H80")
+
+
+def test_a_rank_above_that_of_the_flags_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "detect_build", lambda python: _Build())
+    values = settings(engine__backend="vllm", engine__vllm_args=["--max-lora-rank=8"])
+    result = next(quick_checks(values))
+    assert (result.ok, "--max-lora-rank to 8, below training.lora_r = 16" in result.seen) == (False, True)
+    assert next(quick_checks(settings(engine__backend="vllm"))).ok
+
+
+class _Build:
+    version, gpu = "0.0", False
+
+
+def test_the_last_value_of_a_flag_holds() -> None:
+    flags = ["--a", "1", "--b=2", "--a=3"]
+    assert (flag(flags, "--a"), flag(flags, "--b"), flag(flags, "--c")) == ("3", "2", "")
+
+
+def test_a_template_that_rewrites_history_is_refused_with_the_reason(tmp_path: Path) -> None:
+    spec = other_model(tmp_path / "m")
+    role = "{{ m.role if loop.last else 'old' }}"
+    template = f"{{% for m in messages %}}<|im_start|>{role}\n{{{{ m.content }}}}<|im_end|>\n{{% endfor %}}"
+    (tmp_path / "m" / "chat_template.jinja").write_text(template)
+    result = next(model_checks(settings(model__spec=spec)))
+    assert (result.name, result.ok) == ("chat template", False)
+    assert "the chat template" in result.seen
+    assert result.fix.startswith("model.spec")
+
+
+def test_a_model_with_too_few_positions_is_refused(tmp_path: Path) -> None:
+    spec = other_model(tmp_path / "m", max_position_embeddings=64)
+    result = by_name(list(model_checks(settings(model__spec=spec), gpus())))["episode"]
+    assert not result.ok
+    assert "the model has 64 positions" in result.seen
+
+
+def test_a_broken_configuration_is_a_finding_and_no_traceback(tmp_path: Path) -> None:
+    spec = other_model(tmp_path / "m", num_hidden_layers=10)
+    last = list(findings(settings(model__spec=spec)))[-1]
+    assert (last.name, last.ok) == ("preflight", False)
+    assert "num_hidden_layers" in last.seen
+
+
+def memory(tmp_path: Path, probe: preflight.ReadGpus, **values: Any) -> list[Finding]:
+    layers = ["full_attention"] * 10
+    # About 2.4 billion parameters, and no weights.
+    spec = other_model(
+        tmp_path / "m", hidden_size=4096, intermediate_size=16384, num_hidden_layers=10, layer_types=layers
+    )
+    large = settings(model__spec=spec, training__max_length=1024, **values)
+    return [finding for finding in model_checks(large, probe) if finding.name.startswith("memory")]
+
+
+def test_a_training_that_cannot_fit_the_gpu_is_refused(tmp_path: Path) -> None:
+    result = memory(tmp_path, gpus(gpu(4)), engine__backend="embedded")[0]
+    assert not result.ok
+    assert "H4 has 4.0 GiB" in result.seen
+    assert "training.shard" in result.fix
+
+
+def test_an_engine_that_takes_the_only_gpu_leaves_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
+    trainer, engine = memory(tmp_path, gpus(gpu(24)), engine__backend="vllm")
+    assert (trainer.ok, "21.6 GiB of it for the engine" in trainer.seen) == (False, True)
+    assert "--gpu-memory-utilization" in trainer.fix
+    assert engine.ok
+
+
+def test_half_of_the_gpu_is_room_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
+    results = memory(
+        tmp_path, gpus(gpu(24)), engine__backend="vllm", engine__vllm_args=["--gpu-memory-utilization=0.5"]
+    )
+    assert [finding.ok for finding in results] == [True, True]
+
+
+def test_two_gpus_keep_engine_and_trainer_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
+    results = memory(tmp_path, gpus(gpu(24), gpu(24, "GPU-2")), engine__backend="vllm")
+    assert [finding.ok for finding in results] == [True, True]
