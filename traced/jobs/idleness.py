@@ -94,11 +94,25 @@ def rules(section: DevicesSection) -> Rules:
     )
 
 
-def suitable_devices(devices: Sequence[DeviceReading], train_on: str) -> list[DeviceReading]:
-    """Return the devices that ``train_on`` selects: a kind, an id, or "auto" (GPUs, the CPU only without a GPU)."""
+def suitable_devices(devices: Sequence[DeviceReading], train_on: str, count: int = 1) -> list[DeviceReading]:
+    """Return the devices that ``train_on`` selects: a kind, an id, or "auto".
+
+    "auto" means the GPUs that may become idle, and the CPU if there is none. GPUs on which this service has an engine
+    are left out if ``count`` others remain. The last GPU comes first, because engines take the first one.
+    """
+    devices = [*reversed(devices)]
     if train_on == "auto":
-        return [device for device in devices if device.kind == "cuda"] or list(devices)
-    return [device for device in devices if train_on in (device.kind, device.id)]
+        selected = [device for device in devices if may_become_idle(device)]
+        selected = selected or [device for device in devices if device.kind == "cpu"]
+    else:
+        selected = [device for device in devices if train_on in (device.kind, device.id)]
+    unoccupied = [device for device in selected if not device.memory_own]
+    return unoccupied if len(unoccupied) >= count else selected
+
+
+def may_become_idle(device: DeviceReading) -> bool:
+    """Return whether the device is a GPU whose idleness can be measured."""
+    return device.kind == "cuda" and device.mig != "enabled" and device.utilisation is not None
 
 
 def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
@@ -110,8 +124,10 @@ def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
         reasons.append("its utilisation is unknown")
     elif device.utilisation > limits.utilisation:
         reasons.append(f"utilisation {device.utilisation:.0%} is over {limits.utilisation:.0%}")
-    if device.memory_used > limits.memory * device.memory_total:
-        reasons.append(f"memory in use {device.memory_used / device.memory_total:.0%} is over {limits.memory:.0%}")
+    # Whether a training fits beside the engine of this service is a matter of the estimate before it starts.
+    memory_used = max(0, device.memory_used - device.memory_own)
+    if memory_used > limits.memory * device.memory_total:
+        reasons.append(f"memory in use {memory_used / device.memory_total:.0%} is over {limits.memory:.0%}")
     if len(device.foreign) > limits.foreign:
         pids = ", ".join(str(process.pid) for process in device.foreign)
         reasons.append(f"foreign processes {pids} ({len(device.foreign)}, allowed {limits.foreign})")
