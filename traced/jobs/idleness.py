@@ -5,7 +5,7 @@ moment in UTC (``now``). Devices with unknown values (an unreported utilisation,
 under MIG are never idle.
 
 ``survey_devices`` shows the state of all devices; it blocks for ``SAMPLE_S`` seconds, so call it from a thread. It
-cannot know for how long a device has been idle, and the engine of a service without a live lease looks foreign to it.
+cannot know for how long a device has been idle.
 """
 
 import os
@@ -17,8 +17,10 @@ from datetime import datetime, tzinfo
 from store.repositories.leases import Lease
 from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config.service_sections import DevicesSection
+from traced.config.settings import Settings
 from traced.core.ownership import process_of
 from traced.core.time_windows import Window, closed_reason, parse_windows, parse_zone
+from traced.inference.shared_engine import engine_owners
 from traced.jobs.devices import DeviceReading, Readings, machine_probe, process_trees
 
 # A gap of more poll intervals than this restarts the idle time, because the device was not observed meanwhile.
@@ -169,9 +171,10 @@ def blocking_reason(watch: IdleWatch, limits: Rules, at: float, now: datetime) -
     return closed_reason(limits.hours, limits.quiet_windows, now, limits.zone) or busy_reason(watch, limits, at)
 
 
-def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
+def survey_devices(leases: Sequence[Lease], settings: Settings, now: datetime) -> Devices:
     """Read all devices of this machine, and list all leases, including those on devices of other machines."""
-    readings, limits = _read_devices([lease for lease in leases if lease.live(now)]), rules(section)
+    readings = _read_devices([lease for lease in leases if lease.live(now)], engine_owners(settings.data_dir))
+    limits = rules(settings.devices)
     return Devices(
         devices=[_view(device, leases, limits, now) for device in readings.devices],
         leases=[LeaseView(**asdict(lease)) for lease in leases],
@@ -186,11 +189,11 @@ def describe_lease(lease: Lease | LeaseView, now: datetime) -> str:
     return f"{state} {lease.holder} for {lease.purpose}{request}"
 
 
-def _read_devices(live: Sequence[Lease]) -> Readings:
+def _read_devices(live: Sequence[Lease], owners: Sequence[int]) -> Readings:
     # Mostly called from a command, so the processes of services that hold leases on this machine are ours as well.
     holders = [pid for lease in live if (pid := process_of(lease.holder))]
 
-    probe = machine_probe(lambda: process_trees([os.getpid(), *holders]))
+    probe = machine_probe(lambda: process_trees([os.getpid(), *holders, *owners]))
     time.sleep(SAMPLE_S)
     return probe.read()
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ from store.repositories.leases import Lease, acquire, get_lease, heartbeat, rele
 from traced.config.service_sections import DevicesSection
 from traced.core.ownership import own_identity
 from traced.core.time_windows import closed_reason
+from traced.inference.shared_engine import engine_owners
 from traced.jobs.devices import DeviceReading, Probe, Readings, machine_probe, process_trees
 from traced.jobs.idleness import IdleWatch, Rules, blocking_reason, foreign_load, observe, rules, suitable_devices
 from traced.jobs.retry import AttemptLedger, OnReport, run_to_completion, waiting_report
@@ -127,12 +129,13 @@ def device_access(
     cycle_id: str,
     purpose: str,
     *,
+    data_dir: Path,
     count: int = 1,
 ) -> DeviceAccess:
     """Build the device access of a training on ``count`` GPUs from the current settings."""
     return DeviceAccess(
         store=store,
-        probe=machine_probe(_service_pids),
+        probe=machine_probe(partial(_service_pids, data_dir)),
         limits=lambda: rules(devices()),
         request=LeaseRequest(own_identity(purpose), purpose, cycle_id, timedelta(seconds=devices().lease_ttl_s), count),
         clocks=Clocks(ledger.now, monotonic, ledger.sleep),
@@ -427,7 +430,7 @@ class _WaitReporter:
             self.on_report(waiting_report(self.poll_s, text, FOR_DEVICE))
 
 
-def _service_pids() -> frozenset[int]:
-    """Return the ids of this service's processes and of those in its containers, whose parent is the Docker engine."""
-    pids = process_trees([os.getpid()])
+def _service_pids(data_dir: Path) -> frozenset[int]:
+    """Return the ids of the processes of this service and of its router, also in containers of the Docker engine."""
+    pids = process_trees([os.getpid(), *engine_owners(data_dir)])
     return pids | process_trees(process_ids(pids))

@@ -94,7 +94,12 @@ class ChildStageRunner:
         """Train on a leased device and return the adapter version."""
         name = f"train {capability}"
         access = await asyncio.to_thread(
-            device_access, self.devices, self.context.store, self.ledger, self.cycle.id, name
+            partial(device_access, data_dir=self.context.data_dir),
+            self.devices,
+            self.context.store,
+            self.ledger,
+            self.cycle.id,
+            name,
         )
 
         async def work(devices: tuple[DeviceReading, ...]) -> Any:
