@@ -80,7 +80,9 @@ def stopped(sampled: Values, base: Values, previous: Values, adapter: Values, bo
     return stops.astype(float)
 
 
-def count_stops(random: np.random.Generator, iterations: int, tokens: int, source: str, noise: str, step: float) -> int:
+def count_stops(
+    random: np.random.Generator, iterations: int, tokens: int, source: str, noise: str, *, step: float
+) -> int:
     """Return how many of the iterations that ``source`` sampled are stopped."""
     stops = 0
     make_noise, bound = NOISES[noise]

@@ -61,7 +61,6 @@ from traced.client.models import (
     TargetView,
 )
 from traced.client.serving import Health
-from traced.config.service_sections import DevicesSection
 from traced.config.settings import Settings
 from traced.core.ownership import sandbox_owner
 from traced.daemon.live_state import LiveState, Sample, Watch
@@ -96,7 +95,7 @@ class Control:
     playing: Episodes = field(default_factory=Episodes)
     readings: Turns = field(default_factory=partial(Turns, READINGS))
     streams: Turns = field(default_factory=partial(Turns, STREAMS))
-    survey_devices: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=survey_devices)
+    survey_devices: Callable[[Sequence[Lease], Settings, datetime], Devices] = field(default=survey_devices)
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +153,7 @@ class Control:
         """Survey the machine's devices; takes half a second."""
         with read_session(self.store) as session:
             leases = list_leases(session)
-        return self.survey_devices(leases, self.settings.devices, self.now())
+        return self.survey_devices(leases, self.settings, self.now())
 
     def health(self) -> Health:
         """Return the state and traffic of the router; waits for the router's response."""

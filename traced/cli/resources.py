@@ -57,7 +57,7 @@ def devices(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJs
     """List the devices: load, whether idle (or why not), and the holder of the lease."""
     settings = read_settings(data_dir, overrides)
     now = datetime.now(UTC)
-    state = survey_devices(_leases(settings), settings.devices, now)
+    state = survey_devices(_leases(settings), settings, now)
     if as_json:
         print_json(state.model_dump(mode="json"))
         return

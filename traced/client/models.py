@@ -136,6 +136,7 @@ class DeviceView(Model):
     utilisation: float | None = Field(description="0 to 1; for the CPU only the share of other processes")
     foreign: list[ForeignView]
     mig: str
+    memory_own: int = Field(default=0, description="bytes of memory_used that this service's processes hold")
     idle: bool
     why_not: list[str]
     lease: LeaseView | None

@@ -30,6 +30,12 @@ class EngineSection(Section):
     vllm_args: list[str] = Field(
         default=[], description='additional vLLM flags, e.g. ["--gpu-memory-utilization=0.6"]; they override traced\'s'
     )
+    gpu_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of a GPU's memory that vLLM takes; 0: 0.9, or 0.45 if training uses the same GPU",
+    )
     tool_parser: str = Field(
         default="auto", description='vLLM\'s parser of tool calls; "auto": by the chat template, "": none'
     )

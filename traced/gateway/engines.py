@@ -1,8 +1,9 @@
 """The pool of engines behind the gateway: health, loaded adapters, sleep, and the choice of an engine for a request.
 
 Invariants: an engine gets requests for an adapter only after it has confirmed loading it, and the adapter is unloaded
-only after its last request there has ended; an engine never holds more than ``max_adapters`` at once; a sleeping engine
-gets no requests. An engine that fails ``/health`` gets no requests until it answers again; its adapters are then loaded
+only after its last request there has ended. Of the router's adapters an engine never holds more than ``max_adapters``
+at once; the router loads none into an engine whose slots are taken, by trainings for instance. A sleeping engine gets
+no requests. An engine that fails ``/health`` gets no requests until it answers again; its adapters are then loaded
 again. Not covered: starting engines.
 """
 
@@ -92,7 +93,8 @@ class Pool:
     """All engines behind the gateway.
 
     Args:
-        max_adapters: The number of adapter slots of each engine.
+        max_adapters: The number of the router's adapters that each engine holds at most.
+        slots: The number of adapters that each engine holds at most, with those of others; 0: ``max_adapters``.
         adapters: The adapter versions that should be loaded, with their directories.
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
     """
@@ -101,6 +103,7 @@ class Pool:
     max_adapters: int
     adapters: Mapping[str, Path] = field(default_factory=dict)
     check_adapter: Callable[[Path], None] = lambda path: None
+    slots: int = 0
 
     def pick(self, model: str, conversation_id: str) -> Replica | None:
         """Return the engine for a request, or None if no engine serves the model."""
@@ -190,7 +193,8 @@ class Pool:
             if name not in engine_adapters:
                 # Never load more adapters than the engine has slots: otherwise vLLM reassigns the slot of an adapter
                 # that a running request uses, and that request continues with other weights (vLLM issue 47724).
-                if len(engine_adapters) >= self.max_adapters:
+                count = sum(ADAPTER_NAME.fullmatch(other) is not None for other in engine_adapters)
+                if count >= self.max_adapters or len(engine_adapters) >= max(self.slots, self.max_adapters):
                     names = ", ".join(sorted(engine_adapters))
                     log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
                     continue

@@ -32,8 +32,9 @@ from traced.inference.adapter_base import base_check
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.errors import ServingError
-from traced.inference.start import server_root
-from traced.inference.start import start as start_engine
+from traced.inference.model_files import base_model
+from traced.inference.shared_engine import stop_recorded
+from traced.inference.start import max_adapters, server_root, start_for_router
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
@@ -77,7 +78,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         urls, background = [server_root(url) for url in settings.engine.urls], [recorder.supervise]
         if not urls:
             engine, url = supervised_engine(settings)
-            stack.callback(engine.stop)
+            stack.callback(stop_recorded, settings.data_dir, base_model(settings).path, engine.stop)
             await engine.start()
             urls = [url]
             background.append(engine.supervise)
@@ -103,11 +104,8 @@ async def open_gateway(
     section = settings.serving
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
-    pool = Pool(
-        [Replica(EngineClient(url, key=key)) for url in engines],
-        section.max_adapters,
-        check_adapter=base_check(settings),
-    )
+    replicas = [Replica(EngineClient(url, key=key)) for url in engines]
+    pool = Pool(replicas, section.max_adapters, check_adapter=base_check(settings), slots=max_adapters(settings))
     follower = PromotionFollower(store, pool, settings.data_dir)
 
     def live() -> LiveVersions:
@@ -178,7 +176,7 @@ def supervised_engine(settings: Settings) -> tuple[RestartingProcess, str]:
     """Return the process of the engine that the settings name, not started yet, and its URL."""
     # The port is fixed, so that a restarted engine keeps its URL.
     port = free_port()
-    engine = RestartingProcess("the engine", lambda: start_engine(settings, port))
+    engine = RestartingProcess("the engine", lambda: start_for_router(settings, port))
     return engine, f"http://127.0.0.1:{port}"
 
 

@@ -253,6 +253,7 @@ class VllmOptions:
         chat_template: A file with the chat template; None for the model's own.
         template_options: Variables of the template.
         reasoning_parser: vLLM's parser for reasoning; "" for none.
+        gpu_share: The share of a GPU's memory that vLLM takes.
     """
 
     model: Path
@@ -265,6 +266,7 @@ class VllmOptions:
     chat_template: Path | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)
     reasoning_parser: str = ""
+    gpu_share: float = 0.9
 
     def flags(self, port: int, *, gpu: bool = True) -> list[str]:
         """Return the command line after ``python -m``.
@@ -303,15 +305,18 @@ class VllmOptions:
         if not gpu:
             tokens = max(CPU_BATCH_TOKENS, min(self.max_length, _positions(self.model)))
             flags += [*CPU_FLAGS, f"--max-num-batched-tokens={tokens}"]
-        elif self.sleep_mode:
-            flags.append("--enable-sleep-mode")
+        else:
+            flags.append(f"--gpu-memory-utilization={self.gpu_share:g}")
+            flags += ["--enable-sleep-mode"] if self.sleep_mode else []
         return [*flags, *self.extra_flags]
 
     def variables(self, *, gpu: bool) -> dict[str, str]:
         """Return the environment variables for vLLM."""
         # This variable enables the endpoints for sleep mode; they are reachable on the loopback only.
         sleep_variables = {"VLLM_SERVER_DEV_MODE": "1"} if self.sleep_mode else {}
-        return VARIABLES | sleep_variables | ({} if gpu else cpu_variables())
+        # With CUDA's own order, the first GPU of a mixed machine need not be the first of NVML.
+        order = {"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
+        return VARIABLES | sleep_variables | (order if gpu else cpu_variables())
 
 
 @dataclass

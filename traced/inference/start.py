@@ -1,7 +1,8 @@
 """Start or connect to the engine that the settings name: the only place that does, for every stage and the router.
 
 ``start`` starts an engine process. ``connect`` returns the ``RunningEngine`` of a cycle: the servers at
-``engine.urls``, or a process of its own. Errors: ``EngineStartError``, ``ModelError``, and ``RequestError`` for servers
+``engine.urls``, the vLLM that another process of the data directory has recorded (``shared_engine``), or a process of
+its own. Errors: ``EngineStartError``, ``ModelError``, and ``RequestError`` for servers
 that do not fit.
 """
 
@@ -9,13 +10,15 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from traced.config.settings import Settings
 from traced.core.files import publish_file
+from traced.core.gpus import gpu_ids
 from traced.inference.adapter_base import base_check
 from traced.inference.chat_format import ChatFormat, load_chat_format
 from traced.inference.client import BASE, EngineClient
@@ -23,7 +26,8 @@ from traced.inference.engine_process import EngineProcess, VllmOptions, free_por
 from traced.inference.errors import EngineError, EngineStartError, RequestError
 from traced.inference.model_files import adapter_digest, resolve_model
 from traced.inference.policies import ChatPolicy, Policy, TokenPolicy
-from traced.inference.replicas import Replicas
+from traced.inference.replicas import PATIENCE_S, Replicas
+from traced.inference.shared_engine import EngineNeeds, SharedEngine, start_lock, start_recorded
 from traced.processes.child_process import ROOT
 
 BackendInUse = Literal["embedded", "vllm", "openai"]
@@ -32,6 +36,8 @@ VLLM_PYTHON = Path(".vllm/bin/python")
 VLLM_VARIABLE = "TRACED_VLLM_PYTHON"
 # Adapters of a training that an engine holds besides the live ones: the current and the previous iteration's.
 TRAINING_ADAPTERS = 2
+# vLLM's own default, and what leaves a trainer on the same GPU about as much.
+WHOLE_GPU, SHARED_GPU = 0.9, 0.45
 
 
 def backend(settings: Settings) -> BackendInUse:
@@ -81,6 +87,7 @@ def start(settings: Settings, port: int = 0) -> EngineProcess:
         _chat_template(settings, chat_format),
         chat_format.template_options,
         chat_format.reasoning_parser,
+        gpu_share(settings, gpu_ids()),
     )
     return start_vllm(
         options,
@@ -105,6 +112,34 @@ def start_embedded_engine(settings: Settings, port: int = 0) -> EngineProcess:
     )
 
 
+def gpu_share(settings: Settings, gpus: Sequence[str], count: int = 1) -> float:
+    """Return the share of a GPU's memory that vLLM takes.
+
+    Args:
+        gpus: The UUIDs of the machine's GPUs; engines take the first one, trainings the last ones.
+        count: The number of GPUs of a training.
+    """
+    if settings.engine.gpu_share:
+        return settings.engine.gpu_share
+    train_on = settings.devices.train_on
+    is_shared = train_on == gpus[0] if gpus and train_on in gpus else train_on != "cpu" and len(gpus) <= count
+    return SHARED_GPU if is_shared else WHOLE_GPU
+
+
+def needs_of(settings: Settings) -> EngineNeeds:
+    """Return what the settings need of an engine that several processes share."""
+    model = resolve_model(settings.model.spec, settings.data_dir)
+    return EngineNeeds(model.path, max_adapters(settings), settings.training.lora_r)
+
+
+def start_for_router(settings: Settings, port: int) -> EngineProcess:
+    """Start the router's engine, and record a vLLM so that stages use it as well."""
+    if backend(settings) != "vllm":
+        return start(settings, port)
+    with start_lock(settings.data_dir):
+        return start_recorded(settings.data_dir, needs_of(settings), partial(start, settings, port))
+
+
 def max_adapters(settings: Settings) -> int:
     """Return the number of adapters that an engine of these settings holds: live ones and a training's."""
     return settings.serving.max_adapters + TRAINING_ADAPTERS
@@ -127,8 +162,9 @@ class RunningEngine:
     Args:
         chat_format: The model's chat format; None for a backend that renders conversations itself.
         max_length: Maximum tokens of a conversation.
-        process: The engine's process if traced started it.
+        process: The engine's process if it is this one's alone (the embedded engine).
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
+        shared: The vLLM that the processes of the data directory share.
         served: The name under which the engine serves an adapter, by the adapter's own name.
     """
 
@@ -138,6 +174,8 @@ class RunningEngine:
     max_length: int
     process: EngineProcess | None = None
     check_adapter: Callable[[Path], None] = lambda path: None
+    shared: SharedEngine | None = None
+    monitor: "asyncio.Task[None] | None" = None
     served: dict[str, str] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -177,13 +215,17 @@ class RunningEngine:
                 # The name carries the digest, because a shared server may hold an adapter of the same name with other
                 # weights. It differs from a version's name, so that the router does not unload it.
                 served = f"{name}+{adapter_digest(path)[:12]}"
+                await self._check_slots(served)
                 await self.replicas.load_adapter(served, path)
                 self.served[name] = served
 
     async def close(self) -> None:
         """Unload the adapters from servers that go on, close the connections, and stop a process of its own."""
+        if self.monitor is not None:
+            self.monitor.cancel()
+        is_owner = self.process is not None or (self.shared is not None and self.shared.process is not None)
         try:
-            if self.process is None:
+            if not is_owner:
                 for name in self.served.values():
                     await self.replicas.unload_adapter(name)
             # The clients first: their open requests would raise errors if the engine stopped before.
@@ -191,16 +233,50 @@ class RunningEngine:
         finally:
             if self.process is not None:
                 self.process.stop()
+            if self.shared is not None:
+                await asyncio.to_thread(self.shared.close)
+
+    def use(self, url: str) -> None:
+        """Send requests to the engine at this URL from now on."""
+        # Requests that have lost the former engine are repeated, and the adapters are loaded again (``Replicas``).
+        self.client.url = url
+
+    async def _check_slots(self, name: str) -> None:
+        """Raise ``RequestError`` if a shared engine has no slot left for another adapter."""
+        if self.shared is None:
+            return
+        # With more adapters than slots, vLLM reassigns the slot of a running request (vLLM issue 47724).
+        adapters = set((await self.client.models())[1:])
+        slots = self.shared.needs.adapters
+        if name not in adapters and len(adapters) >= slots:
+            raise RequestError(
+                f"the engine at {self.client.url} holds {len(adapters)} adapters, and {slots} is its maximum: "
+                + ", ".join(sorted(adapters)),
+                hint="raise serving.max_adapters",
+            )
 
 
 async def connect(settings: Settings) -> RunningEngine:
     """Return the engine of the settings, started if no servers are named; blocks until it answers."""
     name = backend(settings)
-    process = None if settings.engine.urls else start(settings)
-    urls = [process.url] if process else settings.engine.urls
+    process, shared = None, None
+    urls = settings.engine.urls
+    if not urls and name == "vllm":
+        shared = SharedEngine(
+            settings.data_dir, needs_of(settings), partial(start, settings), settings.engine.start_timeout_s
+        )
+        urls = [shared.connect()]
+    elif not urls:
+        process = start(settings)
+        urls = [process.url]
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
     clients = [EngineClient(server_root(url), silence_s=settings.engine.silence_s, key=key) for url in urls]
-    engine = RunningEngine(name, Replicas(clients), None, settings.engine.max_length, process, base_check(settings))
+    # A shared engine that has ended is started again, which takes its time.
+    patience_s = settings.engine.start_timeout_s if shared else PATIENCE_S
+    replicas = Replicas(clients, patience_s=patience_s)
+    engine = RunningEngine(name, replicas, None, settings.engine.max_length, process, base_check(settings), shared)
+    if shared is not None:
+        engine.monitor = asyncio.create_task(shared.follow(engine.use))
     try:
         for client in clients:
             client.base = settings.engine.model or (await _models(client))[0]

@@ -41,6 +41,7 @@ class DeviceReading:
         id: "cpu" or the GPU's UUID, as ``CUDA_VISIBLE_DEVICES`` accepts it.
         utilisation: A share in [0, 1], None if unknown; on the CPU only the load of foreign processes counts.
         foreign: Processes that this service did not start; always empty for the CPU.
+        memory_own: The bytes of ``memory_used`` that processes of this service hold; always 0 for the CPU.
     """
 
     id: str
@@ -51,6 +52,7 @@ class DeviceReading:
     utilisation: float | None
     foreign: tuple[ForeignProcess, ...] = ()
     mig: MigMode = "none"
+    memory_own: int = 0
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,7 @@ def _read(
     memory = _memory(nvml, handle, failures)
     # Under MIG the driver reports neither utilisation nor processes of the whole GPU.
     is_whole = mig != "enabled"
+    foreign, memory_own = _processes(nvml, handle, own_pids, failures, memory.used) if is_whole else ((), 0)
     return DeviceReading(
         id=nvml.nvmlDeviceGetUUID(handle),
         kind="cuda",
@@ -247,8 +250,9 @@ def _read(
         memory_total=memory.total,
         memory_used=memory.used,
         utilisation=_utilisation(nvml, handle) if is_whole else None,
-        foreign=_foreign(nvml, handle, own_pids, failures) if is_whole else (),
+        foreign=foreign,
         mig=mig,
+        memory_own=memory_own,
     )
 
 
@@ -276,16 +280,21 @@ def _mig(nvml: ModuleType, handle: object) -> MigMode:
     return "enabled" if current == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
 
 
-def _foreign(
-    nvml: ModuleType, handle: object, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
-) -> tuple[ForeignProcess, ...]:
+def _processes(
+    nvml: ModuleType, handle: object, own_pids: frozenset[int], failures: tuple[type[Exception], ...], used: int
+) -> tuple[tuple[ForeignProcess, ...], int]:
+    """Return the foreign processes of the GPU, and the bytes that the service's own ones hold."""
     # Processes without a compute context (a desktop) show up in utilisation and memory instead.
     processes = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     # Not every GPU supports MPS.
     with suppress(*failures):
         processes += nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-    memory = {process.pid: process.usedGpuMemory for process in processes if process.pid not in own_pids}
-    return tuple(ForeignProcess(pid, used) for pid, used in sorted(memory.items()))
+    memory = {process.pid: process.usedGpuMemory for process in processes}
+    foreign = {pid: memory[pid] for pid in sorted(memory.keys() - own_pids)}
+    own_sizes = [memory[pid] for pid in memory.keys() & own_pids]
+    # A driver that hides the memory of processes leaves the rest of the used memory to ours.
+    own_bytes = sum(own_sizes) if None not in own_sizes else used - sum(size or 0 for size in foreign.values())
+    return tuple(ForeignProcess(pid, size) for pid, size in foreign.items()), max(0, min(own_bytes, used))
 
 
 def _error_text(error: Exception) -> str:

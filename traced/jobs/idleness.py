@@ -5,7 +5,7 @@ moment in UTC (``now``). Devices with unknown values (an unreported utilisation,
 under MIG are never idle.
 
 ``survey_devices`` shows the state of all devices; it blocks for ``SAMPLE_S`` seconds, so call it from a thread. It
-cannot know for how long a device has been idle, and the engine of a service without a live lease looks foreign to it.
+cannot know for how long a device has been idle.
 """
 
 import os
@@ -17,8 +17,10 @@ from datetime import datetime, tzinfo
 from store.repositories.leases import Lease
 from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config.service_sections import DevicesSection
+from traced.config.settings import Settings
 from traced.core.ownership import process_of
 from traced.core.time_windows import Window, closed_reason, parse_windows, parse_zone
+from traced.inference.shared_engine import engine_owners
 from traced.jobs.devices import DeviceReading, Readings, machine_probe, process_trees
 
 # A gap of more poll intervals than this restarts the idle time, because the device was not observed meanwhile.
@@ -94,11 +96,25 @@ def rules(section: DevicesSection) -> Rules:
     )
 
 
-def suitable_devices(devices: Sequence[DeviceReading], train_on: str) -> list[DeviceReading]:
-    """Return the devices that ``train_on`` selects: a kind, an id, or "auto" (GPUs, the CPU only without a GPU)."""
+def suitable_devices(devices: Sequence[DeviceReading], train_on: str, count: int = 1) -> list[DeviceReading]:
+    """Return the devices that ``train_on`` selects: a kind, an id, or "auto".
+
+    "auto" means the GPUs that may become idle, and the CPU if there is none. GPUs on which this service has an engine
+    are left out if ``count`` others remain. The last GPU comes first, because engines take the first one.
+    """
+    devices = [*reversed(devices)]
     if train_on == "auto":
-        return [device for device in devices if device.kind == "cuda"] or list(devices)
-    return [device for device in devices if train_on in (device.kind, device.id)]
+        selected = [device for device in devices if may_become_idle(device)]
+        selected = selected or [device for device in devices if device.kind == "cpu"]
+    else:
+        selected = [device for device in devices if train_on in (device.kind, device.id)]
+    unoccupied = [device for device in selected if not device.memory_own]
+    return unoccupied if len(unoccupied) >= count else selected
+
+
+def may_become_idle(device: DeviceReading) -> bool:
+    """Return whether the device is a GPU whose idleness can be measured."""
+    return device.kind == "cuda" and device.mig != "enabled" and device.utilisation is not None
 
 
 def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
@@ -110,8 +126,10 @@ def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
         reasons.append("its utilisation is unknown")
     elif device.utilisation > limits.utilisation:
         reasons.append(f"utilisation {device.utilisation:.0%} is over {limits.utilisation:.0%}")
-    if device.memory_used > limits.memory * device.memory_total:
-        reasons.append(f"memory in use {device.memory_used / device.memory_total:.0%} is over {limits.memory:.0%}")
+    # Whether a training fits beside the engine of this service is a matter of the estimate before it starts.
+    memory_used = max(0, device.memory_used - device.memory_own)
+    if memory_used > limits.memory * device.memory_total:
+        reasons.append(f"memory in use {memory_used / device.memory_total:.0%} is over {limits.memory:.0%}")
     if len(device.foreign) > limits.foreign:
         pids = ", ".join(str(process.pid) for process in device.foreign)
         reasons.append(f"foreign processes {pids} ({len(device.foreign)}, allowed {limits.foreign})")
@@ -153,9 +171,10 @@ def blocking_reason(watch: IdleWatch, limits: Rules, at: float, now: datetime) -
     return closed_reason(limits.hours, limits.quiet_windows, now, limits.zone) or busy_reason(watch, limits, at)
 
 
-def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
+def survey_devices(leases: Sequence[Lease], settings: Settings, now: datetime) -> Devices:
     """Read all devices of this machine, and list all leases, including those on devices of other machines."""
-    readings, limits = _read_devices([lease for lease in leases if lease.live(now)]), rules(section)
+    readings = _read_devices([lease for lease in leases if lease.live(now)], engine_owners(settings.data_dir))
+    limits = rules(settings.devices)
     return Devices(
         devices=[_view(device, leases, limits, now) for device in readings.devices],
         leases=[LeaseView(**asdict(lease)) for lease in leases],
@@ -170,11 +189,11 @@ def describe_lease(lease: Lease | LeaseView, now: datetime) -> str:
     return f"{state} {lease.holder} for {lease.purpose}{request}"
 
 
-def _read_devices(live: Sequence[Lease]) -> Readings:
+def _read_devices(live: Sequence[Lease], owners: Sequence[int]) -> Readings:
     # Mostly called from a command, so the processes of services that hold leases on this machine are ours as well.
     holders = [pid for lease in live if (pid := process_of(lease.holder))]
 
-    probe = machine_probe(lambda: process_trees([os.getpid(), *holders]))
+    probe = machine_probe(lambda: process_trees([os.getpid(), *holders, *owners]))
     time.sleep(SAMPLE_S)
     return probe.read()
 

@@ -1,9 +1,10 @@
-"""Device leases: wait until a device is idle, lease it, train on it, and give it back on preemption.
+"""Device leases: wait until devices are idle, lease them, train on them, and give them back on preemption.
 
-Invariants: a trainer runs only while its device is leased and has ended before the lease is released, however the body
-ends. Preemption (a request for the device, quiet hours, foreign load for ``devices.busy_s``) loses no work: the trainer
-saves a checkpoint and continues later. A trainer that saves none within ``devices.yield_s``, or whose lease has lapsed,
-is stopped at once and resumes at its last checkpoint.
+Invariants: a trainer runs only while its devices are leased and has ended before the leases are released, however the
+body ends. Several GPUs are leased in one transaction or not at all, so that two trainings never wait for each other.
+Preemption (a request for a device, quiet hours, foreign load for ``devices.busy_s``) loses no work: the trainer saves a
+checkpoint and continues later, also on another device. A trainer that saves none within ``devices.yield_s``, or whose
+lease has lapsed, is stopped at once and resumes at its last checkpoint.
 
 Errors: those of the store while waiting, and those of the work; while a lease is held, a failing store is retried. Not
 covered: fairness between waiters; which model serves meanwhile.
@@ -13,15 +14,17 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from sandbox.docker_engine import process_ids
 from store.database import write_session
@@ -30,6 +33,7 @@ from store.repositories.leases import Lease, acquire, get_lease, heartbeat, rele
 from traced.config.service_sections import DevicesSection
 from traced.core.ownership import own_identity
 from traced.core.time_windows import closed_reason
+from traced.inference.shared_engine import engine_owners
 from traced.jobs.devices import DeviceReading, Probe, Readings, machine_probe, process_trees
 from traced.jobs.idleness import IdleWatch, Rules, blocking_reason, foreign_load, observe, rules, suitable_devices
 from traced.jobs.retry import AttemptLedger, OnReport, run_to_completion, waiting_report
@@ -58,17 +62,23 @@ class Clocks:
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """A request to use a device for a purpose; ``holder`` identifies this use (``traced.core.ownership``)."""
+    """A request to use devices for a purpose.
+
+    Args:
+        holder: Identifies this use (``traced.core.ownership``).
+        count: The number of GPUs; of the CPU, one lease is enough for any number of processes.
+    """
 
     holder: str
     purpose: str
     cycle_id: str | None
     ttl: timedelta
+    count: int = 1
 
 
 @dataclass
 class DeviceLease:
-    """A leased device.
+    """The leased devices: one, or several GPUs.
 
     Args:
         heartbeat_sent_at: Monotonic second at which the last successful heartbeat was sent.
@@ -77,12 +87,22 @@ class DeviceLease:
         lapsed: Whether somebody else may acquire the device at any moment.
     """
 
-    device: DeviceReading
-    lease: Lease
+    devices: tuple[DeviceReading, ...]
+    leases: tuple[Lease, ...]
     heartbeat_sent_at: float
     preempted: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     lapsed: bool = False
+
+    @property
+    def ids(self) -> str:
+        """Return the ids of the devices, for messages."""
+        return ", ".join(device.id for device in self.devices)
+
+    @property
+    def ttl_s(self) -> float:
+        """Return the time to live in seconds."""
+        return self.leases[0].ttl.total_seconds()
 
     def revoke(self, reason: str, *, lapsed: bool = False) -> None:
         """Ask the body to stop; the first reason is kept."""
@@ -93,7 +113,7 @@ class DeviceLease:
 
 @dataclass(frozen=True)
 class DeviceAccess:
-    """What a training needs to lease a device; ``limits`` is called at every use, because settings may change."""
+    """What a training needs to lease devices; ``limits`` is called at every use, because settings may change."""
 
     store: Engine
     probe: Probe
@@ -103,22 +123,29 @@ class DeviceAccess:
 
 
 def device_access(
-    devices: Callable[[], DevicesSection], store: Engine, ledger: AttemptLedger, cycle_id: str, purpose: str
+    devices: Callable[[], DevicesSection],
+    store: Engine,
+    ledger: AttemptLedger,
+    cycle_id: str,
+    purpose: str,
+    *,
+    data_dir: Path,
+    count: int = 1,
 ) -> DeviceAccess:
-    """Build the device access of a training from the current settings."""
+    """Build the device access of a training on ``count`` GPUs from the current settings."""
     return DeviceAccess(
         store=store,
-        probe=machine_probe(_service_pids),
+        probe=machine_probe(partial(_service_pids, data_dir)),
         limits=lambda: rules(devices()),
-        request=LeaseRequest(own_identity(purpose), purpose, cycle_id, timedelta(seconds=devices().lease_ttl_s)),
+        request=LeaseRequest(own_identity(purpose), purpose, cycle_id, timedelta(seconds=devices().lease_ttl_s), count),
         clocks=Clocks(ledger.now, monotonic, ledger.sleep),
     )
 
 
 async def run_on_device(
-    access: DeviceAccess, pause: Path, work: Callable[[DeviceReading], Awaitable[T]], on_report: OnReport
+    access: DeviceAccess, pause: Path, work: Callable[[tuple[DeviceReading, ...]], Awaitable[T]], on_report: OnReport
 ) -> T:
-    """Run ``work`` on a leased device, again after every preemption, until it returns a value.
+    """Run ``work`` on leased devices, again after every preemption, until it returns a value.
 
     Args:
         pause: The file whose existence asks the trainer to save a checkpoint and stop.
@@ -133,7 +160,7 @@ async def run_on_device(
                 pause.unlink(missing_ok=True)
                 with suppress(Preempted):
                     return await _run_until_preempted(access, lease, pause, work)
-            reporter.report(f"the lease on {lease.device.id} was returned: {lease.reason}")
+            reporter.report(f"the lease on {lease.ids} was returned: {lease.reason}")
         except StoreUnavailable as error:
             reporter.report(str(error))
             await access.clocks.sleep(access.limits().poll_s)
@@ -149,7 +176,7 @@ async def device_lease(
     *,
     on_wait: Callable[[Mapping[str, str]], None],
 ) -> AsyncIterator[DeviceLease]:
-    """Wait for an idle device and hold its lease while the body runs.
+    """Wait for idle devices, as many as requested, and hold their leases while the body runs.
 
     The body is not stopped: it watches ``DeviceLease.preempted`` and ends at its next safe point.
 
@@ -157,7 +184,7 @@ async def device_lease(
         on_wait: Called after each unsuccessful round with the reason per device (key "" if there is no device).
     """
     lease = await _DeviceWait(engine, probe, limits, request, clocks).until_idle(on_wait)
-    pause_s = min(limits().poll_s, HEARTBEAT_SHARE * lease.lease.ttl.total_seconds())
+    pause_s = min(limits().poll_s, HEARTBEAT_SHARE * lease.ttl_s)
     tasks = [
         asyncio.create_task(_send_heartbeats(engine, lease, clocks, pause_s)),
         asyncio.create_task(_watch_lapse(lease, clocks)),
@@ -167,7 +194,7 @@ async def device_lease(
     finally:
         for task in tasks:
             task.cancel()
-        await run_to_completion(_release, engine, lease.device.id, request.holder)
+        await run_to_completion(_release, engine, lease.devices, request.holder)
     # Raise a defect of the heartbeat or lapse task, which would otherwise pass unnoticed.
     for task in tasks:
         if not task.cancelled() and task.done():
@@ -189,57 +216,73 @@ class _DeviceWait:
     async def until_idle(self, on_wait: Callable[[Mapping[str, str]], None]) -> DeviceLease:
         while True:
             readings, limits = await asyncio.to_thread(self.probe.read), self.limits()
-            reasons = {}
-            for device in self._observe(readings, limits):
-                result = await self._acquire(device, limits)
+            devices = self._observe(readings, limits)
+            reasons = {} if devices else {"": _missing_device(readings, limits.train_on)}
+            if devices:
+                result = await self._acquire(devices, limits)
                 if isinstance(result, DeviceLease):
                     return result
-                reasons[device.id] = result
-            on_wait(
-                reasons
-                or {"": "; ".join(readings.problems) or f"no device matches devices.train_on = {limits.train_on!r}"}
-            )
+                reasons = result
+            on_wait(reasons)
             await self.clocks.sleep(limits.poll_s)
 
     def _observe(self, readings: Readings, limits: Rules) -> list[DeviceReading]:
         """Update the watches and return the suitable devices; a device that disappeared loses its watch."""
-        at, devices = self.clocks.monotonic(), suitable_devices(readings.devices, limits.train_on)
+        at = self.clocks.monotonic()
+        devices = suitable_devices(readings.devices, limits.train_on, self.request.count)
         self.watches = {
             device.id: observe(self.watches.get(device.id, IdleWatch()), device, limits, at) for device in devices
         }
         return devices
 
-    async def _acquire(self, device: DeviceReading, limits: Rules) -> DeviceLease | str:
-        """Lease the device, or return why it is not available."""
-        at = self.clocks.monotonic()
-        reason = blocking_reason(self.watches[device.id], limits, at, self.clocks.now())
-        if reason:
-            return reason
-        try:
-            lease = await run_to_completion(self._acquire_in_store, device.id)
-        except asyncio.CancelledError:
-            # The transaction may have succeeded before the cancellation.
-            await run_to_completion(_release, self.engine, device.id, self.request.holder)
-            raise
-        if lease is None:
-            return "its lease was returned just now"
-        if lease.holder == self.request.holder:
-            return DeviceLease(device, lease, at)
-        return f"leased to {lease.holder} since {lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC for {lease.purpose}"
+    async def _acquire(self, devices: Sequence[DeviceReading], limits: Rules) -> DeviceLease | dict[str, str]:
+        """Lease as many idle devices as requested, or return why each of them is not available."""
+        at, now = self.clocks.monotonic(), self.clocks.now()
+        reasons = {device.id: blocking_reason(self.watches[device.id], limits, at, now) for device in devices}
+        idle = [device for device in devices if not reasons[device.id]]
+        count = self.request.count if devices[0].kind == "cuda" else 1
+        if len(idle) >= count:
+            try:
+                leases = await run_to_completion(self._acquire_in_store, [device.id for device in idle], count)
+            except asyncio.CancelledError:
+                # The transaction may have succeeded before the cancellation.
+                await run_to_completion(_release, self.engine, idle, self.request.holder)
+                raise
+            acquired = {lease.device for lease in leases.values() if lease and lease.holder == self.request.holder}
+            if len(acquired) == count:
+                leased = [device for device in idle if device.id in acquired]
+                rows = [row for device in leased if (row := leases[device.id])]
+                return DeviceLease(tuple(leased), tuple(rows), at)
+            reasons |= {device: _holder_text(lease) for device, lease in leases.items()}
+        if len(devices) < count:
+            reasons[""] = f"training.processes = {count} needs as many GPUs, and {len(devices)} can be used"
+        elif count > 1:
+            reasons |= {device: reason or f"idle, and {count} are needed at once" for device, reason in reasons.items()}
+        return reasons
 
-    def _acquire_in_store(self, device: str) -> Lease | None:
-        """Try to acquire the lease and return the device's lease afterwards: ours or the holder's."""
-        request, now = self.request, self.clocks.now()
+    def _acquire_in_store(self, devices: Sequence[str], count: int) -> dict[str, Lease | None]:
+        """Acquire ``count`` of the devices or none, and return the leases of all that were tried: ours or others'."""
+        leases: dict[str, Lease | None] = {}
         with write_session(self.engine) as session:
-            current = get_lease(session, device)
-            # A lapsed lease is taken over only if its holder was also silent by our monotonic clock. Otherwise a clock
-            # stepped forward, or two machines whose clocks differ, would take the device from a live holder.
-            if current is not None and not self._was_silent(current) and not current.live(now):
-                return current
-            acquired = acquire(
-                session, device, request.holder, request.purpose, request.cycle_id, at=now, ttl=request.ttl
-            )
-            return acquired or get_lease(session, device)
+            for device in devices:
+                leases[device] = self._acquire_one(session, device)
+                acquired = [name for name, lease in leases.items() if lease and lease.holder == self.request.holder]
+                if len(acquired) == count:
+                    return leases
+            # Nobody holds a part while waiting for the rest.
+            for device in acquired:
+                release(session, device, self.request.holder)
+        return {device: lease for device, lease in leases.items() if device not in acquired}
+
+    def _acquire_one(self, session: Session, device: str) -> Lease | None:
+        request, now = self.request, self.clocks.now()
+        current = get_lease(session, device)
+        # A lapsed lease is taken over only if its holder was also silent by our monotonic clock. Otherwise a clock
+        # stepped forward, or two machines whose clocks differ, would take the device from a live holder.
+        if current is not None and not self._was_silent(current) and not current.live(now):
+            return current
+        acquired = acquire(session, device, request.holder, request.purpose, request.cycle_id, at=now, ttl=request.ttl)
+        return acquired or get_lease(session, device)
 
     def _was_silent(self, lease: Lease) -> bool:
         """Return whether this lease had no heartbeat for its whole time to live, by the monotonic clock."""
@@ -251,49 +294,66 @@ class _DeviceWait:
         return now - first_seen >= lease.ttl.total_seconds()
 
 
+def _missing_device(readings: Readings, train_on: str) -> str:
+    """Return why there is no device to train on, with the next step."""
+    problems = "; ".join(readings.problems) or "the machine has no such device"
+    return f"devices.train_on = {train_on!r}: {problems}; see traced devices, or set devices.train_on = 'auto'"
+
+
+def _holder_text(lease: Lease | None) -> str:
+    if lease is None:
+        return "its lease was returned just now"
+    return f"leased to {lease.holder} since {lease.acquired_at:%Y-%m-%d %H:%M:%S} UTC for {lease.purpose}"
+
+
 async def _send_heartbeats(engine: Engine, lease: DeviceLease, clocks: Clocks, pause_s: float) -> None:
     """Send heartbeats until the lease is lost; errors of the store are retried."""
     while True:
         await clocks.sleep(pause_s)
         sent_at = clocks.monotonic()
         try:
-            lease.lease = await asyncio.to_thread(_heartbeat, engine, lease.lease, clocks.now())
+            lease.leases = await asyncio.to_thread(_heartbeat, engine, lease.leases, clocks.now())
         except LeaseLost as error:
             lease.revoke(str(error), lapsed=True)
             return
         except StoreError as error:
-            log.warning("the heartbeat of the lease on %s failed: %s", lease.device.id, error)
+            log.warning("the heartbeat of the lease on %s failed: %s", lease.ids, error)
             continue
         lease.heartbeat_sent_at = sent_at
-        if lease.lease.wanted_by:
-            lease.revoke(f"{lease.lease.wanted_by} requested it back")
+        if requester := next((row.wanted_by for row in lease.leases if row.wanted_by), ""):
+            lease.revoke(f"{requester} requested it back")
 
 
 async def _watch_lapse(lease: DeviceLease, clocks: Clocks) -> None:
     """Revoke the lease after too long without a heartbeat, even if the heartbeat's transaction hangs."""
-    limit_s = LAPSE_SHARE * lease.lease.ttl.total_seconds()
+    limit_s = LAPSE_SHARE * lease.ttl_s
     while (remaining_s := lease.heartbeat_sent_at + limit_s - clocks.monotonic()) > 0:
         await clocks.sleep(remaining_s)
     lease.revoke(f"no heartbeat was stored for {limit_s:g} s", lapsed=True)
 
 
-def _heartbeat(engine: Engine, lease: Lease, at: datetime) -> Lease:
+def _heartbeat(engine: Engine, leases: Sequence[Lease], at: datetime) -> tuple[Lease, ...]:
     with write_session(engine) as session:
-        return heartbeat(session, lease.device, lease.holder, at)
+        return tuple(heartbeat(session, lease.device, lease.holder, at) for lease in leases)
 
 
-def _release(engine: Engine, device: str, holder: str) -> None:
+def _release(engine: Engine, devices: Sequence[DeviceReading], holder: str) -> None:
     try:
         with write_session(engine) as session:
-            release(session, device, holder)
+            for device in devices:
+                release(session, device.id, holder)
     except StoreError as error:
-        log.warning("the lease on %s could not be returned, it expires: %s", device, error)
+        ids = ", ".join(device.id for device in devices)
+        log.warning("the lease on %s could not be returned, it expires: %s", ids, error)
 
 
 async def _run_until_preempted(
-    access: DeviceAccess, lease: DeviceLease, pause: Path, work: Callable[[DeviceReading], Awaitable[T]]
+    access: DeviceAccess,
+    lease: DeviceLease,
+    pause: Path,
+    work: Callable[[tuple[DeviceReading, ...]], Awaitable[T]],
 ) -> T:
-    working = asyncio.ensure_future(work(lease.device))
+    working = asyncio.ensure_future(work(lease.devices))
     preempted = asyncio.ensure_future(lease.preempted.wait())
     watching = asyncio.ensure_future(_watch_device(access, lease))
     try:
@@ -340,14 +400,15 @@ async def _watch_device(access: DeviceAccess, lease: DeviceLease) -> None:
         if quiet_hours:
             return lease.revoke(quiet_hours)
         devices = (await asyncio.to_thread(access.probe.read)).devices
-        loads = [foreign_load(device, limits.of(device)) for device in devices if device.id == lease.device.id]
+        ids = {device.id for device in lease.devices}
+        loads = [reason for device in devices if device.id in ids for reason in foreign_load(device, limits.of(device))]
         at = access.clocks.monotonic()
-        if not any(loads):
+        if not loads:
             busy_since = None
         elif busy_since is None:
             busy_since = at
         if busy_since is not None and at - busy_since >= limits.busy_s:
-            return lease.revoke("; ".join(loads[0]))
+            return lease.revoke("; ".join(loads))
 
 
 @dataclass
@@ -369,7 +430,7 @@ class _WaitReporter:
             self.on_report(waiting_report(self.poll_s, text, FOR_DEVICE))
 
 
-def _service_pids() -> frozenset[int]:
-    """Return the ids of this service's processes and of those in its containers, whose parent is the Docker engine."""
-    pids = process_trees([os.getpid()])
+def _service_pids(data_dir: Path) -> frozenset[int]:
+    """Return the ids of the processes of this service and of its router, also in containers of the Docker engine."""
+    pids = process_trees([os.getpid(), *engine_owners(data_dir)])
     return pids | process_trees(process_ids(pids))

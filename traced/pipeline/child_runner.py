@@ -29,6 +29,7 @@ from traced.jobs.retry import AttemptLedger
 from traced.pipeline.context import Context
 from traced.pipeline.train import check_not_stopped, training_folder
 from traced.processes.job import Executor, Job, Quarantined, Report
+from traced.training.device import TrainingDevice
 from traced.training.job import PAUSE
 
 T = TypeVar("T")
@@ -93,13 +94,19 @@ class ChildStageRunner:
         """Train on a leased device and return the adapter version."""
         name = f"train {capability}"
         access = await asyncio.to_thread(
-            device_access, self.devices, self.context.store, self.ledger, self.cycle.id, name
+            partial(device_access, data_dir=self.context.data_dir),
+            self.devices,
+            self.context.store,
+            self.ledger,
+            self.cycle.id,
+            name,
         )
 
-        async def work(device: DeviceReading) -> Any:
-            # The child sees the leased GPU only, so it cannot allocate memory on another one.
-            visible = {"CUDA_VISIBLE_DEVICES": device.id} if device.kind == "cuda" else {}
-            return await self._run("train", capability, environment, capability=capability, variables=visible)
+        async def work(devices: tuple[DeviceReading, ...]) -> Any:
+            kind = devices[0].kind
+            gpus = tuple(device.id for device in devices) if kind == "cuda" else ()
+            variables = TrainingDevice(kind, gpus).stage_variables
+            return await self._run("train", capability, environment, capability=capability, variables=variables)
 
         pause = training_folder(self.context, capability, environment) / PAUSE
         await self._check_not_stopped(capability)

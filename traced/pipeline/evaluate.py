@@ -7,6 +7,7 @@ only: it is never published, gated or routed to.
 
 import dataclasses
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from traced.pipeline.routers import routers
 from traced.pipeline.train import adapter_path, job_for, with_servers
 from traced.rollouts.episodes import EpisodeJob
 from traced.routing.routers import RoutedPolicy, Router
+from traced.training.device import training_device
 from traced.training.process import train as run_job
 
 ROUTE = "route"
@@ -153,6 +155,7 @@ def expected_comparison_s(settings: Settings, adapters: int) -> float:
 async def grpo_on_target(context: Context, rollouts: int) -> None:
     """Train on the target itself for at least ``rollouts`` (> 0) rollouts, then play the test split."""
     split = context.target.splits["train"]
+    device = training_device(context.settings.devices.train_on, 1, os.environ)
     job = job_for(
         context.settings,
         run_id=f"{context.cycle_id}/{ON_TARGET}",
@@ -160,6 +163,7 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
         source={"target": context.target.name, "split": "train"},
         model=context.model.path,
         out=context.run_dir / "training" / ON_TARGET,
+        device=device,
     )
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
@@ -167,7 +171,11 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     job = dataclasses.replace(job, iterations=iterations, seed_low=split.start, seed_high=split.stop)
     job = await with_servers(context, job)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
-        await run_job(job, lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"))
+        await run_job(
+            job,
+            lambda metrics: stage.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"),
+            device.trainer_variables,
+        )
     await context.serve(ON_TARGET, job.adapter)
     async with context.target.source() as source:
         policy = await model_policy(context, ON_TARGET, context.settings.engine.temperature)

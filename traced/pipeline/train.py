@@ -9,6 +9,7 @@ How it fails: a broken environment, one that teaches nothing or a person's stop 
 (``CapabilityError``); Docker, disk and process failures stop the cycle, which continues from the last checkpoint.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -36,6 +37,7 @@ from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import record_base
 from traced.pipeline.context import Context
 from traced.registry.publication import publish
+from traced.training.device import ON_CPU, TrainingDevice, training_device
 from traced.training.errors import EnvironmentFailed, NothingToLearn, TrainingError
 from traced.training.job import TrainingJob, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
@@ -94,9 +96,12 @@ async def train(context: Context, capability: str, environment: str) -> str:
     with context.stage("train", f"Train an adapter for {capability}", capability, total) as stage:
         name = trained_adapter(context, run_id)
         if name is None:
-            job = await with_servers(context, _job(context, run_id, capability, environment))
+            device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
+            job = await with_servers(context, _job(context, run_id, capability, environment, device))
             _begin(context, job, environment)
-            await _supervised(context, job, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics)))
+            await _supervised(
+                context, job, device, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics))
+            )
             # Files first, row second: a crash in between leaves an unused folder, never a row without files.
             name = _publish(context, job, environment)
         stage.detail = {"adapter": name, "run": run_id}
@@ -122,7 +127,14 @@ def adapter_path(context: Context, adapter: str) -> Path:
 
 
 def job_for(
-    settings: Settings, *, run_id: str, capability: str, source: dict[str, str], model: Path, out: Path
+    settings: Settings,
+    *,
+    run_id: str,
+    capability: str,
+    source: dict[str, str],
+    model: Path,
+    out: Path,
+    device: TrainingDevice = ON_CPU,
 ) -> TrainingJob:
     """Return a training job of the settings; its seed also depends on ``capability``."""
     training = settings.training
@@ -151,6 +163,7 @@ def job_for(
         threads=max(1, settings.threads // training.at_once),
         limits=settings.sandbox.model_dump(),
         owner=sandbox_owner(settings.data_dir),
+        device=device.kind,
         micro_batch_tokens=training.micro_batch_tokens,
         gradient_checkpointing={"auto": None, "on": True, "off": False}[training.gradient_checkpointing],
         attention=training.attention,
@@ -179,7 +192,7 @@ async def with_servers(context: Context, job: TrainingJob) -> TrainingJob:
     )
 
 
-def _job(context: Context, run_id: str, capability: str, environment: str) -> TrainingJob:
+def _job(context: Context, run_id: str, capability: str, environment: str, device: TrainingDevice) -> TrainingJob:
     file = context.data_dir / "environments" / f"{environment}.py"
     if not file.exists():
         with context.read_session() as session:
@@ -193,6 +206,7 @@ def _job(context: Context, run_id: str, capability: str, environment: str) -> Tr
         source={"environment": str(file)},
         model=context.model.path,
         out=training_folder(context, capability, environment),
+        device=device,
     )
     ids = {"cycle": context.cycle_id, "capability": capability, "environment": environment, "model": context.model.name}
     return replace(job, tags=ids)
@@ -217,10 +231,12 @@ def _begin(context: Context, job: TrainingJob, environment: str) -> None:
         set_training_state(session, job.run_id, RunState.RUNNING, at=started)
 
 
-async def _supervised(context: Context, job: TrainingJob, on_metric: Callable[[Metrics], None]) -> None:
+async def _supervised(
+    context: Context, job: TrainingJob, device: TrainingDevice, on_metric: Callable[[Metrics], None]
+) -> None:
     """Run the job's process and record how it ended, whatever the end."""
     try:
-        await run_job(job, on_metric)
+        await run_job(job, on_metric, device.trainer_variables)
     except EnvironmentFailed as error:
         _end(context, job, RunState.FAILED, str(error))
         # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.

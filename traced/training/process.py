@@ -8,7 +8,7 @@ again here; any other end raises ``TrainerDied`` with the last lines of the log.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,20 @@ from traced.training.processes import leave_group
 MODULE = "traced.training.process"
 
 
-async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> TrainingResult:
-    """Run the job in a child process; ``on_metric`` is called with each iteration's metrics."""
+async def train(
+    job: TrainingJob, on_metric: Callable[[Metrics], None], variables: Mapping[str, str] | None = None
+) -> TrainingResult:
+    """Run the job in a child process; ``on_metric`` is called with each iteration's metrics.
+
+    Args:
+        variables: Environment variables of that process, such as ``CUDA_VISIBLE_DEVICES``.
+    """
 
     def on_report(report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
             on_metric(report.data["metrics"])
 
-    result = await LocalExecutor(job.out).run(_as_job(job), on_report)
+    result = await LocalExecutor(job.out).run(_as_job(job, variables or {}), on_report)
     if result.value is not None:
         return TrainingResult(**result.value)
     if result.failure is not None and TracedError.__name__ in result.failure.types:
@@ -43,12 +49,12 @@ async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> Train
     raise _died(job, result)
 
 
-def _as_job(job: TrainingJob) -> Job:
+def _as_job(job: TrainingJob, device_variables: Mapping[str, str]) -> Job:
     variables = {"OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
     if job.device == "cuda" and job.processes == 1:
         # With more cards in sight transformers would split every batch over them within this one process.
         variables["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    return Job(MODULE, asdict(job), cycle_id="", stage="train", variables=variables)
+    return Job(MODULE, asdict(job), cycle_id="", stage="train", variables=variables | dict(device_variables))
 
 
 def _error(failure: Failure) -> TracedError:

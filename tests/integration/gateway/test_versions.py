@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.gateway.place import USER, V1, V2, RunningGateway, running_gateway, until_offered
 from tests.integration.gateway.upstream import Slots
+from tests.waiting import eventually_async
 
 CLIENTS = 16
 TURNS = 12  # promotions and rollbacks
@@ -61,3 +62,25 @@ async def test_no_answer_comes_from_another_adapter(tmp_path: Path, adapters: in
         assert answers["wrong"] == 0, answers
     else:
         assert answers["wrong"] > 0, "the engine's fault is not seen any more, so this test proves nothing"
+
+
+async def test_adapters_of_others_take_none_of_the_routers_places(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, live=V1, settings={"serving.max_adapters": 1}) as gateway:
+        await until_offered(gateway, V1)
+        others = {"policy-1": "/x", f"{V2}+0123456789ab": "/x"}
+        gateway.engine.adapters |= others
+        gateway.promote(V2)  # V1 goes, and V2 is loaded beside two adapters of a training
+        await until_offered(gateway, V2)
+        assert set(gateway.engine.adapters) == {*others, V2}
+
+
+async def test_no_adapter_is_loaded_into_an_engine_whose_slots_are_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_gateway(tmp_path, settings={"serving.max_adapters": 1}) as gateway:
+        gateway.engine.adapters |= {f"policy-{number}": "/x" for number in range(3)}
+        gateway.promote(V1)
+        await eventually_async(lambda: f"is full: {V1} waits" in caplog.text)
+        assert gateway.engine.loads == []
+        del gateway.engine.adapters["policy-0"]
+        await until_offered(gateway, V1)

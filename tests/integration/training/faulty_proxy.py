@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -26,7 +27,7 @@ class FaultyProxy:
     adapters: list[str] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.Response:
-        body = await request.json() if request.can_read_body else None
+        body: Any = await request.json() if request.can_read_body else None
         if request.path == LOAD:
             self.adapters.append(body["lora_name"])
         elif request.path == UNLOAD:

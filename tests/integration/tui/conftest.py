@@ -22,8 +22,7 @@ from traced.api.control import Control
 from traced.api.episodes import Episodes
 from traced.client import Client
 from traced.client.models import Devices, DeviceView, LeaseView
-from traced.config.service_sections import DevicesSection
-from traced.config.settings import load_settings
+from traced.config.settings import Settings, load_settings
 from traced.daemon.live_state import LiveState
 from tui.app import TracedApp
 from tui.connection import Address
@@ -31,7 +30,7 @@ from tui.connection import Address
 NOW = SEEDED_AT
 
 
-def two_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
+def two_devices(leases: Sequence[Lease], settings: Settings, now: datetime) -> Devices:
     """Return a fixed survey of one GPU and the CPU, the same on every test machine."""
     lease_views = {lease.device: LeaseView(**vars(lease)) for lease in leases}
     common = {"foreign": [], "mig": "none"}

@@ -112,6 +112,7 @@ def test_the_reading_of_a_gpu() -> None:
         0.37,
         (ForeignProcess(FOREIGN, GIB), ForeignProcess(FOREIGN + 1, None)),
         "none",
+        memory_own=GIB,
     )
     assert (second.mig, second.utilisation, second.foreign) == ("enabled", None, ())
 
@@ -151,6 +152,11 @@ def test_a_gpu_that_cannot_be_read_whole_is_left_out_with_the_reason(gpu: Gpu, r
     assert [device.id for device in readings.devices] == ["GPU-2"]
     assert len(readings.problems) == 1
     assert readings.problems[0].startswith(reason)
+
+
+def test_memory_that_the_driver_does_not_attribute_is_ours_less_that_of_others() -> None:
+    hidden = Gpu(processes=[process(OWN_PID, None), process(FOREIGN, GIB // 2)])
+    assert nvml(hidden).read().devices[0].memory_own == 2 * GIB - GIB // 2
 
 
 def test_a_restarted_driver_is_detected() -> None:

@@ -38,6 +38,8 @@ FOREIGN = tuple(ForeignProcess(pid, 1) for pid in (7, 8))
         (replace(GPU, utilisation=0.11), ("utilisation 11% is over 10%",)),
         (replace(GPU, utilisation=None), ("its utilisation is unknown",)),
         (replace(GPU, memory_used=101), ("memory in use 10% is over 10%",)),
+        (replace(GPU, memory_used=950, memory_own=850), ()),  # an engine of this service
+        (replace(GPU, memory_used=970, memory_own=850), ("memory in use 12% is over 10%",)),
         (replace(GPU, foreign=FOREIGN), ("foreign processes 7, 8 (2, allowed 1)",)),
         (replace(GPU, mig="disabled"), ()),
         (replace(GPU, mig="enabled"), ("MIG is enabled: it cannot be used as a whole",)),
@@ -114,12 +116,25 @@ def test_hours_are_checked_before_idleness() -> None:
 def test_train_on_selects_devices() -> None:
     other = replace(GPU, id="GPU-2")
     devices = [CPU, GPU, other]
-    assert suitable_devices(devices, "auto") == [GPU, other]
+    assert suitable_devices(devices, "auto") == [other, GPU]
     assert suitable_devices([CPU], "auto") == [CPU]
     assert suitable_devices(devices, "cpu") == [CPU]
-    assert suitable_devices(devices, "cuda") == [GPU, other]
+    assert suitable_devices(devices, "cuda") == [other, GPU]
     assert suitable_devices(devices, "GPU-2") == [other]
     assert suitable_devices([CPU], "cuda") == []
+
+
+def test_auto_takes_the_cpu_where_no_gpu_may_become_idle() -> None:
+    unusable = [replace(GPU, mig="enabled", utilisation=None), replace(GPU, id="GPU-2", utilisation=None)]
+    assert suitable_devices([CPU, *unusable], "auto") == [CPU]
+    assert suitable_devices([CPU, *unusable, GPU], "auto") == [GPU]
+
+
+def test_a_gpu_with_an_engine_of_ours_is_used_if_no_other_remains() -> None:
+    shared = replace(GPU, id="GPU-2", memory_used=900, memory_own=850)
+    assert suitable_devices([GPU, shared], "cuda") == [GPU]
+    assert suitable_devices([GPU, shared], "cuda", count=2) == [shared, GPU]
+    assert suitable_devices([shared], "auto") == [shared]
 
 
 def test_the_settings_become_rules() -> None:

@@ -102,8 +102,8 @@ def test_a_device_is_held_once_it_was_idle_for_long_enough_and_given_back(engine
         task = await use.start()
         device_lease = await use.until_held()
         assert clock.seconds == 40  # quiet since 20, idle_s 20
-        assert device_lease.lease == Lease("cpu", "me", "train", None, clock.now(), clock.now(), clock.now() + TTL)
-        assert lease(engine) == device_lease.lease
+        assert device_lease.leases == (Lease("cpu", "me", "train", None, clock.now(), clock.now(), clock.now() + TTL),)
+        assert lease(engine) == device_lease.leases[0]
         assert [waits["cpu"] for waits in use.waits] == [
             "idle for 0 of 20 s",
             "idle for 5 of 20 s",
@@ -374,7 +374,7 @@ def test_gpus_are_preferred_and_a_missing_device_is_waited_for(engine: Engine) -
         lease = await use.until_held()
         assert [*use.waits[0]] == [""]
         assert "no GPU can be read" in use.waits[0][""]
-        assert (clock.seconds, lease.device, lease.lease.device) == (30, GPU, "GPU-1")
+        assert (clock.seconds, lease.devices, lease.leases[0].device) == (30, (GPU,), "GPU-1")
         use.finish.set()
         await task
 
@@ -392,3 +392,72 @@ def test_store_errors_while_waiting_are_raised(engine: Engine) -> None:
                 pass
 
     play(scene)
+
+
+async def test_several_gpus_are_leased_at_once_or_not_at_all(engine: Engine) -> None:
+    gpus = tuple(replace(GPU, id=f"GPU-{number}") for number in range(3))
+    limits = replace(LIMITS, train_on="cuda", idle_s=0)
+
+    async def scene() -> None:
+        clock = ManualClock()
+        uses = [
+            Use(engine, clock, [(0, Readings(order))], limits, replace(REQUEST, holder=name, count=2))
+            for name, order in (("a", gpus), ("b", gpus[::-1]))
+        ]
+        tasks = [asyncio.create_task(use.run()) for use in uses]
+        await clock.wait_for_sleeps(3)
+        [first] = [use for use in uses if use.lease is not None]
+        [second] = [use for use in uses if use.lease is None]
+        with write_session(engine) as session:
+            leases = list_leases(session)
+        # The loser holds nothing, although one GPU is idle: otherwise two trainings could wait for each other.
+        assert [lease.holder for lease in leases] == [first.request.holder] * 2
+        assert sorted(second.waits[-1].values())[0] == "idle, and 2 are needed at once"
+        first.finish.set()
+        await tasks[uses.index(first)]
+        lease = await second.until_held()
+        assert len(lease.devices) == len(lease.leases) == 2
+        second.finish.set()
+        await tasks[uses.index(second)]
+        with write_session(engine) as session:
+            assert list_leases(session) == []
+
+    await asyncio.wait_for(scene(), 60)
+
+
+async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine) -> None:
+    async def scene() -> None:
+        clock = ManualClock()
+        script = [(0.0, Readings((GPU, replace(GPU, id="GPU-2"))))]
+        limits = replace(LIMITS, train_on="cuda", idle_s=0)
+        use = Use(engine, clock, script, limits, replace(REQUEST, count=2))
+        task = asyncio.create_task(use.run())
+        await clock.wait_for_sleeps(2)
+        assert use.lease is not None
+        with write_session(engine) as session:
+            assert request_return(session, "GPU-2", "serving", clock.now()) is not None
+        await clock.advance(5)
+        await use.lease.preempted.wait()
+        use.finish.set()
+        assert await task == "serving requested it back"
+
+    await asyncio.wait_for(scene(), 60)
+
+
+@pytest.mark.parametrize(
+    ("devices", "train_on", "message"),
+    [
+        ((IDLE_CPU,), "cuda", "devices.train_on = 'cuda': the machine has no such device; see traced devices"),
+        ((GPU,), "auto", "training.processes = 2 needs as many GPUs, and 1 can be used"),
+    ],
+)
+async def test_a_missing_gpu_is_reported_with_the_setting(
+    engine: Engine, devices: tuple[DeviceReading, ...], train_on: str, message: str
+) -> None:
+    clock = ManualClock()
+    limits = replace(LIMITS, train_on=train_on, idle_s=0)
+    use = Use(engine, clock, [(0, Readings(devices))], limits, replace(REQUEST, count=2))
+    task = await use.start()
+    task.cancel()
+    await asyncio.wait({task})
+    assert use.waits[0][""].startswith(message)

@@ -50,7 +50,7 @@ class Training:
     reports: list[Report] = field(default_factory=list)
     stopped: int = 0
 
-    async def work(self, device: DeviceReading) -> str:
+    async def work(self, devices: tuple[DeviceReading, ...]) -> str:
         self.runs += 1
         self.running = True
         try:
@@ -59,7 +59,7 @@ class Training:
                     self.done += 1
                     raise Preempted("at a checkpoint")
                 await asyncio.sleep(0)
-            return device.id
+            return devices[0].id
         except asyncio.CancelledError:
             self.stopped += 1
             raise
@@ -245,8 +245,8 @@ def test_a_lost_lease_stops_it_at_once(training: Training) -> None:
 
 
 async def test_errors_of_the_work_are_raised(training: Training) -> None:
-    async def fails(device: DeviceReading) -> str:
-        raise KeyError(device.id)
+    async def fails(devices: tuple[DeviceReading, ...]) -> str:
+        raise KeyError(devices[0].id)
 
     async def run_scene() -> None:
         task = asyncio.create_task(run_on_device(training.access(), training.pause, fails, training.reports.append))

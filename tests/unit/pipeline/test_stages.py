@@ -27,7 +27,9 @@ from traced.pipeline import train as train_stage
 from traced.pipeline.context import Context
 from traced.pipeline.train import job_for, stop, train
 from traced.targets.registry import target
-from traced.training.errors import NothingToLearn
+from traced.training.device import ON_CPU, TrainingDevice
+from traced.training.errors import JobError, NothingToLearn, TrainerDied
+from traced.training.job import TrainingJob
 
 OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 300}
 
@@ -132,3 +134,25 @@ async def test_an_environment_that_teaches_nothing_ends_the_capability(
     with context.read_session() as session:
         run = get_training_run(session, f"c1/{CAPABILITY.name}/{HASH[:12]}")
     assert (run.state, run.detail[:19]) == (RunState.FAILED, "iterations 1 to 3 h")
+
+
+async def test_a_training_uses_the_leased_gpus_and_no_other(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[tuple[str, dict[str, str]]] = []
+
+    async def run_job(job: TrainingJob, on_metric: object, variables: dict[str, str]) -> None:
+        jobs.append((job.device, variables))
+        raise TrainerDied("the test ends here")
+
+    monkeypatch.setattr("traced.pipeline.train.run_job", run_job)
+    for device in (TrainingDevice("cuda", ("GPU-1", "GPU-2")), ON_CPU):
+        for name, value in device.stage_variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(TrainerDied):
+            await train(context, CAPABILITY.name, HASH)
+    assert jobs == [("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}), ("cpu", {"CUDA_VISIBLE_DEVICES": ""})]
+
+
+async def test_a_missing_gpu_ends_a_training_before_it_begins(context: Context, tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, OVERRIDES | {"devices.train_on": "GPU-of-another-machine"})
+    with pytest.raises(JobError, match="is 'GPU-of-another-machine' for 1 GPU"):
+        await train(replace(context, settings=settings), CAPABILITY.name, HASH)

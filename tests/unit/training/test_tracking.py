@@ -67,6 +67,6 @@ def test_an_attention_kernel_that_is_not_installed_is_refused(tmp_path: Path) ->
 
 def test_a_single_process_sees_a_single_gpu_of_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert _as_job(job(tmp_path, device="cuda")).variables["CUDA_VISIBLE_DEVICES"] == "2"
-    assert "CUDA_VISIBLE_DEVICES" not in _as_job(job(tmp_path, device="cuda", processes=2)).variables
-    assert "CUDA_VISIBLE_DEVICES" not in _as_job(job(tmp_path)).variables
+    assert _as_job(job(tmp_path, device="cuda"), {}).variables["CUDA_VISIBLE_DEVICES"] == "2"
+    assert "CUDA_VISIBLE_DEVICES" not in _as_job(job(tmp_path, device="cuda", processes=2), {}).variables
+    assert "CUDA_VISIBLE_DEVICES" not in _as_job(job(tmp_path), {}).variables

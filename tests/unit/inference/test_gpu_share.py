@@ -1,0 +1,38 @@
+"""vLLM's share of a GPU: less of one on which a training runs too."""
+
+from pathlib import Path
+
+import pytest
+
+from traced.config.settings import load_settings
+from traced.inference.engine_process import VllmOptions
+from traced.inference.start import SHARED_GPU, WHOLE_GPU, gpu_share
+
+TWO = ("GPU-1", "GPU-2")
+
+
+@pytest.mark.parametrize(
+    ("train_on", "gpus", "count", "share"),
+    [
+        ("cpu", TWO[:1], 1, WHOLE_GPU),
+        ("auto", TWO[:1], 1, SHARED_GPU),
+        ("cuda", TWO, 1, WHOLE_GPU),
+        ("cuda", TWO, 2, SHARED_GPU),
+        ("GPU-1", TWO, 1, SHARED_GPU),
+        ("GPU-2", TWO, 1, WHOLE_GPU),
+    ],
+)
+def test_vllm_leaves_room_for_a_training_on_its_gpu(
+    tmp_path: Path, train_on: str, gpus: tuple[str, ...], count: int, share: float
+) -> None:
+    settings = load_settings(tmp_path, {"devices.train_on": train_on})
+    assert gpu_share(settings, gpus, count) == share
+
+
+def test_the_setting_and_the_users_flags_take_precedence(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"devices.train_on": "cuda", "engine.gpu_share": 0.6})
+    assert gpu_share(settings, TWO[:1]) == 0.6
+    options = VllmOptions(tmp_path, 8, 16, 2048, extra_flags=["--gpu-memory-utilization=0.3"], gpu_share=0.6)
+    flags = options.flags(8000)
+    assert flags.index("--gpu-memory-utilization=0.6") < flags.index("--gpu-memory-utilization=0.3")
+    assert not any("gpu-memory" in flag for flag in options.flags(8000, gpu=False)[:-1])

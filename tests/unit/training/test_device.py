@@ -1,0 +1,40 @@
+"""The device of a training: leased by the service, or by the settings."""
+
+import pytest
+
+from traced.training.device import ON_CPU, TrainingDevice, training_device
+from traced.training.errors import JobError
+
+GPUS = ("GPU-1", "GPU-2", "GPU-3")
+
+
+@pytest.mark.parametrize(
+    ("train_on", "count", "gpus", "expected"),
+    [
+        ("cpu", 1, GPUS, ON_CPU),
+        ("auto", 1, (), ON_CPU),
+        ("auto", 1, GPUS, TrainingDevice("cuda", ("GPU-3",))),
+        ("cuda", 2, GPUS, TrainingDevice("cuda", ("GPU-2", "GPU-3"))),
+        ("GPU-1", 1, GPUS, TrainingDevice("cuda", ("GPU-1",))),
+    ],
+)
+def test_without_a_lease_the_settings_choose(
+    train_on: str, count: int, gpus: tuple[str, ...], expected: TrainingDevice
+) -> None:
+    assert training_device(train_on, count, {}, lambda: gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("train_on", "count", "gpus"), [("cuda", 1, ()), ("GPU-9", 1, GPUS), ("auto", 2, GPUS[:1]), ("GPU-1", 2, GPUS)]
+)
+def test_a_missing_gpu_is_an_error_with_the_setting(train_on: str, count: int, gpus: tuple[str, ...]) -> None:
+    with pytest.raises(JobError, match=f"is '{train_on}'") as error:
+        training_device(train_on, count, {}, lambda: gpus)
+    assert 'devices.train_on = "auto"' in str(error.value.hint)
+
+
+@pytest.mark.parametrize("device", [ON_CPU, TrainingDevice("cuda", GPUS[:2])])
+def test_a_lease_takes_precedence_and_hides_nothing_from_the_stage(device: TrainingDevice) -> None:
+    variables = device.stage_variables
+    assert "CUDA_VISIBLE_DEVICES" not in variables
+    assert training_device("cuda", 1, variables, lambda: ()) == device
