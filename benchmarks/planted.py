@@ -25,7 +25,8 @@ from typing import Any
 from agents.analyst.builtin import discover, label_runs
 from agents.contrast import agreement, retained
 from store.types import Label, Trajectory, Verdict
-from traced.targets.desk import CAPABILITIES, SPLITS, demonstrate, truth
+from traced.targets.desk import CAPABILITIES, SPLITS, demonstrate
+from traced.targets.desk.truth import truth
 
 Plant = tuple[str, ...]
 Source = Callable[[Plant, int, int], list[Trajectory]]  # planted capabilities, conversations, seed

@@ -12,10 +12,12 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from traced.config.settings import Settings
 from traced.inference.errors import ModelError
+
+if TYPE_CHECKING:
+    from traced.config.settings import Settings
 
 BUNDLED = Path(__file__).parent.parent / "assets" / "model"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -45,7 +47,7 @@ def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
     return ModelFiles(path.resolve().name, _check_directory(path.resolve(), f"ls {spec}"))
 
 
-def base_model(settings: Settings) -> ModelFiles:
+def base_model(settings: "Settings") -> ModelFiles:
     """Return the base model of the settings; the model of an "openai" server has a name but no directory.
 
     Raises:

@@ -26,7 +26,7 @@ from traced.core.telemetry import span
 from traced.inference.chat_format import ChatFormat
 from traced.inference.errors import ContextLengthError
 from traced.inference.policies import Policy
-from traced.rollouts.errors import Infrastructure, attribute
+from traced.rollouts.errors import Fault, Infrastructure, attribute
 
 T = TypeVar("T")
 
@@ -135,24 +135,24 @@ class _Runner:
         try:
             cause, score = await self._play_and_score(record)
         except Infrastructure as failure:
-            return _trajectory(self.origin, record, failure.cause, None, failure.detail)
+            return _trajectory(self.origin, record, EndCause(failure.fault.value), None, failure.detail)
         return _trajectory(self.origin, record, cause, score)
 
     async def _play_and_score(self, record: Record) -> tuple[EndCause, Score]:
-        with attribute(EndCause.SANDBOX_ERROR, "opening an episode"):
+        with attribute(Fault.SANDBOX, "opening an episode"):
             episode = self.source.episode()
         try:
             cause = await self._play(episode, record)
-            with attribute(EndCause.SANDBOX_ERROR, "scoring"):
+            with attribute(Fault.SANDBOX, "scoring"):
                 return cause, await self._bounded(episode.score())
         finally:
             # The score is kept; a source that cannot close an episode will fail when the next one opens.
-            with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
+            with contextlib.suppress(Infrastructure), attribute(Fault.SANDBOX, "closing"):
                 await self._bounded(episode.close())
 
     async def _play(self, episode: Episode, record: Record) -> EndCause:
         """Play one episode to its end, writing into ``record``."""
-        with attribute(EndCause.SANDBOX_ERROR, f"reset with seed {record.job.seed}"):
+        with attribute(Fault.SANDBOX, f"reset with seed {record.job.seed}"):
             task = await self._bounded(episode.reset(record.job.seed))
         record.messages = [{"role": "system", "content": task.system}, *task.messages]
         record.tools = task.tools
@@ -161,7 +161,7 @@ class _Runner:
                 message = await self._complete(record, turn)
             except ContextLengthError:
                 return EndCause.MAX_TOKENS
-            with attribute(EndCause.SANDBOX_ERROR, f"step of turn {turn}"):
+            with attribute(Fault.SANDBOX, f"step of turn {turn}"):
                 try:
                     step = await self._bounded(episode.step(ChatFormat.for_environment(message)))
                 # The message exceeds what an environment accepts: the agent's own fault.
@@ -175,7 +175,7 @@ class _Runner:
     async def _complete(self, record: Record, turn: int) -> Message:
         job = record.job
         seed = derive_seed(self.origin.base_seed, job.task_id, job.trial, turn)
-        with attribute(EndCause.ENGINE_ERROR, f"completion of turn {turn}"):
+        with attribute(Fault.ENGINE, f"completion of turn {turn}"):
             completion = await self.policy.complete(list(record.messages), record.tools, seed=seed)
         index = len(record.messages)
         record.turns.append(

@@ -9,8 +9,8 @@ Agent mistakes are not errors: they are data that the environment answers.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 
-from store.types import EndCause
 from traced.core.errors import TracedError
 from traced.inference.errors import ContextLengthError
 
@@ -23,18 +23,26 @@ class SimulatorError(RolloutError):
     """The user simulator of an environment failed."""
 
 
-class Infrastructure(Exception):
-    """An infrastructure failure of an episode, with the cause of its end."""
+class Fault(StrEnum):
+    """The part of the infrastructure that failed; the values are those of ``store.types.EndCause``."""
 
-    def __init__(self, cause: EndCause, detail: str) -> None:
+    ENGINE = "engine_error"
+    SANDBOX = "sandbox_error"
+    SIMULATOR = "simulator_error"
+
+
+class Infrastructure(Exception):
+    """An infrastructure failure of an episode, attributed to one part."""
+
+    def __init__(self, fault: Fault, detail: str) -> None:
         super().__init__(detail)
-        self.cause = cause
+        self.fault = fault
         self.detail = detail
 
 
 @contextmanager
-def attribute(cause: EndCause, activity: str) -> Iterator[None]:
-    """Attribute any exception of the block to ``cause``; ``activity`` describes what was going on ("step 3").
+def attribute(fault: Fault, activity: str) -> Iterator[None]:
+    """Attribute any exception of the block to ``fault``; ``activity`` describes what was going on ("step 3").
 
     ``ContextLengthError`` passes through: a conversation that outgrew the context is the agent's own doing.
     """
@@ -43,10 +51,10 @@ def attribute(cause: EndCause, activity: str) -> Iterator[None]:
     except (Infrastructure, ContextLengthError):
         raise
     except SimulatorError as error:
-        raise Infrastructure(EndCause.SIMULATOR_ERROR, f"{activity}: {error}") from error
+        raise Infrastructure(Fault.SIMULATOR, f"{activity}: {error}") from error
     except TimeoutError as error:
-        raise Infrastructure(cause, f"{activity}: no answer in time {error}".rstrip()) from error
+        raise Infrastructure(fault, f"{activity}: no answer in time {error}".rstrip()) from error
     # The only broad handler: behind it run engines and environments, and any exception of theirs is an
     # infrastructure outcome, never a reward of 0.
     except Exception as error:
-        raise Infrastructure(cause, f"{activity}: {type(error).__name__}: {error}") from error
+        raise Infrastructure(fault, f"{activity}: {type(error).__name__}: {error}") from error

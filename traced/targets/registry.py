@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from sandbox.contract import Environment, Message, Score, Task
 from sandbox.episodes import Episode, Step
-from traced.config.settings import Settings
 from traced.core.errors import ConfigError
 from traced.targets import desk
+
+if TYPE_CHECKING:
+    from traced.config.settings import Settings
 
 THREADS = 64
 
@@ -92,7 +94,7 @@ class Target:
         return LocalSource(self.name, self.environment)
 
 
-def check_seeds(checked_target: Target, settings: Settings) -> None:
+def check_seeds(checked_target: Target, settings: "Settings") -> None:
     """Raise ``ConfigError`` if the settings need more seeds than a split has."""
     # Beyond its end a split would run into the next one, and train on test tasks.
     requirements = {

@@ -26,12 +26,11 @@ from typing import Any, Protocol, TypeVar
 from sandbox.contract import Message
 from sandbox.episodes import Episode, EpisodeSource
 from sandbox.errors import AgentFault
-from store.types import EndCause
 from traced.core.seeds import derive_seed
 from traced.inference.chat_format import TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.generation import Generation, Request, Sampling
-from traced.rollouts.errors import Infrastructure, attribute
+from traced.rollouts.errors import Fault, Infrastructure, attribute
 from traced.training.errors import EngineLost, EnvironmentFailed
 from traced.training.policy_engine import PolicyEngine
 
@@ -201,12 +200,12 @@ class _EpisodePlayer:
         """Play the episode to its end and score it; returns False if the infrastructure failed."""
         rollout = self.rollout
         try:
-            with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, before the first turn"):
+            with attribute(Fault.SANDBOX, f"seed {rollout.seed}, before the first turn"):
                 await self._open()
             while not self._is_over():
                 await self._turn()
             self.sampler.engine.end(self.conversation)
-            with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, the score"):
+            with attribute(Fault.SANDBOX, f"seed {rollout.seed}, the score"):
                 await self._score()
         except Infrastructure as failure:
             rollout.failure = failure
@@ -240,13 +239,13 @@ class _EpisodePlayer:
             generation = await self._generation()
         except EngineError as error:
             detail = f"seed {rollout.seed}, turn {rollout.turns}: {error}"
-            raise Infrastructure(EndCause.ENGINE_ERROR, detail) from error
+            raise Infrastructure(Fault.ENGINE, detail) from error
         except ContextLengthError:
             # The server's context is smaller than max_length.
             rollout.end = End.MAX_LENGTH
             return
         self._record(generation)
-        with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, turn {rollout.turns}"):
+        with attribute(Fault.SANDBOX, f"seed {rollout.seed}, turn {rollout.turns}"):
             replies = await self._step()
         # Work is there from the moment at which the environment's answer is back.
         with self.sampler.engine.load.waiting():
@@ -299,7 +298,7 @@ class _EpisodePlayer:
     async def _close(self) -> None:
         # The score is kept; a source that cannot close an episode will fail when the next one opens.
         if self.rollout.episode is not None:
-            with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
+            with contextlib.suppress(Infrastructure), attribute(Fault.SANDBOX, "closing"):
                 await self._bounded(self.rollout.episode.close())
 
     async def _bounded(self, answer: Awaitable[T]) -> T:
@@ -454,7 +453,7 @@ def _with_losses(rollouts: Sequence[Rollout]) -> list[tuple[Rollout, bool]]:
 
 def _all_lost(rollouts: Sequence[Rollout]) -> EngineLost | EnvironmentFailed:
     first = next(rollout.failure for rollout in rollouts if rollout.failure is not None)
-    kind = EngineLost if first.cause is EndCause.ENGINE_ERROR else EnvironmentFailed
+    kind = EngineLost if first.fault is Fault.ENGINE else EnvironmentFailed
     return kind(
         f"no group of the iteration is complete: rollouts failed twice; first failure: {first}", hint="traced doctor"
     )

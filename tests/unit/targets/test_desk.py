@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.types import Outcome, Verdict
-from traced.targets.desk import CAPABILITIES, SPLITS, TOOLS, Desk, demonstrate, needed_capabilities, truth
+from traced.targets.desk import CAPABILITIES, SPLITS, TOOLS, Desk, demonstrate, needed_capabilities
 from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import Scenario, scenario
+from traced.targets.desk.truth import truth
 
 
 def call(name: str, **arguments: str) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
-from store.types import EndCause
-from traced.rollouts.errors import Infrastructure
+from traced.rollouts.errors import Fault, Infrastructure
 from traced.training.metrics import CHARACTERS, IN_ALL, read_samples, select_samples, write_samples
 from traced.training.rollouts import Rollout
 
 
 def rollout(group: int, number: int, reward: float | None, text: str = "so") -> Rollout:
-    failure = Infrastructure(EndCause.SANDBOX_ERROR, "gone") if reward is None else None
+    failure = Infrastructure(Fault.SANDBOX, "gone") if reward is None else None
     messages = [{"role": "user", "content": text}]
     return Rollout(group, number, 40 + group, messages=messages, reward=reward, failure=failure, success=reward == 1.0)
 

@@ -45,12 +45,12 @@ class CacheAccess:
 class SlotCache(Cache):
     """The keys and values of every layer, each [rows, kv_heads, length + 1, head_dim]."""
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(layers=[])
         self.heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.depth: int = config.num_hidden_layers
-        self.dtype = dtype
+        self.dtype, self.device = dtype, device
         self.rows = self.length = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -116,7 +116,7 @@ class SlotCache(Cache):
         return self._access.length
 
     def _enlarge(self, old: Tensor | None, rows: int, length: int) -> Tensor:
-        new = torch.zeros(rows, self.heads, length + 1, self.head_dim, dtype=self.dtype)
+        new = torch.zeros(rows, self.heads, length + 1, self.head_dim, dtype=self.dtype, device=self.device)
         if old is not None:
             new[: self.rows, :, : self.length] = old[:, :, : self.length]
         return new

@@ -22,12 +22,13 @@ def draw_uniforms(sampling: Sampling, count: int) -> list[float]:
     """Return ``count`` uniform numbers in [0, 1) from the request's seed, or a fresh seed; none for greedy sampling."""
     if sampling.temperature <= 0:
         return []
-    generator = torch.Generator()
+    # Drawn on the CPU, so that a seed gives the same sample on every device.
+    generator = torch.Generator("cpu")
     if sampling.seed is None:
         generator.seed()
     else:
         generator.manual_seed(sampling.seed % 2**63)
-    uniforms: list[float] = torch.rand(count, generator=generator).clamp_(max=UNIFORM_MAX).tolist()
+    uniforms: list[float] = torch.rand(count, generator=generator, device="cpu").clamp_(max=UNIFORM_MAX).tolist()
     return uniforms
 
 
@@ -41,19 +42,20 @@ def choose(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[flo
     Returns:
         The token ids [n], their log-probs [n] and all log-probs [n, vocabulary], under softmax(logits / T).
     """
-    greedy = [t <= 0 for t in temperatures]
+    greedy, device = [t <= 0 for t in temperatures], logits.device
+    logits = logits.float()
     if any(t not in (0.0, 1.0) for t in temperatures):
-        logits = logits / torch.tensor([t if t > 0 else 1.0 for t in temperatures], dtype=logits.dtype)[:, None]
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
+        logits = logits / torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=device)[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
     if all(greedy):
         ids = logprobs.argmax(dim=-1)
     else:
         cumulative = logprobs.exp().cumsum(dim=-1)
         # Sampling by inversion of the cumulative distribution.
-        threshold = cumulative[:, -1:] * torch.tensor(uniforms, dtype=cumulative.dtype)[:, None]
+        threshold = cumulative[:, -1:] * torch.tensor(uniforms, dtype=cumulative.dtype, device=device)[:, None]
         ids = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
         if any(greedy):
-            ids = torch.where(torch.tensor(greedy), logprobs.argmax(dim=-1), ids)
+            ids = torch.where(torch.tensor(greedy, device=device), logprobs.argmax(dim=-1), ids)
     return ids, logprobs.gather(1, ids[:, None])[:, 0], logprobs
 
 

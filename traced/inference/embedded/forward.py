@@ -52,20 +52,21 @@ class Forward:
             )
         self.adapters = adapters
         self.model: Any = model
-        self.cache = SlotCache(model.config, model.dtype)
+        self.device: torch.device = model.device
+        self.cache = SlotCache(model.config, model.dtype, self.device)
 
     def prefill(self, spans: Sequence[Span]) -> Tensor:
         """Run a pass over the spans, write them to the cache, and return the logits [n, vocabulary] after each span."""
         self._reserve(spans)
         # Rows are padded on the left, so that every row's last column is its last token. Padding has position 0 and is
         # written to the scratch position.
-        rows = torch.tensor([span.slot for span in spans])
+        rows = self._tensor([span.slot for span in spans])
         width = max(len(span.tokens) for span in spans)
         pads = [width - len(span.tokens) for span in spans]
-        tokens = torch.tensor([[0] * pad + list(span.tokens) for pad, span in zip(pads, spans, strict=True)])
-        columns = torch.arange(width) - torch.tensor(pads)[:, None]
+        tokens = self._tensor([[0] * pad + list(span.tokens) for pad, span in zip(pads, spans, strict=True)])
+        columns = torch.arange(width, device=self.device) - self._tensor(pads)[:, None]
         is_token = columns >= 0
-        positions = torch.where(is_token, columns + torch.tensor([span.start for span in spans])[:, None], 0)
+        positions = torch.where(is_token, columns + self._tensor([span.start for span in spans])[:, None], 0)
         writes = torch.where(is_token, positions, self.cache.scratch)
         length = max(span.end for span in spans)
         access = CacheAccess(_as_slice([span.slot for span in spans]) or rows, rows, writes, length)
@@ -85,11 +86,10 @@ class Forward:
             row = span.slot - low
             tokens[row], positions[row], writes[row] = span.tokens[0], span.start, span.start
             names[row] = span.adapter
-        access = CacheAccess(
-            slice(low, high), torch.arange(low, high), torch.tensor(writes)[:, None], max(positions) + 1
-        )
-        logits = self._run(torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None], access, names)
-        return logits[torch.tensor(indices) - low]
+        rows = torch.arange(low, high, device=self.device)
+        access = CacheAccess(slice(low, high), rows, self._tensor(writes)[:, None], max(positions) + 1)
+        logits = self._run(self._tensor(tokens)[:, None], self._tensor(positions)[:, None], access, names)
+        return logits[self._tensor(indices) - low]
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Return the base model's last hidden state [n, t, hidden size] of ``tokens`` [n, t], without the slot cache.
@@ -105,14 +105,18 @@ class Forward:
         self.cache.reserve(max(source, target) + 1, length)
         self.cache.copy_prefix(source, target, length)
 
+    def _tensor(self, values: Sequence[Any]) -> Tensor:
+        return torch.tensor(values, device=self.device)
+
     def _reserve(self, spans: Sequence[Span]) -> None:
         self.cache.reserve(max(span.slot for span in spans) + 1, max(span.end for span in spans))
 
     def _run(self, tokens: Tensor, positions: Tensor, access: CacheAccess, names: list[str | None]) -> Tensor:
         self.cache.set_access(access)
         self.adapters.select(names)
-        visible = torch.arange(access.length) <= positions[:, None, :, None]
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype).masked_fill_(~visible, float("-inf"))
+        visible = torch.arange(access.length, device=self.device) <= positions[:, None, :, None]
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=self.device)
+        mask.masked_fill_(~visible, float("-inf"))
         with slot_attention(self.model.config):
             output = self.model(
                 input_ids=tokens,
@@ -197,13 +201,13 @@ def embed(forward: Forward, prompts: Sequence[Sequence[int]]) -> list[list[float
 
 def _pooled(forward: Forward, prompts: Sequence[Sequence[int]]) -> Tensor:
     """Return the mean and the last hidden state of each prompt, concatenated: [n, 2 * hidden size]."""
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    width = int(lengths.max())
-    tokens = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts])
+    device, width = forward.device, max(len(prompt) for prompt in prompts)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    tokens = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
     states = forward.hidden(tokens).float()
-    is_token = torch.arange(width) < lengths[:, None]
+    is_token = torch.arange(width, device=device) < lengths[:, None]
     mean = (states * is_token[:, :, None]).sum(1) / lengths[:, None]
-    return torch.cat([mean, states[torch.arange(len(prompts)), lengths - 1]], dim=1)
+    return torch.cat([mean, states[torch.arange(len(prompts), device=device), lengths - 1]], dim=1)
 
 
 def _batches(prompts: Sequence[Sequence[int]]) -> list[list[int]]:

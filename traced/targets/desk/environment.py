@@ -20,12 +20,15 @@ import json
 import random
 import re
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 from sandbox.contract import Message, Score, Task
-from store.types import EndCause, Outcome, Trajectory
 from traced.targets.desk import tools
 from traced.targets.desk.scenario import Record, Request, Scenario, User, pickup_date, scenario
 from traced.targets.desk.tools import TOOLS
+
+if TYPE_CHECKING:
+    from store.types import Trajectory
 
 SPLITS = {"train": range(0, 100_000), "gate": range(100_000, 150_000), "test": range(150_000, 200_000)}
 MAX_STEPS = 24
@@ -167,8 +170,10 @@ def _mentions(text: str, fact: str) -> int:
 Script = Generator[Message, None, str]
 
 
-def demonstrate(seed: int, faults: dict[str, float], rng_seed: int) -> Trajectory:
+def demonstrate(seed: int, faults: dict[str, float], rng_seed: int) -> "Trajectory":
     """Return one demonstrated and judged conversation; ``turns`` is empty because no model spoke."""
+    # Imported here because the environment itself runs without the store.
+    from store.types import EndCause, Outcome, Trajectory
 
     desk = Desk()
     desk.reset(seed)

@@ -1,7 +1,6 @@
 """Ground truth on the desk's capabilities, for evaluating analyses only: no analyst and no training ever sees it.
 
-``needed_capabilities(seed)`` names the capabilities a task cannot be solved without. ``truth(seed, messages)`` gives
-a verdict per capability for a finished conversation; NA if the occasion did not arise.
+``truth(seed, messages)`` gives a verdict per capability for a finished conversation; NA if the occasion did not arise.
 """
 
 import json
@@ -14,14 +13,6 @@ from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import Record, Request, Scenario, pickup_date, scenario
 from traced.targets.desk.tools import PARAMETERS
 
-CAPABILITIES = (
-    "structured-data-reasoning",
-    "tool-calling-precision",
-    "multi-step-completion",
-    "precondition-verification",
-    "error-recovery",
-    "date-reasoning",
-)
 _WRITE_OF = {
     "return": "return_item",
     "exchange": "exchange_item",
@@ -48,34 +39,6 @@ class Call:
     def failed(self) -> bool:
         """Return whether the tool answered with an error."""
         return self.result.startswith('{"error"')
-
-
-def needed_capabilities(seed: int) -> set[str]:
-    """Return the capabilities without which the task of ``seed`` cannot succeed, guessing aside."""
-    world = scenario(seed)
-    names: set[str] = set()
-    if len(world.requests) > 1:
-        names.add("multi-step-completion")
-    for request in world.requests:
-        names |= _needed_by(world, request)
-    return names
-
-
-def _needed_by(world: Scenario, request: Request) -> set[str]:
-    order = world.database["orders"][request.order_id]
-    match request.kind:
-        case "return":
-            return {"tool-calling-precision"}
-        case "exchange":
-            return {"structured-data-reasoning"}
-        case "cancel" if order["status"] not in world.cancellable:
-            return {"precondition-verification"}
-        case "pickup":
-            requested_day, booked = pickup_date(world, request.days)
-            return {"date-reasoning"} | ({"precondition-verification"} if requested_day != booked else set())
-        case "payment" if expected_writes(world, request)[0][1]["payment_id"] != request.payment_id:
-            return {"error-recovery"}
-    return set()
 
 
 def truth(seed: int, messages: list[Message]) -> dict[str, Verdict]:

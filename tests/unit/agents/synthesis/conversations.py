@@ -5,7 +5,8 @@ from functools import cache
 from typing import Any
 
 from store.types import Capability, EndCause, Label, Message, Outcome, Tool, Trajectory, Verdict
-from traced.targets.desk import demonstrate, truth
+from traced.targets.desk import demonstrate
+from traced.targets.desk.truth import truth
 
 FAULTS = {"multi-step-completion": 0.7, "precondition-verification": 0.7, "error-recovery": 0.7}
 SYSTEM = "You serve a shop. Cancel an order only while it is open; otherwise refuse. Today is 2026-03-10."

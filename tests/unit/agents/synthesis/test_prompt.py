@@ -32,7 +32,8 @@ from sandbox.admission.report import requirements
 from sandbox.admission.static_analysis import MAX_BYTES, MODULES
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import call, conversation, order, say, user
-from traced.targets.desk import Desk, demonstrate, truth
+from traced.targets.desk import Desk, demonstrate
+from traced.targets.desk.truth import truth
 
 GOLDEN = Path(__file__).parents[3] / "data/prompts/synthesizer.txt"
 CAPABILITY = Capability(

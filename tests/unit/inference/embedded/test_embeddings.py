@@ -156,6 +156,7 @@ def test_a_stopped_engine_fails_waiting_jobs() -> None:
 
 def test_passes_stay_within_their_budget() -> None:
     class Counting:
+        device = torch.device("cpu")
         """A forward pass that notes its shapes."""
 
         def __init__(self) -> None:

@@ -1,0 +1,39 @@
+"""The benchmarks of training, in their shortest form, each as a command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+
+def figures(*arguments: str) -> dict[str, Any]:
+    """Run a benchmark; its exit code only says whether it met its aims, which such a short run does not prove."""
+    process = subprocess.run(
+        [sys.executable, "-m", *arguments, "--json"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode in (0, 1), process.stderr
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    assert process.returncode == (0 if result["meets"] else 1)
+    return result
+
+
+def test_training_against_stock_trl() -> None:
+    sizes = ["--groups", "2", "--rollouts", "4", "--iterations", "2", "--repetitions", "1", "--users", "0.2"]
+    result = figures("benchmarks.training", *sizes)
+    equal = result["equal_updates"]
+    # Both sides play the same scenarios with the same policy.
+    assert equal["share_in_update"] == 1.0
+    lengths = [equal[side]["tokens_per_trajectory"] for side in ("traced", "stock")]
+    assert 0.5 < lengths[0] / lengths[1] < 2
+    assert result["stock_trl"]["ratio"] > 0
+    assert result["busy"]["lock_step"]["busy_share"] < result["busy"]["free_running"]["busy_share"] <= 1
+    assert result["servers"]["embedded"]["synchronise_s"] > 0
