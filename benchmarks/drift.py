@@ -39,7 +39,7 @@ BATCH = 2000
 Noise = Callable[[np.random.Generator, tuple[int, int]], Values]
 
 
-def alike(random: np.random.Generator, shape: tuple[int, int]) -> Values:
+def same_noise(random: np.random.Generator, shape: tuple[int, int]) -> Values:
     """Noise of 0.02 nats whose neighbours are correlated by 0.7."""
     steps = random.normal(0, 0.02 * (1 - 0.7**2) ** 0.5, shape)
     steps[:, 0] = random.normal(0, 0.02, shape[0])
@@ -53,7 +53,7 @@ NOISES: dict[str, tuple[Noise, DriftBound]] = {
     "float32": (lambda random, shape: random.normal(0, 1e-5, shape), BOUNDS[4]),
     "bfloat16": (lambda random, shape: random.normal(0, 0.02, shape), BOUNDS[2]),
     "heavy tails": (lambda random, shape: 0.01 * random.standard_t(2, shape).clip(-40, 40), BOUNDS[2]),
-    "neighbours alike": (alike, BOUNDS[2]),
+    "neighbours alike": (same_noise, BOUNDS[2]),
     "to one side": (lambda random, shape: -np.abs(random.normal(0, 0.01, shape)), BOUNDS[2]),
 }
 
@@ -117,14 +117,14 @@ def measure(iterations: int, seed: int = 0) -> dict[str, Any]:
         name: float(binomtest(row["stops"], row["iterations"]).proportion_ci(0.95).high)
         for name, row in false_stops.items()
     }
-    enough = [share for name, share in detection.items() if int(name.split()[-2]) >= 200]
+    suffices = [share for name, share in detection.items() if int(name.split()[-2]) >= 200]
     return {
         "iterations_per_noise": 3 * count * len(TOKENS),
         "false_stops": false_stops,
         "worst_upper_bound": max(upper.values()),
         "detection": detection,
-        "worst_detection": min(enough),
-        "meets": max(upper.values()) <= FALSE_STOPS and min(enough) >= DETECTED,
+        "worst_detection": min(suffices),
+        "meets": max(upper.values()) <= FALSE_STOPS and min(suffices) >= DETECTED,
     }
 
 

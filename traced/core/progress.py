@@ -187,7 +187,7 @@ class Progress:
         """Return measured over expected seconds of what was done so far; None if nothing was measured."""
         paces = [line.pace(now) for line in self.lines.values()]
         expected_s = sum(expected for _, expected in paces)
-        return sum(measured for measured, _ in paces) / expected_s if expected_s else None
+        return sum(measured_s for measured_s, _ in paces) / expected_s if expected_s else None
 
     def _print_plain(self, line: StageLine, status: str) -> None:
         if not self.console.is_terminal:

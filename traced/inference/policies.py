@@ -67,8 +67,8 @@ class TokenPolicy:
 
 def conversation_key(messages: Sequence[Message]) -> str:
     """Return a text that is the same for all turns of a conversation, to choose its engine."""
-    opening = json.dumps(opening_messages(messages), sort_keys=True, default=str)
-    return hashlib.blake2b(opening.encode(), digest_size=8).hexdigest()
+    opening_text = json.dumps(opening_messages(messages), sort_keys=True, default=str)
+    return hashlib.blake2b(opening_text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Replicas:
         while True:
             replica = await self._pick(adapter, conversation, give_up_at)
             try:
-                with _counted(replica, adapter):
+                with _count_request(replica, adapter):
                     return await call(replica.client)
             except EngineError as error:
                 await self._examine(replica, error)
@@ -177,7 +177,7 @@ class Replicas:
 
 
 @contextlib.contextmanager
-def _counted(replica: Replica, adapter: str) -> Iterator[None]:
+def _count_request(replica: Replica, adapter: str) -> Iterator[None]:
     replica.running[adapter] += 1
     try:
         yield

@@ -165,7 +165,7 @@ class RunningEngine:
         process: The engine's process if it is this one's alone (the embedded engine).
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
         shared: The vLLM that the processes of the data directory share.
-        served: The name under which the engine serves an adapter, by the adapter's own name.
+        served_names: The name under which the engine serves an adapter, by the adapter's own name.
     """
 
     backend: BackendInUse
@@ -176,7 +176,7 @@ class RunningEngine:
     check_adapter: Callable[[Path], None] = lambda path: None
     shared: SharedEngine | None = None
     monitor: "asyncio.Task[None] | None" = None
-    served: dict[str, str] = field(default_factory=dict)
+    served_names: dict[str, str] = field(default_factory=dict)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -193,7 +193,7 @@ class RunningEngine:
         """Return the policy of the base model or of an adapter that ``serve`` has loaded."""
         if self.chat_format is None:
             return ChatPolicy(self.replicas, temperature, max_tokens)
-        adapter = None if model == BASE else self.served[model]
+        adapter = None if model == BASE else self.served_names[model]
         return TokenPolicy(self.replicas, self.chat_format, adapter, self.max_length, temperature, max_tokens)
 
     async def serve(self, name: str, path: Path) -> None:
@@ -210,14 +210,14 @@ class RunningEngine:
                 hint='engine.backend = "vllm"',
             )
         async with self._lock:
-            if name not in self.served:
+            if name not in self.served_names:
                 await asyncio.to_thread(self.check_adapter, path)
                 # The name carries the digest, because a shared server may hold an adapter of the same name with other
                 # weights. It differs from a version's name, so that the router does not unload it.
-                served = f"{name}+{adapter_digest(path)[:12]}"
-                await self._check_slots(served)
-                await self.replicas.load_adapter(served, path)
-                self.served[name] = served
+                served_name = f"{name}+{adapter_digest(path)[:12]}"
+                await self._check_slots(served_name)
+                await self.replicas.load_adapter(served_name, path)
+                self.served_names[name] = served_name
 
     async def close(self) -> None:
         """Unload the adapters from servers that go on, close the connections, and stop a process of its own."""
@@ -226,7 +226,7 @@ class RunningEngine:
         is_owner = self.process is not None or (self.shared is not None and self.shared.process is not None)
         try:
             if not is_owner:
-                for name in self.served.values():
+                for name in self.served_names.values():
                     await self.replicas.unload_adapter(name)
             # The clients first: their open requests would raise errors if the engine stopped before.
             await self.replicas.aclose()

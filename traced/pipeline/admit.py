@@ -106,8 +106,8 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
         # Every seed gets a group, even if all its episodes are lost, so that groups are in the order of the seeds.
         groups: dict[int, list[float]] = {seed: [] for seed in seeds}
 
-        async def play(jobs: list[EpisodeJob], *, again: bool) -> None:
-            lost: list[EpisodeJob] = []
+        async def play(jobs: list[EpisodeJob], *, is_retried: bool) -> None:
+            lost_jobs: list[EpisodeJob] = []
             running = run_episodes(
                 source, jobs, policy, limits, model=BASE, temperature=temperature, base_seed=context.settings.seed
             )
@@ -115,14 +115,14 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
                 if trajectory.end_cause is EndCause.SANDBOX_ERROR:
                     # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
                     connect().close()
-                if trajectory.end_cause is EndCause.ENGINE_ERROR and again:
-                    lost.append(EpisodeJob(int(trajectory.task_id), trajectory.trial, "", trajectory.task_id))
+                if trajectory.end_cause is EndCause.ENGINE_ERROR and is_retried:
+                    lost_jobs.append(EpisodeJob(int(trajectory.task_id), trajectory.trial, "", trajectory.task_id))
                 else:
                     groups[int(trajectory.task_id)].append(_reward(trajectory))
-            if lost:
-                await play(lost, again=False)
+            if lost_jobs:
+                await play(lost_jobs, is_retried=False)
 
-        await play(jobs, again=True)
+        await play(jobs, is_retried=True)
         return list(groups.values())
 
     return rewards

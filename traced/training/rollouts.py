@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from sandbox.contract import Message
+from sandbox.contract import Message, Tool
 from sandbox.episodes import Episode, EpisodeSource
 from sandbox.errors import AgentFault
 from traced.core.seeds import derive_seed
-from traced.inference.chat_format import TurnFormat
+from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.generation import Generation, Request, Sampling
 from traced.rollouts.errors import Fault, Infrastructure, attribute
@@ -36,7 +36,6 @@ from traced.training.policy_engine import PolicyEngine
 
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
-REASONING = "reasoning_content"  # the key of a message with the model's thinking
 
 
 @dataclass
@@ -65,11 +64,18 @@ class Conversation:
         self.logprobs += generation.logprobs
         self.servers += [generation.server] * len(generation.ids)
 
-    def append_messages(self, messages: list[Message]) -> None:
-        """Append the environment's messages; an answer cut off by its length limit is ended first."""
-        is_cut = not self.ids or self.ids[-1] != self.turn_format.end
+    def append_messages(
+        self, messages: list[Message], tools: Sequence[Tool] = (), answer: Message | None = None
+    ) -> None:
+        """Append the environment's messages; an answer cut off by its length limit is ended first.
+
+        Args:
+            messages: The environment's messages.
+            tools: The tools that the model is offered.
+            answer: The message to which they reply; some templates repeat the name of the called tool.
+        """
         # Without its end-of-turn token the answer would run into the environment's message.
-        ids = [self.turn_format.end] * is_cut + self.turn_format.between(messages)
+        ids = [*self.turn_format.closing(self.ids), *self.turn_format.between(messages, tools, answer=answer)]
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -107,6 +113,7 @@ class Rollout:
     conversation: Conversation | None = None
     turns: int = 0
     messages: list[Message] = field(default_factory=list)  # all of them, for people; the policy sees tokens
+    tools: list[Tool] = field(default_factory=list)
     last_message: Message = field(default_factory=dict)  # the agent's last message
     calls: int = 0  # tool calls so far, which number the next ones
     end: End | None = None
@@ -219,6 +226,7 @@ class _EpisodePlayer:
         rollout.episode = sampler.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
+        rollout.tools = task.tools
         prompt_ids = sampler.turn_format.chat_format.render(rollout.messages, task.tools)
         rollout.conversation = Conversation(sampler.turn_format, prompt_ids)
 
@@ -250,7 +258,7 @@ class _EpisodePlayer:
         # Work is there from the moment at which the environment's answer is back.
         with self.sampler.engine.load.waiting():
             if replies and rollout.conversation is not None:
-                rollout.conversation.append_messages(replies)
+                rollout.conversation.append_messages(replies, rollout.tools, rollout.last_message)
 
     async def _generation(self) -> Generation:
         rollout, limits, sampler = self.rollout, self.sampler.limits, self.sampler
@@ -268,7 +276,7 @@ class _EpisodePlayer:
         rollout.conversation.append_completion(generation)
         rollout.turns += 1
         chat_format = self.sampler.turn_format.chat_format
-        rollout.last_message = chat_format.parse(generation.ids, first_call=rollout.calls)
+        rollout.last_message = chat_format.parse(generation.ids, first_call=rollout.calls, tools=rollout.tools)
         rollout.messages.append(rollout.last_message)
         rollout.calls += len(rollout.last_message.get("tool_calls") or [])
 
@@ -277,7 +285,7 @@ class _EpisodePlayer:
         rollout = self.rollout
         assert rollout.episode is not None
         # The model's thinking is its own: an environment, whose user may be a model too, sees the message only.
-        message = {key: value for key, value in rollout.last_message.items() if key != REASONING}
+        message = ChatFormat.for_environment(rollout.last_message)
         try:
             step = await self._bounded(rollout.episode.step(message))
         # The message exceeds what an environment accepts: the agent's fault, so the episode is scored.

@@ -67,11 +67,11 @@ async def test_no_answer_comes_from_another_adapter(tmp_path: Path, adapters: in
 async def test_adapters_of_others_take_none_of_the_routers_places(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, live=V1, settings={"serving.max_adapters": 1}) as gateway:
         await until_offered(gateway, V1)
-        others = {"policy-1": "/x", f"{V2}+0123456789ab": "/x"}
-        gateway.engine.adapters |= others
+        foreign_names = {"policy-1": "/x", f"{V2}+0123456789ab": "/x"}
+        gateway.engine.adapters |= foreign_names
         gateway.promote(V2)  # V1 goes, and V2 is loaded beside two adapters of a training
         await until_offered(gateway, V2)
-        assert set(gateway.engine.adapters) == {*others, V2}
+        assert set(gateway.engine.adapters) == {*foreign_names, V2}
 
 
 async def test_no_adapter_is_loaded_into_an_engine_whose_slots_are_taken(

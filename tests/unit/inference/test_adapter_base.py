@@ -71,4 +71,4 @@ def test_a_cycle_does_not_serve_an_adapter_of_another_base(tmp_path: Path) -> No
     engine = RunningEngine("vllm", Replicas([]), None, 8, check_adapter=lambda path: check_base(path, other, tmp_path))
     with pytest.raises(ModelError, match="was trained on one"):
         asyncio.run(engine.serve("skill@v1", folder))
-    assert engine.served == {}
+    assert engine.served_names == {}

@@ -231,9 +231,9 @@ async def test_a_token_policy_renders_and_parses_itself() -> None:
         completion = await policy.complete([{"role": "user", "content": "count"}], [], seed=3)
         assert completion.prompt_ids == server.bodies[0]["prompt"]
         assert completion.completion_ids == [7, 9]
-        short = TokenPolicy(Replicas(clients), ChatFormat(tokenizer), None, max_length=2)
+        short_policy = TokenPolicy(Replicas(clients), ChatFormat(tokenizer), None, max_length=2)
         with pytest.raises(ContextLengthError, match="the context holds 2"):
-            await short.complete([{"role": "user", "content": "count"}], [], seed=3)
+            await short_policy.complete([{"role": "user", "content": "count"}], [], seed=3)
 
 
 async def test_a_chat_policy_joins_streamed_tool_calls() -> None:

@@ -125,7 +125,7 @@ async def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(contex
 async def test_an_environment_that_teaches_nothing_ends_the_capability(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run_job(job: Any, on_metric: Any) -> None:
+    async def run_job(job: Any, on_metric: Any, variables: Any) -> None:
         raise NothingToLearn("iterations 1 to 3 had nothing to learn from: mean reward 0.00", hint="raise the limits")
 
     monkeypatch.setattr(train_stage, "run_job", run_job)

@@ -57,11 +57,11 @@ class Embedding:
 
     def policy_of(self, model: str) -> Any:
         """The policy of a model, which is recorded at each completion."""
-        return Recorded(self, model)
+        return RecordingPolicy(self, model)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordingPolicy:
     """A policy that only records which model was used."""
 
     client: Any

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from store.types import EndCause
-from traced.rollouts.errors import Infrastructure
+from traced.rollouts.errors import Fault, Infrastructure
 from traced.training.errors import NothingToLearn
 from traced.training.metrics import Metrics, append, check_progress, end_shares
 from traced.training.rollouts import Conversation, End, Rollout
@@ -85,7 +84,7 @@ def test_ends_and_cut_answers_are_counted_over_the_rollouts_that_the_infrastruct
     at_turns = rollout(3, [5, end], [1, 1], End.MAX_TURNS)
     at_length = rollout(1, [5] * 18, [1] * 18, End.MAX_LENGTH)
     failed = rollout(1, [5], [1])
-    failed.failure = Infrastructure(EndCause.SANDBOX_ERROR, "gone")
+    failed.failure = Infrastructure(Fault.SANDBOX, "gone")
     shares = end_shares([finished, cut_early, at_turns, at_length, failed], end)
     assert shares == {"ended_by_environment": 0.5, "ended_by_turns": 0.25, "ended_by_length": 0.25, "cut_off": 0.5}
     assert end_shares([failed], end)["cut_off"] == 0.0

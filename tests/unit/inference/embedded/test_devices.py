@@ -13,7 +13,7 @@ from traced.inference.embedded.engine import Engine, Generation, Request, Sampli
 
 WORDS = tiny.tokenizer()
 PROMPTS = [[5 + i % 7 for i in range(length)] for length in (40, 17, 40, 3)]
-MIXED = [Sampling(0.0, 6), Sampling(0.7, 6, seed=1), Sampling(1.0, 3, seed=2, top_logprobs=2), Sampling(0.0, 2)]
+TWO_ADAPTERS = [Sampling(0.0, 6), Sampling(0.7, 6, seed=1), Sampling(1.0, 3, seed=2, top_logprobs=2), Sampling(0.0, 2)]
 
 
 def generations(adapter: Path, context: contextlib.AbstractContextManager[object]) -> list[Generation]:
@@ -21,7 +21,7 @@ def generations(adapter: Path, context: contextlib.AbstractContextManager[object
     engine.load_adapter("a", adapter)
     requests = [
         Request(prompt, sampling, "a" if number % 2 else None)
-        for number, (prompt, sampling) in enumerate(zip(PROMPTS, MIXED, strict=True))
+        for number, (prompt, sampling) in enumerate(zip(PROMPTS, TWO_ADAPTERS, strict=True))
     ]
     with context:
         first = engine.generate(requests)
