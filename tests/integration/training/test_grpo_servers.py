@@ -57,7 +57,7 @@ def servers(root: Path) -> Iterator[list[EngineProcess]]:
 
 
 @pytest.fixture(autouse=True)
-def _silence_trl(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -88,8 +88,8 @@ def test_rollouts_come_from_the_current_adapter_on_every_server(
     # The adapters of the run are gone, another one is not.
     assert [models(server) for server in servers] == [["base", "foreign"]] * 2
     assert not list((tmp_path / "policy").glob("*"))
-    train_on_servers = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert any(weights.abs().sum() > 0 for name, weights in train_on_servers.items() if "lora_B" in name)
+    adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any(weights.abs().sum() > 0 for name, weights in adapter.items() if "lora_B" in name)
 
 
 def test_with_overlap_the_adapter_before_the_update_samples(

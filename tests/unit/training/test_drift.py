@@ -125,8 +125,8 @@ def test_the_score_is_minus_one_for_the_adapter_and_one_for_the_alternative() ->
 
 
 def test_the_bounds_are_tests() -> None:
-    few_tokens = np.full(2, 0.02)
-    assert mean_is_off(few_tokens, 0.01, 1e-4)  # without any spread even two tokens are enough
+    two_tokens = np.full(2, 0.02)
+    assert mean_is_off(two_tokens, 0.01, 1e-4)  # without any spread even two tokens are enough
     random = np.random.default_rng(0)
     noisy = random.normal(0.02, 0.5, 100)
     assert not mean_is_off(noisy, 0.01, 1e-4)
@@ -145,7 +145,7 @@ def test_a_bound_belongs_to_a_precision() -> None:
 def test_every_engine_has_a_row_even_if_it_is_long() -> None:
     servers = [["a"], ["a"], [], ["b", "a"], ["a"]]
     lengths = [10, 10, 10, 5000, 10]
-    choice = [choose_rows(servers, lengths, 25, seed) for seed in range(20)]
-    assert all(3 in rows and 2 not in rows for rows in choice)
-    assert len({tuple(rows) for rows in choice}) > 1  # other places in other iterations
+    selections = [choose_rows(servers, lengths, 25, seed) for seed in range(20)]
+    assert all(3 in rows and 2 not in rows for rows in selections)
+    assert len({tuple(rows) for rows in selections}) > 1  # other places in other iterations
     assert choose_rows(servers, lengths, 25, 1) == choose_rows(servers, lengths, 25, 1)
