@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.gpu import PARTS
+from tests.unit.benchmarks.test_gpu import BLOCK
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -15,7 +20,7 @@ def figures(*arguments: str) -> dict[str, Any]:
     process = subprocess.run(
         [sys.executable, "-m", *arguments, "--json"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         check=False,
@@ -37,3 +42,23 @@ def test_training_against_stock_trl() -> None:
     assert result["stock_trl"]["ratio"] > 0
     assert result["busy"]["lock_step"]["busy_share"] < result["busy"]["free_running"]["busy_share"] <= 1
     assert result["servers"]["embedded"]["synchronise_s"] > 0
+
+
+def test_the_gpu_benchmark_on_a_cpu_without_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each part runs in a process of its own, so the modules are blocked where every interpreter starts.
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    output = tmp_path / "measured.json"
+    result = figures("benchmarks.gpu", "--device", "cpu", "--short", "--output", str(output))
+    assert json.loads(output.read_text()) == result
+    parts = result["parts"]
+    assert [part.get("error") for part in parts.values()] == [None] * len(PARTS)
+    assert parts["parity"]["float32"]["gradient_relative_error"] < 1e-5
+    assert 1e-5 < 1 - parts["parity"]["bfloat16"]["gradient_cosine"] < 1e-2
+    assert abs(parts["parity"]["reference_loss"]) > 1e-5
+    assert parts["engine"]["equal_answers"] == 1.0
+    assert parts["throughput 4B"]["tokens_per_s"] > 0
+    assert parts["learning"]["device"]["success"] == parts["learning"]["cpu"]["success"]
+    # A CPU proves nothing about a GPU.
+    assert result["met"]["share_of_baseline"] is None
+    assert not result["meets"]
