@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ BASE = "base"
 # The most log-probs per token that vLLM returns by default.
 TOP_LOGPROBS = 20
 SILENCE_S = 300.0
+AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} 1(\.0)?')
 # A server's first chunk repeats the token ids of the prompt, in one line.
 READ_BUFFER = 2**22
 # vLLM takes the missing ones of these fields from the model's generation config, which changes the distribution.
@@ -249,6 +251,18 @@ class EngineClient:
         except RequestError:
             return False
         return isinstance(answer, dict) and answer.get("is_sleeping") is True
+
+    async def is_draining(self) -> bool:
+        """Return whether an engine that ``is_sleeping`` still completes requests; it must not be woken up then.
+
+        If vLLM 0.32 is woken up in this state, it falls asleep at its next pause and accepts requests all the same.
+        """
+        # vLLM sets this gauge once it sleeps. Without metrics the answer is False.
+        try:
+            metrics = await self._request("GET", "/metrics")
+        except RequestError:
+            return False
+        return any(AWAKE.fullmatch(line) is not None for line in str(metrics).splitlines())
 
     async def wake_up(self) -> None:
         """Wake up an engine that ``EngineClient.sleep`` put to sleep."""
