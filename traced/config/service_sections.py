@@ -238,10 +238,15 @@ class ServingSection(Section):
     busy_requests: int = Field(
         default=16, ge=0, description="concurrent requests at which training has to release its devices; 0: never"
     )
-    busy_s: float = Field(default=5.0, ge=0, description="seconds for which that load must last")
+    busy_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="seconds for which that load must last, and for which requests wait at most for a sleeping vLLM",
+    )
     devices: list[str] = Field(default=[], description='devices that serving uses, e.g. ["cpu"]; empty: all')
     sleep_for_training: bool = Field(
-        default=False, description="let vLLM sleep while a training uses one of these devices; requests get status 503"
+        default=False,
+        description="let vLLM sleep during the updates of a training on its GPU; requests get status 503 for busy_s",
     )
     redact: list[Pattern] = Field(
         default=[], description="regular expressions; matches are removed before anything is stored"

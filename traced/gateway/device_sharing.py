@@ -1,11 +1,11 @@
-"""Share devices between serving and training: preempt training under load, and put engines to sleep during training.
+"""Share devices between serving and training: preempt training under load, and wake engines that training lets sleep.
 
 ``Preemption`` requests devices back from training runs while the request load stays high. The holder of a lease notices
-this with its next heartbeat, saves a checkpoint and releases the device (``traced.jobs.leases``). ``EngineSleeper``
-puts the engines to sleep while a training run holds their device, if that is configured (vLLM's sleep mode, level 1:
-weights move to host memory). If the store does not answer, nothing changes and the query is repeated.
-
-Not covered: an engine that starts during a training run uses device memory until it is put to sleep.
+this with its next heartbeat, saves a checkpoint and releases the device (``traced.jobs.leases``). A trainer on the
+engines' GPU puts them to sleep during its updates, if that is configured (``traced.inference.engine_sleep``).
+``EngineWaker`` lets them sleep while the lease of a training lives, and wakes them afterwards; the pool wakes them as
+soon as requests have waited for ``serving.busy_s``. If an engine cannot be woken because training uses the memory, the
+device is requested back. If the store does not answer, nothing changes and the query is repeated.
 """
 
 import asyncio
@@ -30,16 +30,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class EngineSleeper:
-    """Puts the pool's engines to sleep while training runs and wakes them afterwards.
+class EngineWaker:
+    """Lets the pool's engines sleep while training runs, and wakes them afterwards.
 
     Args:
+        request_devices: Requests the devices back from training.
         devices: The devices of the engines (empty: all).
     """
 
     store: Engine
     pool: Pool
     now: Callable[[], datetime]
+    request_devices: Callable[[], object]
     devices: Sequence[str] = ()
 
     async def run(self) -> None:
@@ -47,8 +49,10 @@ class EngineSleeper:
         while True:
             try:
                 self.pool.set_sleep_reason(await asyncio.to_thread(self.training_reason))
+                if self.pool.wake_errors:
+                    await asyncio.to_thread(self.request_devices)
             except StoreError as error:
-                log.warning("the device leases cannot be read, the engines are not changed: %s", error)
+                log.warning("the device leases cannot be read or requested back: %s", error)
             await asyncio.sleep(POLL_S)
 
     def training_reason(self) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from traced.inference.errors import ServingError
 
 POLL_S = 0.5
 HEALTH_S = 5.0
+# The lease of a training is known to the router after this time.
+LEASE_S = 2 * POLL_S
 # The name of an adapter version. Other adapters at the engine are not managed by traced and never unloaded.
 ADAPTER_NAME = re.compile(r".+@v\d+")
 # A conversation stays at its engine to reuse the prefix cache, unless this engine has more than AFFINITY requests more
@@ -38,8 +41,10 @@ class Replica:
         loaded: The adapters whose loading the engine has confirmed.
         running: The number of running requests by model.
         problem: Why the engine gets no requests, in words; "" if it is healthy.
-        sleep_reason: Why the engine should sleep; "" if it should be awake, None if neither was requested.
-        asleep: Whether the engine sleeps; None if it has to be queried.
+        sleep_reason: Why the engine may sleep; "" if it must be awake, None if this router never wakes it.
+        asleep_since: Monotonic second since which the engine sleeps; None if it is awake.
+        requested_at: Monotonic second since which requests wait for the sleeping engine; None if none does.
+        wake_error: Why the engine could not be woken up; "" if it could.
         wake_event: Set it to have the engine checked at once.
     """
 
@@ -49,7 +54,9 @@ class Replica:
     running: Counter[str] = field(default_factory=Counter)
     problem: str = "not checked yet"
     sleep_reason: str | None = None
-    asleep: bool | None = None
+    asleep_since: float | None = None
+    requested_at: float | None = None
+    wake_error: str = ""
     wake_event: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -64,7 +71,7 @@ class Replica:
 
     def serves(self, model: str) -> bool:
         """Return whether the engine can take requests for ``model``."""
-        return self.healthy and not self.sleep_reason and (model == BASE or model in self.loaded)
+        return self.healthy and (model == BASE or model in self.loaded)
 
     def upstream(self, model: str) -> str:
         """Return the engine's own name for ``model``."""
@@ -83,7 +90,7 @@ class Replica:
         """Mark the engine as unavailable, so that it gets no requests until a check succeeds."""
         if self.healthy:
             log.warning("engine %s is not available: %s", self.url, reason)
-        self.healthy, self.problem, self.asleep = False, reason, None
+        self.healthy, self.problem = False, reason
         # The engine may have been restarted and have lost its adapters.
         self.loaded.clear()
 
@@ -97,6 +104,7 @@ class Pool:
         slots: The number of adapters that each engine holds at most, with those of others; 0: ``max_adapters``.
         adapters: The adapter versions that should be loaded, with their directories.
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
+        wake_after_s: Seconds that requests wait at most for an engine that a training has put to sleep.
     """
 
     replicas: list[Replica]
@@ -104,17 +112,30 @@ class Pool:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     check_adapter: Callable[[Path], None] = lambda path: None
     slots: int = 0
+    wake_after_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
 
     def pick(self, model: str, conversation_id: str) -> Replica | None:
         """Return the engine for a request, or None if no engine serves the model."""
         serving = [replica for replica in self.replicas if replica.serves(model)]
         if not serving:
+            self._note_waiting_request()
             return None
         if len(serving) == 1:
             return serving[0]
         preferred = max(serving, key=lambda replica: _weight(replica.url, conversation_id))
         least_busy = min(serving, key=lambda replica: replica.busy)
         return preferred if preferred.busy <= least_busy.busy + AFFINITY else least_busy
+
+    def _note_waiting_request(self) -> None:
+        for replica in self.replicas:
+            if replica.asleep_since is not None and replica.requested_at is None:
+                replica.requested_at = self.clock()
+
+    @property
+    def wake_errors(self) -> list[str]:
+        """Return why engines that must be awake could not be woken up."""
+        return [replica.wake_error for replica in self.replicas if replica.wake_error]
 
     def serves(self, model: str) -> bool:
         """Return whether any engine serves the model."""
@@ -127,7 +148,7 @@ class Pool:
             replica.wake_event.set()
 
     def set_sleep_reason(self, reason: str) -> None:
-        """Have the engines put to sleep for this reason, or woken up if it is ""."""
+        """Let a training put the engines to sleep for this reason; if it is "", sleeping engines are woken up."""
         for replica in self.replicas:
             if replica.sleep_reason != reason:
                 replica.sleep_reason = reason
@@ -162,14 +183,15 @@ class Pool:
                 if not await replica.client.health():
                     return replica.mark_failed("it does not answer /health")
                 models = await replica.client.models()
-                if replica.asleep is None:
-                    replica.asleep = await replica.client.is_sleeping()
+                # At every check, because a training puts the engine to sleep and wakes it up.
+                is_sleeping = await replica.client.is_sleeping()
         except (ServingError, TimeoutError) as error:
             return replica.mark_failed(str(error) or "it does not answer within five seconds")
         if not models:
             return replica.mark_failed("its model list is empty")
-        if (replica.sleep_reason or replica.asleep) and not await _apply_sleep(replica):
+        if is_sleeping and not await self._wake(replica):
             return None
+        replica.asleep_since, replica.requested_at, replica.wake_error = None, None, ""
         if not replica.healthy:
             log.info("engine %s is available", replica.url)
         replica.client.base, replica.healthy, replica.problem = models[0], True, ""
@@ -178,6 +200,38 @@ class Pool:
         await self._unload(replica, engine_adapters)
         await self._load(replica, engine_adapters)
         return None
+
+    async def _wake(self, replica: Replica) -> bool:
+        """Wake up a sleeping engine unless it may go on sleeping; return whether it is awake."""
+        replica.healthy = False
+        if replica.asleep_since is None:
+            replica.asleep_since = self.clock()
+        if replica.sleep_reason is None:
+            replica.problem = "asleep; traced wakes it only if serving.sleep_for_training is set"
+            return False
+        replica.problem = f"asleep: {replica.sleep_reason or 'it is being woken up'}"
+        try:
+            if await replica.client.is_draining():
+                return False
+            if replica.busy:
+                # They were sent before the sleep was noticed, and wait inside of the engine.
+                self._note_waiting_request()
+            if not self._must_wake(replica):
+                return False
+            await replica.client.wake_up()
+        except ServingError as error:
+            replica.wake_error = replica.problem = f"asleep, and it cannot be woken up: {error}"
+            log.warning("engine %s: %s", replica.url, replica.problem)
+            return False
+        log.info("engine %s was woken up: %s", replica.url, "requests wait" if replica.sleep_reason else "no training")
+        return True
+
+    def _must_wake(self, replica: Replica) -> bool:
+        """Return whether no training lets the engine sleep, or requests cannot wait until the next check."""
+        if not replica.sleep_reason and replica.asleep_since is not None:
+            # The lease of a training that has just begun may not have been read yet.
+            return self.clock() - replica.asleep_since >= LEASE_S
+        return replica.requested_at is not None and self.clock() - replica.requested_at + POLL_S >= self.wake_after_s
 
     async def _unload(self, replica: Replica, engine_adapters: set[str]) -> None:
         for name in sorted(engine_adapters - set(self.adapters)):
@@ -206,32 +260,6 @@ class Pool:
     async def _load_checked(self, replica: Replica, name: str, path: Path) -> None:
         await asyncio.to_thread(self.check_adapter, path)
         await replica.client.load_adapter(name, path)
-
-
-async def _apply_sleep(replica: Replica) -> bool:
-    """Put the engine to sleep or wake it up; return True only if it was woken up."""
-    reason = replica.sleep_reason
-    if reason is None:
-        # Another client put the engine to sleep and may wake it up, so the state is queried again at the next check.
-        replica.healthy, replica.asleep = False, None
-        replica.problem = "asleep; traced wakes it only if serving.sleep_for_training is set"
-        return False
-    try:
-        if not reason:
-            await replica.client.wake_up()
-            replica.asleep = False
-            return True
-        if not replica.asleep and not replica.busy:
-            await replica.client.sleep()
-            replica.asleep = True
-            log.info("engine %s sleeps: %s", replica.url, reason)
-    except ServingError as error:
-        # The call may have taken effect despite the error, so the state is queried before the engine gets requests.
-        replica.asleep = None
-        reason = f"it supports no sleep mode: {error}"
-        log.warning("engine %s: %s", replica.url, reason)
-    replica.healthy, replica.problem = False, f"asleep: {reason}" if replica.asleep else reason
-    return False
 
 
 async def _succeeds(replica: Replica, name: str, call: Coroutine[object, None, None]) -> bool:

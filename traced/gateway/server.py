@@ -20,7 +20,7 @@ from store.database import open_store
 from traced.config.settings import Settings
 from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
-from traced.gateway.device_sharing import EngineSleeper, Preemption
+from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
@@ -105,7 +105,13 @@ async def open_gateway(
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
     replicas = [Replica(EngineClient(url, key=key)) for url in engines]
-    pool = Pool(replicas, section.max_adapters, check_adapter=base_check(settings), slots=max_adapters(settings))
+    pool = Pool(
+        replicas,
+        section.max_adapters,
+        check_adapter=base_check(settings),
+        slots=max_adapters(settings),
+        wake_after_s=section.busy_s,
+    )
     follower = PromotionFollower(store, pool, settings.data_dir)
 
     def live() -> LiveVersions:
@@ -165,7 +171,8 @@ async def open_gateway(
             section.devices,
         )
         if section.sleep_for_training:
-            background = (*background, EngineSleeper(store, pool, now, section.devices).run)
+            waker = EngineWaker(store, pool, now, preemption.request_devices, section.devices)
+            background = (*background, waker.run)
         async with serve_application(gateway, pool.run, follower.run, preemption.run, *background) as url:
             yield url
     finally:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ BASE = "base"
 # The most log-probs per token that vLLM returns by default.
 TOP_LOGPROBS = 20
 SILENCE_S = 300.0
+AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} 1(\.0)?')
 # A server's first chunk repeats the token ids of the prompt, in one line.
 READ_BUFFER = 2**22
 # vLLM takes the missing ones of these fields from the model's generation config, which changes the distribution.
@@ -232,7 +234,9 @@ class EngineClient:
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve the PEFT directory at ``path`` (on the engine's machine) under ``name``."""
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        # vLLM has to know whether the weights of experts are stacked, as PEFT writes them.
+        body = {"lora_name": name, "lora_path": str(path), "is_3d_lora_weight": _has_stacked_experts(path)}
+        await self._post("/v1/load_lora_adapter", body)
 
     async def unload_adapter(self, name: str) -> None:
         """Stop serving an adapter."""
@@ -250,6 +254,18 @@ class EngineClient:
         except RequestError:
             return False
         return isinstance(answer, dict) and answer.get("is_sleeping") is True
+
+    async def is_draining(self) -> bool:
+        """Return whether an engine that ``is_sleeping`` still completes requests; it must not be woken up then.
+
+        If vLLM 0.32 is woken up in this state, it falls asleep at its next pause and accepts requests all the same.
+        """
+        # vLLM sets this gauge once it sleeps. Without metrics the answer is False.
+        try:
+            metrics = await self._request("GET", "/metrics")
+        except RequestError:
+            return False
+        return any(AWAKE.fullmatch(line) is not None for line in str(metrics).splitlines())
 
     async def wake_up(self) -> None:
         """Wake up an engine that ``EngineClient.sleep`` put to sleep."""
@@ -362,6 +378,14 @@ class EngineClient:
             return json.loads(text)
         except ValueError as error:
             raise EngineError(f"{url} answered with broken JSON: {text[:200]!r}") from error
+
+
+def _has_stacked_experts(adapter: Path) -> bool:
+    try:
+        return bool(json.loads((adapter / "adapter_config.json").read_text()).get("target_parameters"))
+    except (OSError, ValueError, AttributeError):
+        # The engine reports a broken adapter itself; its folder may also be on the engine's machine alone.
+        return False
 
 
 def _events(lines: Sequence[bytes]) -> list[dict[str, Any]]:

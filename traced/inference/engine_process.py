@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 import psutil
@@ -51,6 +52,8 @@ CPU_FLAGS = (
     "--no-enable-chunked-prefill",
     "--worker-extension-cls=traced.inference.vllm_repair.Repaired",
 )
+# Names of the number of experts in a model's configuration.
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Without chunks, a batch must have room for the longest prompt.
 CPU_BATCH_TOKENS = 4096
 # Bounds of the size of vLLM's key-value cache on a CPU.
@@ -296,6 +299,9 @@ class VllmOptions:
         flags += [text for option in options.items() for text in option]
         if self.tool_parser:
             flags += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_parser]
+        if _has_experts(self.model):
+            # PEFT stacks the weights of all experts in one tensor, which vLLM reads with this flag alone.
+            flags.append("--enable-mixed-moe-lora-format")
         if self.chat_template:
             flags += ["--chat-template", str(self.chat_template)]
         if self.template_options:
@@ -401,8 +407,21 @@ def cpu_variables() -> dict[str, str]:
 def _positions(model: Path) -> int:
     """Return the longest context in tokens that the model supports; vLLM refuses to start with a longer one."""
     try:
+        return int(_config(model).get("max_position_embeddings") or sys.maxsize)
+    except (ValueError, TypeError):
+        return sys.maxsize
+
+
+def _has_experts(model: Path) -> bool:
+    """Return whether the model is a mixture of experts."""
+    return any(_config(model).get(name) for name in EXPERT_COUNTS)
+
+
+def _config(model: Path) -> dict[str, Any]:
+    """Return the model's configuration; of a model with several parts that of the language model."""
+    try:
         config = json.loads((model / "config.json").read_text())
-        return int(config.get("max_position_embeddings") or sys.maxsize)
+        return dict(config.get("text_config") or config)
     except (OSError, ValueError, TypeError, AttributeError):
         # vLLM reports a broken configuration itself.
-        return sys.maxsize
+        return {}

@@ -51,13 +51,14 @@ def test_a_client_that_hangs_up_ends_the_work(deployment: Deployment) -> None:
     assert deployment.installation.versions[LIVE[0]].signs(deployment.answer_text(USER, LIVE[0]))
 
 
-def test_it_sleeps_while_a_training_holds_its_device(deployment: Deployment) -> None:
+def test_a_training_may_let_it_sleep_while_it_holds_its_device(deployment: Deployment) -> None:
     """On a CPU vLLM only stops to schedule: that the memory is given back is not shown here."""
     if deployment.kind != "vllm":
         return
     with write_session(deployment.installation.store) as session:
         lease = acquire(session, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
     assert lease
+    httpx.post(f"{deployment.engine}/sleep?level=1&mode=wait", trust_env=False).raise_for_status()
     eventually(lambda: "asleep" in str(deployment.http.get("/ready").json()))
     assert httpx.get(f"{deployment.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
     response = deployment.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})

@@ -71,9 +71,14 @@ class Upstream:
     knows_responses: bool = True
     words: list[str] = field(default_factory=list)  # of a stream, where not its signature
     letters_a_token: int = 1
+    awake: asyncio.Event = field(default_factory=asyncio.Event)  # cleared once it is asked to sleep
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    decoding: int = 0
     asleep: bool = False
+    faults: int = 0  # wake-ups while it completed requests, which vLLM does not survive
     sleeps: list[int] = field(default_factory=list)  # requests that ran when it was put to sleep
     refuses_sleep: bool = False
+    refuses_wake: bool = False
     wakes: int = 0
     ill: bool = False  # fails /health
     slots: "Slots | None" = None
@@ -83,6 +88,8 @@ class Upstream:
     async def start(self, port: int = 0) -> None:
         """Listen; a restart on the same port has no adapters."""
         app = web.Application()
+        self.wake()
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/load_lora_adapter", self._load)
@@ -98,6 +105,17 @@ class Upstream:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    def fall_asleep(self) -> None:
+        """Sleep, as if a training had asked for it."""
+        self.awake.clear()
+        self.asleep = True
+        self.sleeps.append(self.decoding)
+
+    def wake(self) -> None:
+        """Take requests again."""
+        self.asleep = False
+        self.awake.set()
 
     async def stop(self) -> None:
         """Be gone, adapters and all."""
@@ -146,15 +164,25 @@ class Upstream:
     async def _sleep(self, request: web.Request) -> web.Response:
         if self.refuses_sleep:
             return web.json_response({"error": {"message": "no sleep mode"}}, status=500)
-        self.asleep = True
-        self.sleeps.append(self.running)
+        self.awake.clear()
+        if self.decoding:
+            self.drained.clear()
+            await self.drained.wait()
+        self.fall_asleep()
         return web.json_response({"status": "sleeping"})
 
     async def _is_sleeping(self, request: web.Request) -> web.Response:
-        return web.json_response({"is_sleeping": self.asleep})
+        return web.json_response({"is_sleeping": not self.awake.is_set()})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        labels = 'engine="0",model_name="base",sleep_state="awake"'
+        return web.Response(text=f"# HELP x\nvllm:engine_sleep_state{{{labels}}} {float(not self.asleep)}\n")
 
     async def _wake_up(self, request: web.Request) -> web.Response:
-        self.asleep = False
+        if self.refuses_wake:
+            return web.json_response({"error": {"message": "CUDA out of memory"}}, status=500)
+        self.faults += not self.asleep
+        self.wake()
         self.wakes += 1
         return web.json_response({"status": "awake"})
 
@@ -170,11 +198,17 @@ class Upstream:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        assert not self.asleep
-        self.requests.append(body)
         self.running += 1
         try:
-            return await self._say(request, body, await self._decode(body["model"]))
+            await self.awake.wait()  # vLLM queues requests while it sleeps
+            self.requests.append(body)
+            self.decoding += 1
+            try:
+                return await self._say(request, body, await self._decode(body["model"]))
+            finally:
+                self.decoding -= 1
+                if not self.decoding:
+                    self.drained.set()
         except (asyncio.CancelledError, ConnectionResetError):
             self.hung_up += 1
             raise

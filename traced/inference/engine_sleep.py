@@ -1,0 +1,80 @@
+"""Let vLLM sleep during a trainer's update on the same GPU: the trainer's side of the protocol.
+
+The trainer samples through the engine, so the engine is awake during rollouts and sleeps (level 1: weights in host
+memory, no key-value cache) during the update only:
+
+    await sleep.begin_update()      # before the first forward pass
+    ...                             # forward, backward, optimizer; then free the allocator's cache
+    await sleep.end_update()        # before the new adapter is loaded and the next rollouts begin
+
+Requests that run when the engine is put to sleep are completed first; vLLM queues later ones until it is awake. The
+router notices the sleep within half a second, and from then on sends no requests and answers status 503. It wakes the
+engine itself before requests have waited for ``serving.busy_s``, also during an update, which then has less memory and
+continues with smaller passes; if the memory does not suffice for waking, it requests the device back. It also wakes the
+engine of a trainer that was killed, once the lease has expired.
+
+Not covered: an engine without a router, of a trainer that was killed; whoever started the trainer calls ``end_update``.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from traced.inference.client import EngineClient
+from traced.inference.errors import EngineError, ServingError
+
+POLL_S = 0.5
+log = logging.getLogger(__name__)
+
+
+class EngineSleep:
+    """The sleep of the engines that a trainer samples from.
+
+    Args:
+        timeout_s: Seconds in which an engine has to be awake again.
+    """
+
+    def __init__(self, clients: Sequence[EngineClient], *, timeout_s: float = 120.0) -> None:
+        self._clients = clients
+        self._timeout_s = timeout_s
+        self._refusing: set[str] = set()
+
+    async def begin_update(self) -> None:
+        """Put the engines to sleep; an engine that cannot sleep stays awake and shares the GPU."""
+        await asyncio.gather(*(self._sleep(client) for client in self._clients if client.url not in self._refusing))
+
+    async def end_update(self) -> None:
+        """Wake up all engines and return when they are awake; engines that are awake stay so.
+
+        Raises:
+            EngineError: An engine cannot be woken up, for example because the GPU has no memory left.
+        """
+        await asyncio.gather(*(self._wake(client) for client in self._clients))
+
+    async def _sleep(self, client: EngineClient) -> None:
+        try:
+            await client.sleep()
+        except ServingError as error:
+            log.warning("engine %s does not sleep, the update shares the GPU with it: %s", client.url, error)
+            self._refusing.add(client.url)
+            # The call may have taken effect despite the error: the engine must not stay paused.
+            await self._wake(client)
+
+    async def _wake(self, client: EngineClient) -> None:
+        give_up_at, problem = time.monotonic() + self._timeout_s, "it completes requests"
+        while True:
+            try:
+                if not await client.is_sleeping():
+                    return
+                if not await client.is_draining():
+                    await client.wake_up()
+                    continue
+            except ServingError as error:
+                problem = str(error)
+            if time.monotonic() > give_up_at:
+                raise EngineError(
+                    f"the engine at {client.url} could not be woken up for {self._timeout_s:g} s: {problem}",
+                    hint="engine.gpu_share: a smaller share leaves the trainer more memory",
+                )
+            await asyncio.sleep(POLL_S)
