@@ -27,7 +27,7 @@ class FaultyProxy:
     adapters: list[str] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.Response:
-        body: Any = await request.json() if request.can_read_body else None
+        body: dict[str, Any] = await request.json() if request.can_read_body else {}
         if request.path == LOAD:
             self.adapters.append(body["lora_name"])
         elif request.path == UNLOAD:
@@ -36,7 +36,7 @@ class FaultyProxy:
             body["model"] = self.redirect(body["model"], self.adapters)
         async with (
             aiohttp.ClientSession() as session,
-            session.request(request.method, self.target + request.path, json=body) as response,
+            session.request(request.method, self.target + request.path, json=body or None) as response,
         ):
             content = await response.read()
             return web.Response(body=content, status=response.status, content_type=response.content_type)
@@ -61,7 +61,8 @@ def faulty_proxy(target: str, redirect: Redirection) -> Iterator[str]:
         await runner.cleanup()
         async with aiohttp.ClientSession() as session:
             for name in proxy.adapters:
-                await session.post(target + UNLOAD, json={"lora_name": name})
+                async with session.post(target + UNLOAD, json={"lora_name": name}):
+                    pass
 
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
