@@ -23,6 +23,7 @@ from traced.training.job import TrainingJob
 
 # Seconds in which the first process notices a lost one by itself, with a better message, and in which the others end.
 GRACE_S = 30.0
+REAP_S = 1.0
 LAST_LINES = 12
 
 
@@ -47,7 +48,8 @@ def other_processes(job: TrainingJob) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if dead := next((child for child in children if child.wait(0)), None):
+        # A process that has just died may take a moment until it can be waited for.
+        if dead := next((child for child in children if child.wait(REAP_S)), None):
             raise _died(dead) from error
         raise
     else:
