@@ -313,8 +313,8 @@ def test_memory_that_does_not_come_back_is_an_event_with_the_figure(
     caplog.set_level("INFO")
     training.limits = replace(LIMITS, train_on="cuda", cuda=Thresholds(0.1, 0.2))
     during = replace(GPU, memory_used=60 * 2**30, memory_own=58 * 2**30, utilisation=1.0)
-    after = replace(GPU, memory_used=after_gib * 2**30)
-    training.script = [(0, Readings((GPU,))), (30, Readings((during,))), (100, Readings((after,)))]
+    reading_at_end = replace(GPU, memory_used=after_gib * 2**30)
+    training.script = [(0, Readings((GPU,))), (30, Readings((during,))), (100, Readings((reading_at_end,)))]
 
     async def scene() -> None:
         await training.wait_until(lambda: training.clock.seconds >= 100)
