@@ -29,6 +29,8 @@ from sqlmodel import Session
 from sandbox.docker_engine import process_ids
 from store.database import write_session
 from store.errors import LeaseLost, StoreError, StoreUnavailable
+from store.records import Event
+from store.repositories.events import save_event
 from store.repositories.leases import Lease, acquire, get_lease, heartbeat, release
 from traced.config.service_sections import DevicesSection
 from traced.core.ownership import own_identity
@@ -36,6 +38,7 @@ from traced.core.time_windows import closed_reason
 from traced.inference.shared_engine import engine_owners
 from traced.jobs.devices import DeviceReading, Probe, Readings, machine_probe, process_trees
 from traced.jobs.idleness import IdleWatch, Rules, blocking_reason, foreign_load, observe, rules, suitable_devices
+from traced.jobs.memory_return import MemoryUse, memory_use
 from traced.jobs.retry import AttemptLedger, OnReport, run_to_completion, waiting_report
 from traced.processes.job import Preempted, Report
 
@@ -46,6 +49,9 @@ HEARTBEAT_SHARE = 0.25
 LAPSE_SHARE = 0.75
 # The value of "after" in the report of a wait for a device; such a wait is no failure and raises no alarm.
 FOR_DEVICE = "device"
+# Seconds in which the memory of a training that has ended must come back.
+RETURN_S = 10.0
+MEMORY_EVENT = "memory not returned"
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,6 +91,7 @@ class DeviceLease:
         preempted: Set when the holder has to stop, and never cleared.
         reason: Why it has to stop; "" while ``preempted`` is not set.
         lapsed: Whether somebody else may acquire the device at any moment.
+        memory_peaks: The most bytes in use on each device that were measured.
     """
 
     devices: tuple[DeviceReading, ...]
@@ -93,6 +100,7 @@ class DeviceLease:
     preempted: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
     lapsed: bool = False
+    memory_peaks: dict[str, int] = field(default_factory=dict)
 
     @property
     def ids(self) -> str:
@@ -158,8 +166,11 @@ async def run_on_device(
             ) as lease:
                 # The file is left over if the last request came after its trainer had ended.
                 pause.unlink(missing_ok=True)
-                with suppress(Preempted):
-                    return await _run_until_preempted(access, lease, pause, work)
+                try:
+                    with suppress(Preempted):
+                        return await _run_until_preempted(access, lease, pause, work)
+                finally:
+                    await _check_memory(access, lease)
             reporter.report(f"the lease on {lease.ids} was returned: {lease.reason}")
         except StoreUnavailable as error:
             reporter.report(str(error))
@@ -401,6 +412,9 @@ async def _watch_device(access: DeviceAccess, lease: DeviceLease) -> None:
             return lease.revoke(quiet_hours)
         devices = (await asyncio.to_thread(access.probe.read)).devices
         ids = {device.id for device in lease.devices}
+        for device in devices:
+            # The trainer is a process of this service, so all memory counts here.
+            lease.memory_peaks[device.id] = max(lease.memory_peaks.get(device.id, 0), device.memory_used)
         loads = [reason for device in devices if device.id in ids for reason in foreign_load(device, limits.of(device))]
         at = access.clocks.monotonic()
         if not loads:
@@ -409,6 +423,37 @@ async def _watch_device(access: DeviceAccess, lease: DeviceLease) -> None:
             busy_since = at
         if busy_since is not None and at - busy_since >= limits.busy_s:
             return lease.revoke("; ".join(loads))
+
+
+async def _check_memory(access: DeviceAccess, lease: DeviceLease) -> None:
+    """Log the memory of the leased GPUs, and record an event if it did not come back after the training."""
+    if lease.devices[0].kind != "cuda":
+        return
+    give_up_at = access.clocks.monotonic() + RETURN_S
+    while True:
+        readings = await asyncio.to_thread(access.probe.read)
+        uses = memory_use(lease.devices, lease.memory_peaks, readings.devices)
+        missing = [use for use in uses if not use.is_returned]
+        # The driver frees the memory of a process a moment after its end.
+        if not missing or access.clocks.monotonic() >= give_up_at:
+            break
+        await access.clocks.sleep(min(1.0, access.limits().poll_s))
+    for use in uses:
+        log.log(logging.INFO if use.is_returned else logging.WARNING, "memory of %s", use.text)
+    if missing:
+        await asyncio.to_thread(_save_memory_events, access, missing)
+
+
+def _save_memory_events(access: DeviceAccess, uses: Sequence[MemoryUse]) -> None:
+    try:
+        with write_session(access.store) as session:
+            for use in uses:
+                detail = {"warning": use.text, "remainder_bytes": use.remainder}
+                save_event(
+                    session, Event(access.clocks.now(), MEMORY_EVENT, use.device, access.request.cycle_id, detail)
+                )
+    except StoreError as error:
+        log.warning("the event on the memory of a GPU cannot be stored: %s", error)
 
 
 @dataclass

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, sqlite_url, write_session
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.repositories.attempts import AttemptState
+from store.repositories.events import last_event
 from store.repositories.leases import acquire, list_leases, release, request_return
 from tests.unit.jobs.clock import ManualClock
 from traced.core.time_windows import parse_windows
 from traced.jobs.devices import DeviceReading, ForeignProcess, Readings, ScriptedProbe
 from traced.jobs.idleness import Rules, Thresholds
-from traced.jobs.leases import DeviceAccess, LeaseRequest, run_on_device
+from traced.jobs.leases import MEMORY_EVENT, DeviceAccess, LeaseRequest, run_on_device
 from traced.processes.job import Preempted, Report
 
 IDLE_CPU = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
@@ -300,3 +301,34 @@ async def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training
     await asyncio.wait_for(main(), 60)
     assert (training.done, training.stopped) == (1, 0)
     assert training.holders() == []
+
+
+GPU = DeviceReading("GPU-1", "cuda", "a GPU", 80 * 2**30, 2**30, 0.0)
+
+
+@pytest.mark.parametrize(("after_gib", "remainder_mib"), [(2, 0), (9, 8192)])
+def test_memory_that_does_not_come_back_is_an_event_with_the_figure(
+    training: Training, caplog: pytest.LogCaptureFixture, after_gib: int, remainder_mib: int
+) -> None:
+    caplog.set_level("INFO")
+    training.limits = replace(LIMITS, train_on="cuda", cuda=Thresholds(0.1, 0.2))
+    during = replace(GPU, memory_used=60 * 2**30, memory_own=58 * 2**30, utilisation=1.0)
+    reading_at_end = replace(GPU, memory_used=after_gib * 2**30)
+    training.script = [(0, Readings((GPU,))), (30, Readings((during,))), (100, Readings((reading_at_end,)))]
+
+    async def scene() -> None:
+        await training.wait_until(lambda: training.clock.seconds >= 100)
+
+    assert training.play(scene) == "GPU-1"
+    figures = (
+        f"GPU-1: 1024 MiB in use before the training, at most 61440 MiB during it, {after_gib * 1024} MiB after it"
+    )
+    assert figures in caplog.text
+    with read_session(training.store) as session:
+        event = last_event(session, MEMORY_EVENT)
+    if not remainder_mib:
+        assert event is None
+    else:
+        assert event is not None
+        assert event.detail["warning"] == f"{figures}; {remainder_mib} MiB did not come back"
+        assert "WARNING" in caplog.text
