@@ -112,17 +112,20 @@ def start_embedded_engine(settings: Settings, port: int = 0) -> EngineProcess:
     )
 
 
-def gpu_share(settings: Settings, gpus: Sequence[str], count: int = 1) -> float:
+def gpu_share(settings: Settings, gpus: Sequence[str]) -> float:
     """Return the share of a GPU's memory that vLLM takes.
 
     Args:
         gpus: The UUIDs of the machine's GPUs; engines take the first one, trainings the last ones.
-        count: The number of GPUs of a training.
     """
     if settings.engine.gpu_share:
         return settings.engine.gpu_share
     train_on = settings.devices.train_on
-    is_shared = train_on == gpus[0] if gpus and train_on in gpus else train_on != "cpu" and len(gpus) <= count
+    is_shared = (
+        train_on == gpus[0]
+        if gpus and train_on in gpus
+        else train_on != "cpu" and len(gpus) <= settings.training.processes
+    )
     return SHARED_GPU if is_shared else WHOLE_GPU
 
 

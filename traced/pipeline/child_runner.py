@@ -94,7 +94,7 @@ class ChildStageRunner:
         """Train on a leased device and return the adapter version."""
         name = f"train {capability}"
         access = await asyncio.to_thread(
-            partial(device_access, data_dir=self.context.data_dir),
+            partial(device_access, data_dir=self.context.data_dir, count=self.context.settings.training.processes),
             self.devices,
             self.context.store,
             self.ledger,

@@ -155,7 +155,7 @@ def expected_comparison_s(settings: Settings, adapters: int) -> float:
 async def grpo_on_target(context: Context, rollouts: int) -> None:
     """Train on the target itself for at least ``rollouts`` (> 0) rollouts, then play the test split."""
     split = context.target.splits["train"]
-    device = training_device(context.settings.devices.train_on, 1, os.environ)
+    device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
     job = job_for(
         context.settings,
         run_id=f"{context.cycle_id}/{ON_TARGET}",

@@ -25,8 +25,8 @@ TWO = ("GPU-1", "GPU-2")
 def test_vllm_leaves_room_for_a_training_on_its_gpu(
     tmp_path: Path, train_on: str, gpus: tuple[str, ...], count: int, share: float
 ) -> None:
-    settings = load_settings(tmp_path, {"devices.train_on": train_on})
-    assert gpu_share(settings, gpus, count) == share
+    settings = load_settings(tmp_path, {"devices.train_on": train_on, "training.processes": count})
+    assert gpu_share(settings, gpus) == share
 
 
 def test_the_setting_and_the_users_flags_take_precedence(tmp_path: Path) -> None:

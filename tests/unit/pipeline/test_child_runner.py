@@ -22,6 +22,7 @@ async def test_a_lease_names_the_gpus_to_the_stage_and_hides_none_from_its_engin
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     jobs: list[Job] = []
+    counts: list[int] = []
 
     async def run_until_settled(executor: object, job: Job, ledger: object, on_report: object) -> dict[str, Any]:
         jobs.append(job)
@@ -37,13 +38,14 @@ async def test_a_lease_names_the_gpus_to_the_stage_and_hides_none_from_its_engin
 
     monkeypatch.setattr(child_runner, "run_until_settled", run_until_settled)
     monkeypatch.setattr(child_runner, "run_on_device", run_on_device)
-    monkeypatch.setattr(child_runner, "device_access", lambda *_, **__: None)
+    monkeypatch.setattr(child_runner, "device_access", lambda *_, **keywords: counts.append(keywords["count"]))
     monkeypatch.setattr(child_runner, "limits", lambda settings: None)
     unused: Any = None
-    settings = SimpleNamespace(data_dir=tmp_path)
+    settings = SimpleNamespace(data_dir=tmp_path, training=SimpleNamespace(processes=2))
     context: Any = SimpleNamespace(settings=settings, data_dir=tmp_path, store=None, cycle_id="c1", sandbox_owner="-")
     ledger: Any = SimpleNamespace(retried_transaction=retried_transaction)
     cycle = Cycle(id="c1", target="desk", model="base", seed=0, config={}, state=CycleState.RUNNING, created_at=T0)
     runner = ChildStageRunner(context, cycle, {}, unused, ledger, lambda stage, report: None, DevicesSection)
     assert await runner.run("train", "dates", "hash") == "dates@v1"
+    assert counts == [2]
     assert jobs[0].variables == TrainingDevice("cuda", ("GPU-1", "GPU-2")).stage_variables
