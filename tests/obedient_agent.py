@@ -22,6 +22,8 @@ from typing import Any
 from unittest.mock import patch
 
 from sandbox.contract import Message
+from traced.inference.chat_format import ChatFormat, load_chat_format
+from traced.inference.model_files import BUNDLED
 from traced.targets.desk import Desk
 from traced.targets.desk.environment import demonstrator
 
@@ -39,15 +41,27 @@ class Agent:
     adapter_helps: bool  # whether the adapter brings the capability about
     loaded: list[str] = field(default_factory=list)
     url: str = ""
+    chat_format: ChatFormat = field(default_factory=lambda: load_chat_format(BUNDLED))
 
-    def answer(self, body: Mapping[str, Any]) -> Message:
-        """The next message of the conversation."""
-        messages = body["messages"]
-        system_prompt = next((message["content"] for message in messages if message["role"] == "system"), "")
-        prompt = next(message["content"] for message in messages if message["role"] == "user")
-        able = (self.obeys and HINT in system_prompt) or (self.adapter_helps and body["model"] in self.loaded)
+    def sample(self, prompt_ids: list[int], model: str) -> list[int]:
+        """The token ids of the next message, its end of turn included."""
+        tokenizer = self.chat_format.tokenizer
+        message = self.answer(tokenizer.decode(prompt_ids), model)
+        functions = [call["function"] for call in message.get("tool_calls") or []]
+        calls = [{"name": f["name"], "arguments": json.loads(f["arguments"])} for f in functions]
+        lines = [str(message.get("content") or ""), *(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)]
+        ids: list[int] = tokenizer.encode("\n".join(filter(None, lines)), add_special_tokens=False)
+        return [*ids, self.chat_format.stop_ids[0]]
+
+    def answer(self, text: str, model: str) -> Message:
+        """The next message of the conversation, which is rendered in ChatML with a generation prompt."""
+        turns = [turn.partition("\n") for turn in text.split("<|im_start|>")[1:]]
+        messages = [(role, content.partition("<|im_end|>")[0]) for role, _, content in turns]
+        system_prompt = next((content for role, content in messages if role == "system"), "")
+        prompt = next(content for role, content in messages if role == "user")
+        able = (self.obeys and HINT in system_prompt) or (self.adapter_helps and model in self.loaded)
         script = self.tasks[prompt][0 if able else 1]
-        turn = sum(message["role"] == "assistant" for message in messages)
+        turn = sum(role == "assistant" for role, _ in messages) - 1
         return script[turn] if turn < len(script) else {"role": "assistant", "content": "Goodbye."}
 
 
@@ -111,21 +125,26 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
+    def do_GET(self) -> None:
+        adapters = [{"id": name, "parent": "base"} for name in self.agent.loaded]
+        self._send(json.dumps({"data": [{"id": "base", "max_model_len": 8192}, *adapters]}), "application/json")
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/v1/load_lora_adapter":
             self.agent.loaded.append(body["lora_name"])
-            return self._tell({})
-        message = self.agent.answer(body)
-        token = {"token": "x", "logprob": -0.5}
-        finish = "tool_calls" if message.get("tool_calls") else "stop"
-        choice = {"message": message, "logprobs": {"content": [token]}, "token_ids": [1], "finish_reason": finish}
-        return self._tell({"choices": [choice], "prompt_token_ids": [1]})
+            return self._send("{}", "application/json")
+        if self.path == "/v1/unload_lora_adapter":
+            return self._send("{}", "application/json")
+        ids = self.agent.sample(body["prompt"], body["model"])
+        logprobs = {"token_logprobs": [-0.5] * len(ids)}
+        choice = {"text": "", "token_ids": ids, "logprobs": logprobs, "finish_reason": "stop"}
+        return self._send(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n", "text/event-stream")
 
-    def _tell(self, body: Mapping[str, Any]) -> None:
-        answer = json.dumps(body).encode()
+    def _send(self, text: str, content_type: str) -> None:
+        answer = text.encode()
         self.send_response(200)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)

@@ -347,15 +347,17 @@ class EngineClient:
         """Wait for data; raises ``TimeoutError`` once the engine has sent nothing to any request for ``silence_s``."""
         waiting = asyncio.ensure_future(answer)
         try:
-            while True:
+            while not waiting.done():
                 remaining_s = self._last_data + self.silence_s - time.monotonic()
                 if remaining_s <= 0:
                     raise TimeoutError(f"no token and no other data for {self.silence_s:g} s (engine.silence_s)")
-                done, _ = await asyncio.wait({waiting}, timeout=remaining_s)
-                if done:
-                    return waiting.result()
-        finally:
+                await asyncio.wait({waiting}, timeout=remaining_s)
+        except BaseException:
+            # A response that arrives at this moment would stay open.
+            waiting.add_done_callback(_close_response)
             waiting.cancel()
+            raise
+        return waiting.result()
 
     async def _post(self, path: str, body: Mapping[str, object]) -> Any:
         return await self._request("POST", path, body)
@@ -378,6 +380,14 @@ class EngineClient:
             return json.loads(text)
         except ValueError as error:
             raise EngineError(f"{url} answered with broken JSON: {text[:200]!r}") from error
+
+
+def _close_response(waiting: "asyncio.Future[Any]") -> None:
+    """Close the response that a request got which nobody waits for any more."""
+    if not waiting.cancelled() and waiting.exception() is None:
+        response = waiting.result()
+        if isinstance(response, aiohttp.ClientResponse):
+            response.close()
 
 
 def _has_stacked_experts(adapter: Path) -> bool:

@@ -451,7 +451,7 @@ class Hopeless(Bandit):
 
 def test_a_training_that_learns_nothing_for_three_iterations_fails(model_path: Path, tmp_path: Path) -> None:
     training_job = job(model_path, tmp_path / "out", iterations=20, checkpoint_every=2)
-    with pytest.raises(NothingToLearn, match=r"iterations 1 to 3.*mean reward 0\.00.*turn limit 100%"):
+    with pytest.raises(NothingToLearn, match=r"iterations 1 to 3.*mean reward 0\.00.*cut off 100%"):
         train(training_job, Hopeless)
     assert [m["iteration"] for m in read_metrics(training_job.metrics)] == [1, 2, 3]
     assert not training_job.adapter.exists()
