@@ -2,8 +2,9 @@
 
 Time left is the expected time of the stages that have not started, scaled by the measured slowdown of this machine,
 plus the longest remaining time of the running stages. It is unknown, and shown as unknown, until some stage has been
-measured, and while a running stage without progress exceeds its expected time. Not covered: progress over several
-processes.
+measured, and while a running stage without progress exceeds its expected time. A running stage is measured from its
+first completed step, because what precedes that step (a server starts, a model loads) says nothing about the others.
+Not covered: progress over several processes.
 """
 
 import time
@@ -32,6 +33,8 @@ class StageLine:
     started_at: float | None = None
     finished_at: float | None = None
     failed: bool = False
+    first_step_at: float | None = None
+    first_done: int = 0  # units completed at ``first_step_at``
 
     def elapsed(self, now: float) -> float:
         """Return the seconds that this stage has run."""
@@ -47,20 +50,26 @@ class StageLine:
         """
         if self.finished_at is not None:
             return 0.0
-        elapsed = self.elapsed(now)
-        if self.total and self.done:
-            return max(elapsed * (self.total - self.done) / self.done, 0.0)
+        steps, measured_s = self._measured(now)
+        if self.total and steps:
+            return max(measured_s * (self.total - self.done) / steps, 0.0)
         if slowdown is None or not self.expected_s:
             return None
-        remaining_s = self.expected_s * slowdown - elapsed
+        remaining_s = self.expected_s * slowdown - self.elapsed(now)
         return remaining_s if remaining_s > 0 else None
 
     def pace(self, now: float) -> tuple[float, float]:
         """Return the measured and the expected seconds of what this stage has done; zeros if nothing is measured."""
         if not self.expected_s or self.started_at is None or self.failed:
             return 0.0, 0.0
-        share = 1.0 if self.finished_at is not None else (self.done / self.total if self.total else 0.0)
-        return (self.elapsed(now), share * self.expected_s) if share else (0.0, 0.0)
+        if self.finished_at is not None:
+            return self.elapsed(now), self.expected_s
+        steps, measured_s = self._measured(now)
+        return (measured_s, steps / self.total * self.expected_s) if self.total and steps else (0.0, 0.0)
+
+    def _measured(self, now: float) -> tuple[int, float]:
+        """Return the units completed after the first step, and the seconds since then."""
+        return (0, 0.0) if self.first_step_at is None else (self.done - self.first_done, now - self.first_step_at)
 
 
 class Progress:
@@ -118,6 +127,7 @@ class Progress:
         line = self.lines.setdefault(key, StageLine(title, 0.0))
         line.title, line.total, line.done, line.figure, line.failed = title, total, 0, "", False
         line.started_at, line.finished_at = self._clock(), None
+        line.first_step_at, line.first_done = None, 0
         self._steps_printed[key] = 0
         self._print_plain(line, "started")
 
@@ -126,6 +136,8 @@ class Progress:
         line = self.lines[key]
         line.total = line.total if total is None else total
         line.done += steps
+        if line.first_step_at is None and line.done:
+            line.first_step_at, line.first_done = self._clock(), line.done
         line.figure = line.figure if figure is None else figure
         part = STEPS_PER_STAGE * line.done // line.total if line.total else 0
         if self._steps_printed[key] < part < STEPS_PER_STAGE:

@@ -43,8 +43,11 @@ def test_time_left_of_pending_stages_is_scaled_by_the_slowdown() -> None:
     progress.start("a", "A", total=5)
     clock.now += 4
     progress.advance("a")
-    assert progress.seconds_left() == 16 + 60
-    clock.now += 16
+    assert progress.seconds_left() is None
+    clock.now += 4
+    progress.advance("a")
+    assert progress.seconds_left() == 12 + 60
+    clock.now += 12
     progress.finish("a")
     assert progress.seconds_left() == 60
 
@@ -71,13 +74,39 @@ def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
     progress.start("a", "A", total=4)
     clock.now += 10
     progress.advance("a")
-    assert progress.seconds_left() == 30
+    clock.now += 10
+    progress.advance("a")
+    assert progress.seconds_left() == 20
+
+
+def test_what_precedes_the_first_step_is_not_taken_for_the_pace() -> None:
+    progress, clock, _ = plain_progress()
+    progress.plan("a", "A", 20)
+    progress.plan("b", "B", 60)
+    progress.start("a", "A", total=200)
+    clock.now += 45
+    progress.advance("a", steps=2)
+    assert progress.seconds_left() is None
+    clock.now += 1
+    progress.advance("a", steps=18)
+    assert progress.seconds_left() == 10 + 60 * 1 / 1.8
+
+
+def test_a_stage_that_starts_again_is_measured_anew() -> None:
+    progress, clock, _ = plain_progress()
+    for seconds in (100, 1):
+        progress.start("a", "A", total=3)
+        for _ in range(2):
+            clock.now += seconds
+            progress.advance("a")
+    assert progress.seconds_left() == 1
 
 
 def test_the_longest_of_parallel_stages_counts() -> None:
     progress, clock, _ = plain_progress()
-    for key, total in (("a", 2), ("b", 10)):
+    for key, total in (("a", 3), ("b", 11)):
         progress.start(key, key, total=total)
+        progress.advance(key)
     progress.plan("c", "C", 7)
     progress.start("d", "D")
     progress.lines["d"].expected_s = 10

@@ -1,0 +1,178 @@
+"""The demo over several seeds: its gain, its duration, and how far its statements of the time left were from the truth.
+
+    python -m benchmarks.demo [--seeds 5] [--engine embedded] [--foreign-load 0] [--set KEY=VALUE] [--into DIR] [--json]
+
+Runs ``traced demo --yes --json`` once per seed, each in a new data directory and one after the other; the seed is that
+of every random choice, the training's included. ``--foreign-load N`` keeps N other processes busy meanwhile. The
+output of each run is kept in DIR.
+
+``time_left`` compares each "about ... left" with the time that the run really took from there: the median and the
+range of stated over actual, and the share of lines that said "unknown".
+
+Aims, for each seed: at least two adapters pass, a gain of at least 15 points with an interval above 0; the median
+duration is at most 10 minutes (vLLM on a CPU: an hour; none under foreign load). Exit code 1 when one is missed.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+AIMS: dict[str, float] = {"adapters": 2, "gain": 0.15, "ci_low_above": 0.0}
+MINUTES = {"embedded": 10.0, "vllm": 60.0}
+BUSY = "while True:\n    pass"
+STATED = re.compile(r"\[about (?:(\d+) min )?(\d+) s left\]")
+UNKNOWN = "[time left unknown]"
+LAST_SECONDS = 5.0  # statements this close to the end are not compared: they are rounded to a second
+
+
+@dataclass(frozen=True)
+class Run:
+    """One demo: its JSON object, its duration, and its lines about the time left."""
+
+    seed: int
+    code: int
+    seconds: float
+    figures: dict[str, Any]
+    left: "TimeLeft"
+
+
+@dataclass
+class TimeLeft:
+    """What a run stated about its time left: ``stated`` has pairs of seconds after the start and seconds stated."""
+
+    stated: list[tuple[float, float]] = field(default_factory=list)
+    unknown: int = 0
+
+    def add(self, line: str, at: float) -> None:
+        """Read one line of progress that was printed ``at`` seconds after the start; other lines are ignored."""
+        if line.startswith(UNKNOWN):
+            self.unknown += 1
+        elif match := STATED.match(line):
+            self.stated.append((at, 60.0 * int(match[1] or 0) + int(match[2])))
+
+    def ratios(self, seconds: float) -> list[float]:
+        """Return stated over actual seconds for a run that took ``seconds``."""
+        return [left / (seconds - at) for at, left in self.stated if seconds - at > LAST_SECONDS]
+
+
+@contextmanager
+def foreign_load(processes: int) -> Iterator[None]:
+    """Keep this many single-threaded processes busy during the block."""
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def run_demo(seed: int, engine: str, settings: Sequence[str], folder: Path) -> Run:
+    """Run one demo in ``folder``; its output is kept there as ``demo.json`` and ``progress.log``."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "traced", "demo", "--yes", "--json", "--seed", str(seed), "--engine", engine]
+    command += ["--data-dir", str(folder / "data"), *(f"--set={setting}" for setting in settings)]
+    left, start = TimeLeft(), time.monotonic()
+    with (folder / "progress.log").open("w") as log, (folder / "demo.json").open("w+") as answer:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
+        process = subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True, env=environment)
+        assert process.stderr is not None
+        for line in process.stderr:
+            at = time.monotonic() - start
+            log.write(f"{at:8.1f} {line}")
+            log.flush()
+            left.add(line, at)
+        code = process.wait()
+        seconds = time.monotonic() - start
+        answer.seek(0)
+        text = answer.read()
+    return Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left)
+
+
+def row(run: Run) -> dict[str, Any]:
+    """Return the figures of one run and whether it meets the aims for a seed."""
+    figures, ratios = run.figures, run.left.ratios(run.seconds)
+    lines = len(run.left.stated) + run.left.unknown
+    passed = [adapter["name"] for adapter in figures.get("adapters", []) if adapter["promoted"]]
+    gain, interval = figures.get("gain"), figures.get("ci")
+    return {
+        "seed": run.seed,
+        "code": run.code,
+        "minutes": round(run.seconds / 60, 1),
+        "base": figures.get("base"),
+        "routed": figures.get("routed"),
+        "gain": gain,
+        "ci": interval,
+        "adapters": passed,
+        "time_left": {
+            "unknown": run.left.unknown / lines if lines else None,
+            "stated_over_actual": [statistics.median(ratios), min(ratios), max(ratios)] if ratios else None,
+        },
+        "meets": bool(
+            gain is not None
+            and interval
+            and len(passed) >= AIMS["adapters"]
+            and gain >= AIMS["gain"]
+            and interval[0] > AIMS["ci_low_above"]
+        ),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]], engine: str, load: int) -> dict[str, Any]:
+    """Return mean and range over the seeds, and whether all aims are met."""
+    aims = {**AIMS} if load else {**AIMS, "minutes": MINUTES[engine]}
+    means = {
+        key: {"mean": statistics.mean(values), "range": [min(values), max(values)]}
+        for key in ("base", "routed", "gain", "minutes")
+        if (values := [row[key] for row in rows if row[key] is not None])
+    }
+    minutes = statistics.median(row["minutes"] for row in rows)
+    return {
+        "engine": engine,
+        "foreign_load": load,
+        "seeds": list(rows),
+        "means": means,
+        "aims": aims,
+        "meets": all(row["meets"] for row in rows) and minutes <= aims.get("minutes", minutes),
+    }
+
+
+def main() -> int:
+    """Print the figures; exit code 1 if an aim is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--engine", choices=sorted(MINUTES), default="embedded")
+    parser.add_argument("--foreign-load", type=int, default=0, help="other busy processes during the runs")
+    parser.add_argument("--set", dest="settings", action="append", default=[], help="a setting, as in traced demo")
+    parser.add_argument("--into", type=Path, help="folder of the runs (default: a new temporary one)")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object")
+    options = parser.parse_args()
+    into = options.into or Path(tempfile.mkdtemp(prefix="traced-demos-"))
+    rows = []
+    with foreign_load(options.foreign_load):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            run = run_demo(seed, options.engine, options.settings, into / f"seed-{seed}")
+            rows.append(row(run))
+            if not options.json:
+                print(json.dumps(rows[-1]), flush=True)
+    figures = summary(rows, options.engine, options.foreign_load)
+    if not options.json:
+        print(f"runs in {into}; {'meets' if figures['meets'] else 'DOES NOT MEET'}")
+    print(json.dumps(figures))
+    return 0 if figures["meets"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
