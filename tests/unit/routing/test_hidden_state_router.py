@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.contract import Task
+from tests.unit.routing.recording import RecordingPolicy
 from traced.inference.errors import ContextLengthError, EngineError, RouterFileError, RouterFitError
 from traced.inference.routing_prompt import TASK_LIMIT
 from traced.routing.routers import (
@@ -58,18 +58,6 @@ class Embedding:
     def policy_of(self, model: str) -> Any:
         """The policy of a model, which is recorded at each completion."""
         return RecordingPolicy(self, model)
-
-
-@dataclass(frozen=True)
-class RecordingPolicy:
-    """A policy that only records which model was used."""
-
-    client: Any
-    model: str
-
-    async def complete(self, *_: Any, **__: Any) -> str:
-        self.client.models.append(self.model)
-        return self.model
 
 
 @pytest.mark.parametrize("counts", [{"base": 40, "dates_v1": 40}, {"base": 20, "dates_v1": 200, "tools_v1": 60}])
