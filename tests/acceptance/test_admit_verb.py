@@ -175,6 +175,8 @@ def test_a_signal_ends_it_and_its_containers(tmp_path: Path, signal_number: sign
     )
     # A limit on calls that a busy machine does not reach before the signal.
     command: list[str | Path] = [sys.executable, "-m", "traced", "admit", endless, "--set", "sandbox.call_seconds=120"]
+    # The tests themselves may run under nohup, and traced keeps a SIGHUP ignored that was ignored before.
+    command = ["env", "--default-signal=HUP", *command]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
     client = connect()
     mine = {"label": [f"{LABEL_PROCESS}={process_identity(running.pid)}"]}
