@@ -277,6 +277,15 @@ def test_llm_settings_bind_a_cycle_only_if_a_stage_uses_the_llm() -> None:
     assert of(llm_model="first", **thinking) != of(llm_model="second", **thinking)
 
 
+def test_a_wrong_value_under_an_old_name_names_the_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.urls = 'http://x'"):
+        load_settings(tmp_path, {"serving.engines": "http://x"})
+
+
+def test_children_get_the_options_under_old_names_as_well() -> None:
+    assert child_environment(["serving.engine=vllm"]) == {"TRACED_SERVING__ENGINE": "vllm"}
+
+
 @pytest.mark.parametrize("source", ["file", "environment", "options"])
 def test_renamed_keys_are_read_under_their_old_names_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str

@@ -300,7 +300,7 @@ def _merge(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
 
 def child_environment(pairs: Sequence[str]) -> dict[str, str]:
     """Return ``--set`` pairs as environment variables, so that child processes use the same settings."""
-    valid = valid_keys()
+    valid = {*valid_keys(), *RENAMED}
     pairs_by_key = [(key.strip(), value) for key, _, value in (pair.partition("=") for pair in pairs)]
     return {_variable(key): value.strip().strip("\"'") for key, value in pairs_by_key if key in valid}
 

@@ -105,6 +105,7 @@ class Pool:
         adapters: The adapter versions that should be loaded, with their directories.
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
         wake_after_s: Seconds that requests wait at most for an engine that a training has put to sleep.
+        base: The engines' name for the base model; "": the first one that each of them lists.
     """
 
     replicas: list[Replica]
@@ -113,6 +114,7 @@ class Pool:
     check_adapter: Callable[[Path], None] = lambda path: None
     slots: int = 0
     wake_after_s: float = 5.0
+    base: str = ""
     clock: Callable[[], float] = time.monotonic
 
     def pick(self, model: str, conversation_id: str) -> Replica | None:
@@ -182,21 +184,23 @@ class Pool:
             async with asyncio.timeout(HEALTH_S):
                 if not await replica.client.health():
                     return replica.mark_failed("it does not answer /health")
-                models = await replica.client.models()
+                bases, adapters = await replica.client.bases_and_adapters()
                 # At every check, because a training puts the engine to sleep and wakes it up.
                 is_sleeping = await replica.client.is_sleeping()
         except (ServingError, TimeoutError) as error:
             return replica.mark_failed(str(error) or "it does not answer within five seconds")
-        if not models:
-            return replica.mark_failed("its model list is empty")
+        base = self.base or next(iter(bases), "")
+        if base not in bases:
+            names = ", ".join(bases) or "none"
+            return replica.mark_failed(f"it does not list the base model {base!r} (engine.model), but {names}")
         if is_sleeping and not await self._wake(replica):
             return None
         replica.asleep_since, replica.requested_at, replica.wake_error = None, None, ""
         if not replica.healthy:
             log.info("engine %s is available", replica.url)
-        replica.client.base, replica.healthy, replica.problem = models[0], True, ""
-        replica.loaded &= set(models)
-        engine_adapters = set(models[1:])
+        replica.client.base, replica.healthy, replica.problem = base, True, ""
+        engine_adapters = set(adapters)
+        replica.loaded &= engine_adapters
         await self._unload(replica, engine_adapters)
         await self._load(replica, engine_adapters)
         return None

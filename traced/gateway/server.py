@@ -111,6 +111,7 @@ async def open_gateway(
         check_adapter=base_check(settings),
         slots=max_adapters(settings),
         wake_after_s=section.busy_s,
+        base=settings.engine.model,
     )
     follower = PromotionFollower(store, pool, settings.data_dir)
 

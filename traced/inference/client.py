@@ -3,8 +3,8 @@
 Invariants: completions carry the engine's own token ids and log-probs, and text is never re-tokenised; a malformed
 tool call of the model is plain content, not an exception; a client belongs to one event loop. A request in token ids is
 streamed and has no limit of total time: it fails if the engine sends nothing for ``silence_s``, for this or any other
-request of this client. Errors: ``RequestError`` for an invalid request, ``EngineError`` if the engine fails or does not
-answer. Requests are not retried.
+request of this client. A completion that the engine broke off is an error, not a short answer. Errors: ``RequestError``
+for an invalid request, ``EngineError`` if the engine fails or does not answer. Requests are not retried.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from sandbox.contract import Message, Tool
-from traced.inference.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
+from traced.inference.errors import ContextLengthError, EngineError, OverloadedError, RequestError, UnknownModelError
 from traced.inference.generation import Generation, Request
 from traced.inference.routing_prompt import ANSWER, label_ids_in
 
@@ -41,6 +41,7 @@ BASE = "base"
 # The most log-probs per token that vLLM returns by default.
 TOP_LOGPROBS = 20
 SILENCE_S = 300.0
+REFUSED_FOR_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} 1(\.0)?')
 # A server's first chunk repeats the token ids of the prompt, in one line.
 READ_BUFFER = 2**22
@@ -120,7 +121,9 @@ class EngineClient:
         body |= {"seed": seed, "logprobs": True, "return_token_ids": True}
         answer = await self._post("/v1/chat/completions", body | ({"tools": list(tools)} if tools else {}))
         try:
-            return _completion(answer)
+            completion = _completion(answer)
+            _complete(self.url, completion.finish_reason)
+            return completion
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"{self.url} answered without token ids or log-probs: {error!r}") from error
 
@@ -143,7 +146,7 @@ class EngineClient:
         message: Message = {"role": "assistant", "content": content or None}
         if calls:
             message["tool_calls"] = [calls[index] for index in sorted(calls)]
-        return Completion(message, [], [], [], finish_reason or "stop")
+        return Completion(message, [], [], [], _complete(self.url, finish_reason))
 
     async def generate(self, request: Request) -> Generation:
         """Complete a prompt of token ids; the model is the adapter of the request, or the base."""
@@ -170,7 +173,7 @@ class EngineClient:
                 "is needed",
                 hint="use a server with return_token_ids, such as vLLM",
             )
-        return Generation(ids, logprobs, finish_reason or "stop", server=self.url)
+        return Generation(ids, logprobs, _complete(self.url, finish_reason), server=self.url)
 
     async def label_logprobs(
         self, prompt: str | Sequence[Message], labels: Sequence[str], model: str = "base"
@@ -280,20 +283,26 @@ class EngineClient:
             raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
 
     async def models(self) -> list[str]:
-        """Return the names that requests may use: the base model first, then adapters."""
+        """Return the names that requests may use: base models first, then adapters."""
+        bases, adapters = await self.bases_and_adapters()
+        return bases + adapters
+
+    async def bases_and_adapters(self) -> tuple[list[str], list[str]]:
+        """Return the names of the engine's base models (a proxy lists several) and those of its adapters."""
         answer = await self._request("GET", "/v1/models")
         try:
-            return [entry["id"] for entry in sorted(answer["data"], key=lambda entry: entry.get("parent") is not None)]
+            bases = [entry["id"] for entry in answer["data"] if entry.get("parent") is None]
+            return bases, [entry["id"] for entry in answer["data"] if entry.get("parent") is not None]
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
 
     async def context_length(self) -> int:
-        """Return the maximum tokens of prompt and completion that the server states; 0 if it states none."""
-        answer = await self._request("GET", "/v1/models")
+        """Return the maximum tokens of prompt and completion that the server states for the base; 0: none."""
+        entry = await self.model_entry(self.base)
         try:
-            return max(int(entry.get("max_model_len") or 0) for entry in answer["data"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
+            return int((entry or {}).get("max_model_len") or 0)
+        except (TypeError, ValueError) as error:
+            raise EngineError(f"{self.url} states no length of {self.base!r}: {error!r}") from error
 
     async def health(self) -> bool:
         """Return whether the engine answers ``/health`` with success."""
@@ -318,14 +327,14 @@ class EngineClient:
         try:
             async with await self._begin_stream(url, body) as response:
                 if not response.ok:
-                    raise _http_error(url, response.status, await response.text(errors="replace"))
+                    raise _http_error(url, response, await response.text(errors="replace"))
                 rest = b""
                 while data := await self._while_alive(response.content.readany()):
                     self._last_data = time.monotonic()
                     *lines, rest = (rest + data).split(b"\n")
                     for event in _events(lines):
                         if "error" in event:
-                            raise _http_error(url, HTTPStatus.INTERNAL_SERVER_ERROR, json.dumps(event))
+                            raise EngineError(f"{url} broke off with {json.dumps(event['error'])[:500]}")
                         yield event
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EngineError(
@@ -373,7 +382,7 @@ class EngineClient:
                 hint="check the engine with traced status",
             ) from error
         if not response.ok:
-            raise _http_error(url, response.status, text)
+            raise _http_error(url, response, text)
         if "json" not in response.content_type:
             return text
         try:
@@ -431,7 +440,18 @@ def _label_logprobs(top: Mapping[str, float], labels: Sequence[str]) -> dict[str
     return {label: math.log(p) for label, p in mass.items() if p > 0}
 
 
-def _http_error(url: str, status: int, body: str) -> Exception:
+def _complete(url: str, finish_reason: str) -> str:
+    """Return the reason why a completion ended; raises ``EngineError`` if the engine broke it off."""
+    if finish_reason in ("", "abort", "error"):
+        reason = f"with {finish_reason!r}" if finish_reason else "without a reason"
+        raise EngineError(
+            f"{url} ended a completion {reason}: it is incomplete", hint="check the engine with traced status"
+        )
+    return finish_reason
+
+
+def _http_error(url: str, response: aiohttp.ClientResponse, body: str) -> Exception:
+    status = response.status
     try:
         detail = json.loads(body)["error"]
         message, code = str(detail["message"]), detail.get("code")
@@ -440,6 +460,10 @@ def _http_error(url: str, status: int, body: str) -> Exception:
     text = f"HTTP {status} from {url}: {message}"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return EngineError(text)
+    if status in REFUSED_FOR_NOW:
+        # The header's other form, a date, is rare: the caller's own back-off serves for it.
+        seconds = response.headers.get("Retry-After", "")
+        return OverloadedError(text, retry_after_s=float(seconds) if seconds.isdecimal() else 0.0)
     # vLLM sends no code for this error, only a text.
     if code == "context_length_exceeded" or "maximum context length" in message:
         return ContextLengthError(text)

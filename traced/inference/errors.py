@@ -11,7 +11,8 @@
         │   ├── UnknownModelError     no such base or adapter (404)
         │   └── ContextLengthError    prompt and completion do not fit the context (400)
         └── EngineError           the engine failed or does not answer; the request may be repeated (HTTP 5xx)
-            └── EngineStartError      the engine's process ended or did not answer before it was ready
+            ├── EngineStartError      the engine's process ended or did not answer before it was ready
+            └── OverloadedError       the engine refuses requests for the moment (408, 425, 429)
 
 An ``EngineError`` is an infrastructure outcome of an episode, never a reward of 0.
 """
@@ -61,3 +62,15 @@ class EngineError(ServingError):
 
 class EngineStartError(EngineError):
     """The engine's process did not become ready."""
+
+
+class OverloadedError(EngineError):
+    """The engine refuses the request for the moment.
+
+    Args:
+        retry_after_s: Seconds after which the engine allows a repetition; 0 if it states none.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s

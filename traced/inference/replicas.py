@@ -1,12 +1,14 @@
 """Several engines with the same base model behind one interface.
 
 Invariants: a conversation stays at its engine while that is not much busier than the others, so that its prefix cache
-is used; an engine that fails gets no further requests until it answers ``/health`` again; a request that lost its
-engine is sent to another one, which is safe because a request is complete in itself. An adapter counts as served once
-every engine that answers has confirmed it; an engine that comes back gets the current adapters before a request.
+is used; an engine that fails gets no further requests until it lists its models again, which the next requests check
+once per ``RETRY_S``; a request that lost its engine is sent to another one, which is safe because a request is complete
+in itself, but at most ``ATTEMPTS`` times, because a request may be what ends the engine. An adapter counts as served
+once every engine that answers has confirmed it; an engine that comes back gets the current adapters before a request.
 
-How it fails: ``EngineError`` when no engine answers for ``patience_s``; ``RequestError`` and its children at once. Not
-covered: engines that join later.
+How it fails: ``EngineError`` when no engine answers for ``patience_s`` after a loss, or when an engine refuses a
+request as overloaded for its ``silence_s``; ``RequestError`` and its children at once. Not covered: engines that join
+later.
 """
 
 import asyncio
@@ -21,14 +23,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from traced.inference.client import EngineClient
-from traced.inference.errors import EngineError, RequestError, UnknownModelError
+from traced.inference.errors import EngineError, OverloadedError, RequestError, ServingError, UnknownModelError
 from traced.inference.generation import Generation, Request
 
 T = TypeVar("T")
 # A conversation leaves its engine when that has this many more requests than the least busy one.
 AFFINITY = 4
 RETRY_S = 1.0
+POLL_S = 0.1
 PATIENCE_S = 60.0
+ATTEMPTS = 4
+# Between two requests to an engine that is overloaded and states no time.
+BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +47,8 @@ class Replica:
     adapters: set[str] = field(default_factory=set)
     problem: str = ""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    recovery: "asyncio.Task[None] | None" = None
+    recover_at: float = 0.0  # monotonic second of the next attempt
 
     @property
     def busy(self) -> int:
@@ -72,6 +80,10 @@ class Replicas:
 
     async def aclose(self) -> None:
         """Close the connections."""
+        recoveries = [replica.recovery for replica in self.replicas if replica.recovery is not None]
+        for recovery in recoveries:
+            recovery.cancel()
+        await asyncio.gather(*recoveries, return_exceptions=True)
         await asyncio.gather(*(client.aclose() for client in self.clients))
 
     async def generate(self, request: Request, conversation: str = "") -> Generation:
@@ -82,20 +94,30 @@ class Replicas:
         self, call: Callable[[EngineClient], Awaitable[T]], adapter: str = "", conversation: str = ""
     ) -> T:
         """Return the answer of one engine to ``call``; another engine is tried if that one fails."""
-        give_up_at = time.monotonic() + self.patience_s
+        attempts, refusals, refused_at = 0, 0, 0.0
         while True:
-            replica = await self._pick(adapter, conversation, give_up_at)
+            replica = await self._pick(adapter, conversation)
             try:
                 with _count_request(replica, adapter):
                     return await call(replica.client)
+            except OverloadedError as error:
+                now = time.monotonic()
+                refused_at = refused_at or now
+                pause_s = error.retry_after_s or BACK_OFF_S[min(refusals, len(BACK_OFF_S) - 1)]
+                if now + pause_s > refused_at + replica.client.silence_s:
+                    raise
+                refusals += 1
+                await asyncio.sleep(pause_s)
             except EngineError as error:
+                attempts += 1
                 await self._examine(replica, error)
-                if not replica.problem:
-                    # The engine lives: its failure belongs to this request.
+                # If the engine lives, its failure belongs to this request.
+                if not replica.problem or attempts == ATTEMPTS:
                     raise
             except UnknownModelError as error:
+                attempts += 1
                 # A restarted engine has lost its adapters.
-                if adapter not in self._adapters or adapter not in replica.adapters:
+                if adapter not in self._adapters or attempts == ATTEMPTS:
                     raise
                 replica.adapters.clear()
                 replica.problem = str(error)
@@ -109,13 +131,19 @@ class Replicas:
         """
         self._adapters[name] = path
         try:
-            await asyncio.gather(*(self._recover(replica) for replica in self.replicas))
+            recoveries = [self._recover(replica) for replica in self.replicas]
+            results = await asyncio.gather(*recoveries, return_exceptions=True)
+            if error := next((result for result in results if isinstance(result, BaseException)), None):
+                raise error
+            if not any(name in replica.adapters for replica in self.replicas):
+                raise EngineError("; ".join(f"{r.client.url}: {r.problem}" for r in self.replicas))
+        except ServingError:
+            # An engine that has loaded it would keep it.
+            await self.unload_adapter(name)
+            raise
         except BaseException:
             del self._adapters[name]
             raise
-        if not any(name in replica.adapters for replica in self.replicas):
-            del self._adapters[name]
-            raise EngineError("; ".join(f"{r.client.url}: {r.problem}" for r in self.replicas))
 
     async def unload_adapter(self, name: str) -> None:
         """Stop serving an adapter; engines that do not answer or do not know it are passed over."""
@@ -125,8 +153,10 @@ class Replicas:
             with contextlib.suppress(EngineError, RequestError):
                 await replica.client.unload_adapter(name)
 
-    async def _pick(self, adapter: str, conversation: str, give_up_at: float) -> Replica:
+    async def _pick(self, adapter: str, conversation: str) -> Replica:
+        give_up_at = time.monotonic() + self.patience_s
         while True:
+            self._start_recoveries()
             ready = [r for r in self.replicas if not r.problem and (not adapter or adapter in self._loaded(r, adapter))]
             if ready:
                 least_busy = min(ready, key=lambda replica: replica.busy)
@@ -136,8 +166,28 @@ class Replicas:
             if time.monotonic() > give_up_at:
                 problems = "; ".join(f"{replica.client.url}: {replica.problem}" for replica in self.replicas)
                 raise EngineError(f"no engine answers: {problems}", hint="traced doctor")
-            await asyncio.sleep(RETRY_S)
-            await asyncio.gather(*(self._recover(replica) for replica in self.replicas))
+            running = [r.recovery for r in self.replicas if r.recovery is not None and not r.recovery.done()]
+            if running:
+                await asyncio.wait(running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(POLL_S)
+
+    def _start_recoveries(self) -> None:
+        """Examine failed engines in the background, each once per ``RETRY_S``."""
+        now = time.monotonic()
+        for replica in self.replicas:
+            lacks = bool(self._adapters.keys() - replica.adapters)
+            idle = replica.recovery is None or replica.recovery.done()
+            if idle and (replica.problem or lacks) and now >= replica.recover_at:
+                replica.recover_at = now + RETRY_S
+                replica.recovery = asyncio.create_task(self._try_recovery(replica))
+
+    async def _try_recovery(self, replica: Replica) -> None:
+        try:
+            await self._recover(replica)
+        except ServingError as error:
+            # For example an adapter that an engine refuses after its restart: the others serve it.
+            replica.problem = str(error)
 
     def _loaded(self, replica: Replica, adapter: str) -> set[str]:
         # An adapter that somebody else has loaded is not in the list of this client.

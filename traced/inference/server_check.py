@@ -69,15 +69,27 @@ async def check_server(
         if client.base not in models:
             names = ", ".join(models[:5])
             return [Finding(name, False, f"it lists no model {client.base!r}, but {names}", "engine.model")]
+        if not await client.health():
+            fix = "engine.urls: the server's root, where /health answers; a proxy has to pass it on"
+            return [Finding(name, False, "it does not answer /health", fix)]
         length = await client.context_length()
-        problem = next(_tokens_differ(await _server_ids(client, chat_format), chat_format), "")
+        server_ids = await _server_ids(client, chat_format)
+        problem = next(_tokens_differ(server_ids, chat_format), "")
         if problem:
             return [Finding(name, False, problem, "model.spec, or engine.urls: both must be the same model")]
-        return [await _with_adapter(client, name, chat_format, probe, rank), *_length(name, length, positions)]
+        with_adapter = await _with_adapter(client, name, chat_format, probe, rank)
+        return [with_adapter, *_tokenizes(name, server_ids), *_length(name, length, positions)]
     except EngineError as error:
         return [Finding(name, False, error.message, "engine.urls: is the server running?")]
     except RequestError as error:
         return [Finding(name, False, error.message, "engine.urls, engine.key_file")]
+
+
+def _tokenizes(name: str, server_ids: list[int] | None) -> list[Finding]:
+    if server_ids is not None:
+        return []
+    observed = "it does not answer /tokenize: its tokenizer was not compared, and the router by labels cannot use it"
+    return [Finding(f"{name}, tokenizer", True, observed, warning="let a proxy pass /tokenize on")]
 
 
 def _length(name: str, length: int, positions: int) -> list[Finding]:
@@ -124,6 +136,10 @@ async def _with_adapter(client: EngineClient, name: str, chat_format: ChatFormat
     except RequestError as error:
         observed, fix = refusal(error, rank)
         return Finding(name, False, observed, fix)
+    except EngineError as error:
+        if not await client.health():
+            raise
+        return Finding(name, False, error.message, error.hint)
     finally:
         await client.unload_adapter(adapter)
     return Finding(name, True, f"{client.base}, loads adapters of rank {rank}, answers with token ids and log-probs")

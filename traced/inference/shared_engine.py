@@ -32,6 +32,7 @@ from traced.processes.child_process import RunningProcess
 FOLDER = "engines"
 LOCK = "start.lock"
 POLL_S = 1.0
+LOCK_POLL_S = 0.1
 HEALTH_S = 1.0
 RETRY_S = 30.0
 log = logging.getLogger(__name__)
@@ -110,13 +111,24 @@ def engine_owners(data_dir: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def start_lock(data_dir: Path) -> Iterator[None]:
-    """Hold the lock under which engines of a data directory start and stop; wait for it as long as necessary."""
+def start_lock(data_dir: Path, is_given_up: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    """Hold the lock under which engines of a data directory start and stop; yields whether it is held.
+
+    Args:
+        is_given_up: Ends the wait for the lock without it when it returns True.
+    """
     path = data_dir / FOLDER / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        while not is_given_up():
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(LOCK_POLL_S)
+            else:
+                yield True
+                return
+        yield False
 
 
 def start_recorded(data_dir: Path, needs: EngineNeeds, start: Callable[[], T]) -> T:
@@ -170,9 +182,9 @@ class SharedEngine:
             EngineStartError: It does not start, does not answer, or does not fit.
         """
         with self._mutex:
-            if self._is_closed:
-                return self.url
-            with start_lock(self.data_dir):
+            with start_lock(self.data_dir, lambda: self._is_closed) as is_locked:
+                if not is_locked:
+                    return self.url
                 record = self._usable_record()
                 if record is None:
                     port = int(self.url.rpartition(":")[2]) if self.url else 0

@@ -120,13 +120,15 @@ def gpu_share(settings: Settings, gpus: Sequence[str]) -> float:
     """
     if settings.engine.gpu_share:
         return settings.engine.gpu_share
+    return SHARED_GPU if trains_on_engine_gpu(settings, gpus) else WHOLE_GPU
+
+
+def trains_on_engine_gpu(settings: Settings, gpus: Sequence[str]) -> bool:
+    """Return whether trainings use the GPU of the engine; ``gpus`` as for ``gpu_share``."""
     train_on = settings.devices.train_on
-    is_shared = (
-        train_on == gpus[0]
-        if gpus and train_on in gpus
-        else train_on != "cpu" and len(gpus) <= settings.training.processes
-    )
-    return SHARED_GPU if is_shared else WHOLE_GPU
+    if train_on in gpus:
+        return train_on == gpus[0]
+    return train_on != "cpu" and len(gpus) <= settings.training.processes
 
 
 def needs_of(settings: Settings) -> EngineNeeds:
@@ -249,7 +251,7 @@ class RunningEngine:
         if self.shared is None:
             return
         # With more adapters than slots, vLLM reassigns the slot of a running request (vLLM issue 47724).
-        adapters = set((await self.client.models())[1:])
+        adapters = set((await self.client.bases_and_adapters())[1])
         slots = self.shared.needs.adapters
         if name not in adapters and len(adapters) >= slots:
             raise RequestError(

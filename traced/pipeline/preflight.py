@@ -49,8 +49,6 @@ SEEDS = 8
 MAX_TURNS = 200
 # Below this share of the base's parameters, an adapter most likely misses a large part of the model.
 MIN_SHARE = 0.005
-# vLLM's default of --gpu-memory-utilization.
-GPU_SHARE = 0.9
 # Above this share of the memory, an estimate is a warning: it may not fit.
 TIGHT = 0.95
 UTILIZATION = "--gpu-memory-utilization"
@@ -373,10 +371,11 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     device = _smallest([d for d in suitable_devices(gpu_readings, settings.devices.train_on) if d.kind == "cuda"])
     training, engine = trainer_need(subject, device), engine_need(subject)
     serves_on_gpu = _has_gpu_engine(settings)
+    gpu_names = [reading.id for reading in gpu_readings if reading.kind == "cuda"]
+    share = _engine_share(settings, gpu_names) if serves_on_gpu and not settings.engine.urls else 0.0
     if device is not None:
-        share = _engine_share(settings) if serves_on_gpu and not settings.engine.urls else 0.0
-        # With one GPU, training and engine share it: a training samples while it trains.
-        reserved = int(share * device.memory_total) if len(gpu_readings) == 1 else 0
+        # On the engine's own GPU both have to fit: a training samples while it trains.
+        reserved = int(share * device.memory_total) if start.trains_on_engine_gpu(settings, gpu_names) else 0
         yield _fits(
             "memory of the trainer", training, Capacity(device.name, device.memory_total, reserved), _gpu_fix(share)
         )
@@ -393,10 +392,9 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     if settings.engine.urls:
         return
     if serves_on_gpu and (card := _smallest(list(gpu_readings))) is not None:
-        total = int(card.memory_total * _engine_share(settings))
-        place = f"{_engine_share(settings):.0%} of {card.name}"
+        place = f"{share:.0%} of {card.name}"
         yield _fits(
-            "memory of the engine", engine, Capacity(place, total), f"a higher {UTILIZATION} in engine.vllm_args"
+            "memory of the engine", engine, Capacity(place, int(card.memory_total * share)), "a higher engine.gpu_share"
         )
     elif not serves_on_gpu:
         ram = psutil.virtual_memory().total
@@ -446,15 +444,13 @@ def _has_gpu_engine(settings: Settings) -> bool:
     return python is not None and detect_build(str(python)).gpu
 
 
-def _engine_share(settings: Settings) -> float:
-    return _number(settings.engine.vllm_args, UTILIZATION, GPU_SHARE)
+def _engine_share(settings: Settings, gpus: Sequence[str]) -> float:
+    return _number(settings.engine.vllm_args, UTILIZATION, start.gpu_share(settings, gpus))
 
 
 def _gpu_fix(engine_share: float) -> str:
     lower = "a lower training.max_length, several GPUs (training.processes, training.shard), or a smaller model"
-    return (
-        f'engine.vllm_args = ["{UTILIZATION}=0.5"] leaves room beside the engine; or {lower}' if engine_share else lower
-    )
+    return f"a lower engine.gpu_share leaves room beside the engine; or {lower}" if engine_share else lower
 
 
 def _smallest(devices: Sequence[DeviceReading]) -> DeviceReading | None:

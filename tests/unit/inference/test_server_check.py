@@ -31,6 +31,7 @@ class Server:
     tokens: Callable[[str], list[int] | None] = lambda text: TOKENS.encode(text, add_special_tokens=False)
     stream: bytes = STREAM
     loaded: list[str] = field(default_factory=list)
+    health_status: int = 200
 
     async def check(self, *, base: str = "", positions: int = 128) -> list[Finding]:
         app = web.Application()
@@ -44,7 +45,7 @@ class Server:
             return await check_server(client, ChatFormat(TOKENS), Path("/probe"), rank=16, positions=positions)
 
     async def health(self, _: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=self.health_status)
 
     async def complete(self, _: web.Request) -> web.Response:
         return web.Response(body=self.stream)
@@ -110,7 +111,16 @@ def test_a_server_of_another_model_is_recognised_by_its_tokens() -> None:
 
 
 def test_a_server_without_tokens_to_compare_is_checked_all_the_same() -> None:
-    assert run(Server(accepts, tokens=lambda text: None))[0].ok
+    server, tokenizer = run(Server(accepts, tokens=lambda text: None))
+    assert server.ok
+    assert "/tokenize" in tokenizer.seen
+    assert "/tokenize" in tokenizer.warning
+
+
+def test_a_proxy_that_hides_health_is_refused() -> None:
+    (finding,) = run(Server(accepts, health_status=404))
+    assert (finding.ok, finding.seen) == (False, "it does not answer /health")
+    assert "proxy" in finding.fix
 
 
 def test_a_server_without_log_probs_is_refused_and_the_adapter_unloaded() -> None:
@@ -118,6 +128,7 @@ def test_a_server_without_log_probs_is_refused_and_the_adapter_unloaded() -> Non
     (finding,) = run(server)
     assert not finding.ok
     assert "1 token ids and 0 log-probs" in finding.seen
+    assert "return_token_ids" in finding.fix
     assert server.loaded == []
 
 

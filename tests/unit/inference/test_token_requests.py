@@ -14,12 +14,13 @@ from aiohttp.test_utils import TestServer
 
 from tests.unit.inference import tiny
 from tests.waiting import eventually_async
+from traced.inference import replicas as replicas_module
 from traced.inference.chat_format import ChatFormat
 from traced.inference.client import UNCHANGED_DISTRIBUTION, EngineClient
-from traced.inference.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
+from traced.inference.errors import ContextLengthError, EngineError, OverloadedError, RequestError, UnknownModelError
 from traced.inference.generation import Request, Sampling
 from traced.inference.policies import ChatPolicy, TokenPolicy
-from traced.inference.replicas import AFFINITY, Replicas, preferred
+from traced.inference.replicas import AFFINITY, ATTEMPTS, Replicas, preferred
 
 REQUEST = Request([1, 2, 3], Sampling(0.7, 5, 11, stop_ids=(9,)))
 Answer = Callable[["ScriptedServer", web.StreamResponse, dict[str, Any]], Awaitable[None]]
@@ -46,6 +47,8 @@ class ScriptedServer:
     adapters: set[str] = field(default_factory=set)
     forgets_adapters: bool = False
     healthy: bool = True
+    refuses_adapters: bool = False
+    overloaded: int = 0  # requests that are refused for the moment
     url: str = ""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -53,6 +56,9 @@ class ScriptedServer:
         self.bodies.append(body)
         if not self.healthy:
             return web.json_response({"error": {"message": "the engine is dead"}}, status=500)
+        if self.overloaded:
+            self.overloaded -= 1
+            return web.Response(status=429, text="too many requests", headers={"Retry-After": "1"})
         if body["model"] != "base" and body["model"] not in self.adapters:
             return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -69,6 +75,8 @@ class ScriptedServer:
         return web.json_response({"data": names}, status=200 if self.healthy else 503)
 
     async def load(self, request: web.Request) -> web.Response:
+        if self.refuses_adapters:
+            return web.Response(status=400, text="the rank is too high")
         if not self.forgets_adapters:
             self.adapters.add((await request.json())["lora_name"])
         return web.Response(text="ok")
@@ -190,6 +198,103 @@ async def test_a_request_that_lost_its_engine_is_answered_by_another() -> None:
         assert generation.server != dead.url
         await replicas.generate(REQUEST, "one")
         assert len(dead.bodies) == 1, "a failed engine gets no further requests"
+
+
+@pytest.fixture
+def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas_module, "RETRY_S", 0.05)
+
+
+async def test_an_engine_that_is_back_gets_requests_again(quick_retry: None) -> None:
+    first, second = ScriptedServer(), ScriptedServer()
+    async with running(first, second) as clients:
+        replicas = Replicas(clients, patience_s=5)
+        first.healthy = False
+        await asyncio.gather(*(replicas.generate(REQUEST, str(number)) for number in range(10)))
+        assert replicas.replicas[0].problem
+        first.healthy = True
+
+        async def answers_of_the_first() -> int:
+            answers = [(await replicas.generate(REQUEST, str(number))).server for number in range(10)]
+            return answers.count(first.url)
+
+        await eventually_async(answers_of_the_first)
+        await replicas.aclose()
+
+
+async def test_requests_that_a_restarted_engine_refuses_at_once_are_all_repeated(quick_retry: None) -> None:
+    server = ScriptedServer()
+    async with running(server) as clients:
+        replicas = Replicas(clients, patience_s=5)
+        await replicas.load_adapter("dates", Path("/dates"))
+        server.adapters.clear()
+        requests = [Request([number], Sampling(0.0, 5, 0), "dates") for number in range(8)]
+        answers = await asyncio.gather(*(replicas.generate(request) for request in requests))
+        assert [answer.ids for answer in answers] == [[7, 9]] * 8
+        await replicas.aclose()
+
+
+async def test_patience_begins_with_the_loss_of_the_engine(quick_retry: None) -> None:
+    async def slow_then_dead(server: ScriptedServer, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        if len(server.bodies) == 1:
+            await asyncio.sleep(0.6)
+            server.healthy = False
+            asyncio.get_running_loop().call_later(0.2, setattr, server, "healthy", True)
+            raise ConnectionResetError
+        await two_tokens(server, response, body)
+
+    async with running(ScriptedServer(slow_then_dead)) as clients:
+        replicas = Replicas(clients, patience_s=0.5)
+        assert (await replicas.generate(REQUEST)).ids == [7, 9]
+        await replicas.aclose()
+
+
+async def test_a_request_that_ends_every_engine_is_not_repeated_for_ever(quick_retry: None) -> None:
+    async def fatal(server: ScriptedServer, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        server.healthy = False
+        asyncio.get_running_loop().call_later(0.05, setattr, server, "healthy", True)
+        raise ConnectionResetError
+
+    server = ScriptedServer(fatal)
+    async with running(server) as clients:
+        replicas = Replicas(clients, patience_s=5)
+        with pytest.raises(EngineError):
+            await replicas.generate(REQUEST)
+        assert len(server.bodies) == ATTEMPTS
+        await replicas.aclose()
+
+
+async def test_an_adapter_that_one_engine_refuses_stays_at_none() -> None:
+    servers = ScriptedServer(), ScriptedServer(refuses_adapters=True)
+    async with running(*servers) as clients:
+        replicas = Replicas(clients, patience_s=1)
+        with pytest.raises(RequestError, match="the rank is too high"):
+            await replicas.load_adapter("dates", Path("/dates"))
+        assert servers[0].adapters == set()
+
+
+async def test_a_request_that_is_refused_for_the_moment_is_repeated_until_the_limit_on_silence() -> None:
+    server = ScriptedServer(overloaded=1)
+    async with running(server, silence_s=1.5) as clients:
+        replicas = Replicas(clients, patience_s=1)
+        assert (await replicas.generate(REQUEST)).ids == [7, 9]
+        server.overloaded = 5
+        with pytest.raises(OverloadedError, match="429"):
+            await replicas.generate(REQUEST)
+        assert server.overloaded == 3
+
+
+@pytest.mark.parametrize("reason", [None, "abort", "error"])
+async def test_a_completion_that_was_broken_off_is_no_answer(reason: str | None) -> None:
+    async def cut(_: ScriptedServer, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        choice = {"token_ids": [7], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": reason}
+        await send(response, {"choices": [choice | {"delta": {"content": "Your order"}}]})
+
+    async with running(ScriptedServer(cut)) as (client,):
+        with pytest.raises(EngineError, match="it is incomplete"):
+            await client.generate(REQUEST)
+        with pytest.raises(EngineError, match="it is incomplete"):
+            await client.chat_text([{"role": "user", "content": "Hi"}], [], temperature=0, max_tokens=5, seed=0)
 
 
 async def test_no_engine_left_is_an_engine_error_that_names_each() -> None:

@@ -169,20 +169,23 @@ def test_a_training_that_cannot_fit_the_gpu_is_refused(tmp_path: Path) -> None:
     assert "training.shard" in result.fix
 
 
-def test_an_engine_that_takes_the_only_gpu_leaves_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [{"engine__gpu_share": 0.9}, {"engine__vllm_args": ["--gpu-memory-utilization=0.9"]}])
+def test_an_engine_that_takes_the_only_gpu_leaves_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: dict[str, Any]
+) -> None:
     monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
-    trainer, engine = memory(tmp_path, gpus(gpu(24)), engine__backend="vllm")
+    trainer, engine = memory(tmp_path, gpus(gpu(24)), engine__backend="vllm", **share)
     assert (trainer.ok, "21.6 GiB of it for the engine" in trainer.seen) == (False, True)
-    assert "--gpu-memory-utilization" in trainer.fix
+    assert "engine.gpu_share" in trainer.fix
     assert engine.ok
 
 
-def test_half_of_the_gpu_is_room_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_share_of_the_only_gpu_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
-    results = memory(
-        tmp_path, gpus(gpu(24)), engine__backend="vllm", engine__vllm_args=["--gpu-memory-utilization=0.5"]
-    )
-    assert [finding.ok for finding in results] == [True, True]
+    trainer, engine = memory(tmp_path, gpus(gpu(24)), engine__backend="vllm")
+    assert (trainer.ok, engine.ok) == (True, True)
+    assert "10.8 GiB of it for the engine" in trainer.seen
+    assert "45% of H24" in engine.seen
 
 
 def test_two_gpus_keep_engine_and_trainer_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
