@@ -104,6 +104,13 @@ def test_a_missing_tracker_is_refused_before_the_training(monkeypatch: pytest.Mo
     assert (result.ok, result.fix) == (False, "pip install wandb, or training.report_to = []")
 
 
+def test_a_router_that_vllm_cannot_serve_is_a_warning() -> None:
+    for router, words in (("hidden-state", 'routing.router = "labels"'), ("labels", "")):
+        values = {"engine__backend": "vllm", "engine__urls": ["http://h"], "routing__router": router}
+        result = by_name(list(quick_checks(settings(**values))))["router"]
+        assert (result.ok, words in result.warning, bool(result.warning)) == (True, True, bool(words))
+
+
 def test_a_gpu_that_is_there_is_the_training_device() -> None:
     for train_on in ("cuda", "auto", "GPU-1"):
         result = by_name(list(quick_checks(settings(devices__train_on=train_on), gpus(gpu(80)))))["training device"]
