@@ -212,7 +212,7 @@ def _router(settings: Settings) -> Finding:
         except TracedError as error:
             return Finding("router", False, error.message, error.hint)
         # Cycles embed with an engine of their own; the router has only vLLM, which returns no hidden states.
-        warning = 'traced serve sends every conversation with model "auto" to the base; routing.router = "labels" routes'
+        warning = 'traced serve sends all conversations with model "auto" to the base; routing.router = "labels" routes'
         return Finding("router", True, router, warning=warning)
     return Finding("router", True, router)
 
