@@ -121,7 +121,9 @@ class TrainingSection(Section):
     )
     processes: Positive = Field(default=1, description="GPUs that share one training, one process on each")
     shard: bool = Field(
-        default=False, description="split the base model over these processes, for one that does not fit a single GPU"
+        default=False,
+        description="split the base model over these processes, for one that does not fit a single GPU; "
+        "needs an engine of its own, and passes do not grow beyond micro_batch_tokens",
     )
     overlap: int = Field(
         default=0, ge=0, le=1, description="iterations that the rollouts may be ahead of the update; 0: on-policy"

@@ -63,7 +63,12 @@ def base_model(settings: "Settings") -> ModelFiles:
 
 
 def load_model(
-    files: ModelFiles, *, dtype: str = "float32", device: str = "cpu", attention: str | None = None
+    files: ModelFiles,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    attention: str | None = None,
+    processes: int = 1,
 ) -> tuple[Any, Any]:
     """Load the model in eval mode, and its tokenizer, which must have a chat template.
 
@@ -72,6 +77,7 @@ def load_model(
         dtype: The type of its weights, as torch names it.
         device: "cpu", or the GPU that the weights are read into without a copy in main memory.
         attention: The attention kernel as transformers names it; None for the library's choice.
+        processes: The processes of the process group over which the weights are split (FSDP2); each one reads its part.
 
     Raises:
         ModelError: The model cannot be loaded or has no chat template.
@@ -79,6 +85,7 @@ def load_model(
     # Imported here because transformers takes seconds to import, and resolving a path must not.
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.distributed import DistributedConfig
     from transformers.utils.logging import disable_progress_bar
 
     # The progress bar would fill the engine's log, whose last lines are shown when a start fails.
@@ -87,13 +94,17 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             files.path,
             dtype=dtype,
-            device_map=None if device == "cpu" else {"": device},
+            device_map=None if device == "cpu" or processes > 1 else {"": device},
+            distributed_config=DistributedConfig(fsdp_size=processes) if processes > 1 else None,
             attn_implementation=attention,
             local_files_only=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(files.path, local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"model {files.name!r} at {files.path} cannot be loaded: {error}") from error
+    if processes > 1:
+        # Set to 1, it makes PEFT gather the whole base, in all processes at once, whenever one of them saves an adapter.
+        model._tp_size = None
     if not tokenizer.chat_template:
         raise ModelError(f"model {files.name!r} at {files.path} has no chat template", hint="use an instruct model")
     return model.eval(), tokenizer

@@ -105,6 +105,8 @@ def model_checks(settings: Settings, gpus: ReadGpus = read_gpus) -> Iterator[Fin
     yield _template(subject)
     yield _episode(subject)
     yield _reach(subject)
+    if settings.training.shard:
+        yield _split(subject)
     yield from _servers(subject)
     yield from _memory(subject, gpus)
 
@@ -227,6 +229,9 @@ def _training(settings: Settings) -> Finding:
         return Finding(
             name, False, "training.shard needs several processes", "training.processes = 2, or shard = false"
         )
+    if training.shard and start.backend(settings) == "embedded":
+        observed = "training.shard = true splits the base, and the embedded engine needs all of it in the trainer"
+        return Finding(name, False, observed, 'training.shard = false, or engine.backend = "vllm"')
     if training.overlap and start.backend(settings) == "embedded":
         observed = "training.overlap = 1 needs an engine of its own, and the embedded engine samples in the trainer"
         return Finding(name, False, observed, 'training.overlap = 0, or engine.backend = "vllm"')
@@ -344,6 +349,13 @@ def _reach(subject: Subject) -> Finding:
     return Finding("adapter", True, observed, warning=warning)
 
 
+def _split(subject: Subject) -> Finding:
+    if subject.meta.can_be_split:
+        return Finding("shards", True, f"layer by layer over {subject.settings.training.processes} processes")
+    observed = "training.shard = true, and transformers cannot split the layers of this model"
+    return Finding("shards", False, observed, "training.shard = false, or another model (model.spec)")
+
+
 def _servers(subject: Subject) -> list[Finding]:
     settings = subject.settings
     if not settings.engine.urls:
@@ -412,8 +424,8 @@ def trainer_need(subject: Subject, gpu: DeviceReading | None) -> "MemoryNeed":
 
     training, sizes = subject.settings.training, subject.footprint
     row = min(training.max_length, sizes.positions)
-    # A GPU's memory sets the size of a pass, down to one rollout.
-    tokens = row if gpu else max(row, training.micro_batch_tokens)
+    # A GPU's memory sets the size of a pass, down to one rollout; a sharded pass that does not fit is not repeated.
+    tokens = row if gpu and not training.shard else max(row, training.micro_batch_tokens)
     recompute = training.gradient_checkpointing == "on" or (training.gradient_checkpointing == "auto" and bool(gpu))
     need = sizes.training(
         tokens,

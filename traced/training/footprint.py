@@ -132,6 +132,16 @@ class MetaModel:
             positions=getattr(text, "max_position_embeddings", None) or 2**31,
         )
 
+    @property
+    def can_be_split(self) -> bool:
+        """Return whether transformers can split the model layer by layer over several processes."""
+        from transformers.distributed.fsdp import expand_fsdp_plan
+
+        base = self.model.get_base_model()
+        parts, _ = expand_fsdp_plan(base, base.fsdp_plan or {})
+        layers = [name for name, _ in parts if name.rpartition(".")[2].isdigit()]
+        return len(layers) >= self.config.get_text_config().num_hidden_layers
+
     def save_probe(self, folder: Path) -> None:
         """Write an adapter of the right rank and layout whose weights are 0, for the first and the last layer.
 

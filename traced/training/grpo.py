@@ -35,6 +35,7 @@ from traced.core.files import publish_file, publish_folder
 from traced.inference.model_files import ModelFiles, load_model
 from traced.training.adapter_folder import save_adapter
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
+from traced.training.footprint import MetaModel
 from traced.training.job import TrainingJob, TrainingResult
 from traced.training.lora import lora_config
 from traced.training.memory import GpuMeter, HostMeter, PassSize
@@ -119,8 +120,7 @@ def check_device(job: TrainingJob) -> None:
             f"attention is {job.attention!r}, and flash-attn is not installed", hint="pip install flash-attn"
         )
     if job.shard:
-        # accelerate has no FSDP on a CPU, where it would have to be tested.
-        raise JobError("shard is set, and the base cannot be split over several GPUs yet", hint="use larger GPUs")
+        _check_shard(job)
     if job.device == "cpu":
         return
     visible = f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
@@ -133,6 +133,19 @@ def check_device(job: TrainingJob) -> None:
         raise JobError(
             f"the job has {job.processes} processes, one per GPU, and sees {torch.cuda.device_count()} GPUs; {visible}",
             hint="lease as many GPUs as the training has processes (devices.train_on)",
+        )
+
+
+def _check_shard(job: TrainingJob) -> None:
+    if not job.engine_urls:
+        raise JobError(
+            "shard is set, and the embedded engine needs all weights of the base in the trainer's first process",
+            hint='engine.backend = "vllm" (an engine of its own), or training.shard = false',
+        )
+    if not MetaModel(job).can_be_split:
+        raise JobError(
+            f"shard is set, and transformers cannot split the layers of the model in {job.model_path}",
+            hint="training.shard = false, or another model (model.spec)",
         )
 
 
@@ -224,6 +237,7 @@ def build_trainer(
         dtype=job.dtype,
         device=str(arguments.device),
         attention=None if job.attention == "auto" else job.attention,
+        processes=job.processes if job.shard else 1,
     )
     rollout_record = _RolloutRecord(job, tokenizer.eos_token_id)
     function = None
@@ -240,6 +254,9 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=lora_config(job, model),
     )
+    # Transformers refuses checkpoints of a sharded model, whose optimizer state would be in pieces. Only the base is: each
+    # process has the whole adapter and its optimizer state.
+    trainer.args.save_only_model = False
     # The callback prints metrics to stdout, which carries the job's reports.
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -259,10 +276,12 @@ class _RolloutRecord:
 
 
 def _pass_size(job: TrainingJob) -> PassSize:
-    if job.device == "cuda":
-        return PassSize(job.micro_batch_tokens, meter=GpuMeter())
+    meter = GpuMeter() if job.device == "cuda" else HostMeter()
+    if job.shard:
+        # A larger pass might not fit, and could not be repeated.
+        return PassSize(job.micro_batch_tokens, job.micro_batch_tokens, meter, is_repeatable=False)
     # A larger pass is no faster on a CPU.
-    return PassSize(job.micro_batch_tokens, job.micro_batch_tokens, HostMeter())
+    return PassSize(job.micro_batch_tokens, None if job.device == "cuda" else job.micro_batch_tokens, meter)
 
 
 def _dataset(job: TrainingJob) -> Any:
@@ -304,6 +323,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         seed=job.seed,
         logging_steps=1,
         save_steps=job.checkpoint_every,
+        save_only_model=job.shard,
         report_to="none",
         disable_tqdm=True,
         log_level="error",

@@ -88,7 +88,7 @@ class TrainingJob:
     device: str = "cpu"  # or "cuda": the cards of CUDA_VISIBLE_DEVICES, which a device lease sets
     attention: str = "auto"  # sdpa; flash_attention_2 needs its package
     processes: int = 1  # one per GPU; they share the update of every iteration
-    shard: bool = False  # reserved: split the base over the processes, for a model that does not fit one GPU
+    shard: bool = False  # each process holds a part of the base, for a model that does not fit one GPU
     checkpoint_every: int = 5
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
@@ -124,7 +124,7 @@ class TrainingJob:
                 hint="choose training.groups x training.rollouts as a multiple of the number of GPUs",
             )
         if self.shard and not (self.processes > 1):
-            raise JobError("shard needs several processes, and the job has 1")
+            raise JobError("shard needs several processes, and the job has 1", hint="training.processes")
         if self.overlap not in (0, 1):
             raise JobError(f"overlap is {self.overlap}; it must be 0 or 1", hint="training.overlap")
         if self.overlap and not self.engine_urls:
@@ -185,6 +185,7 @@ class TrainingJob:
         values = {key: value for key, value in asdict(self).items() if key not in NOT_IN_FINGERPRINT}
         # As in the fingerprints of earlier versions, so that their unfinished runs can continue.
         values["gradient_checkpointing"] = False
+        values["micro_batch_tokens"] = 4096
         if not self.overlap:
             del values["overlap"]
         values["model_path"] = weights_digest(Path(self.model_path))

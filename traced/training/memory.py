@@ -90,11 +90,14 @@ class PassSize:
         tokens: The size of the first pass.
         bound: The largest size, or None.
         meter: Measures passes; None keeps the size.
+        is_repeatable: Whether passes that ran out of memory can be repeated; a sharded model's cannot, because the
+            other processes wait in the middle of them.
     """
 
     tokens: int
     bound: int | None = None
     meter: MemoryMeter | None = None
+    is_repeatable: bool = True
     _pass: tuple[int, int] = field(default=(0, 0), init=False)  # rows and tokens of the newest pass
     _is_measured: bool = field(default=False, init=False)
 
@@ -126,11 +129,20 @@ class PassSize:
         self.tokens = fitting if self.bound is None else min(fitting, self.bound)
 
     def halve(self, error: torch.OutOfMemoryError) -> None:
-        """Halve the size after the newest pass has run out of memory; raises ``DeviceFull`` if it had one row."""
+        """Halve the size after the newest pass has run out of memory.
+
+        Raises:
+            DeviceFull: The pass had one row, or passes cannot be repeated.
+        """
         rows, tokens = self._pass
         if rows == 1:
             raise DeviceFull(
                 f"a rollout of {tokens} tokens does not fit into the memory of the device in one pass",
                 hint="lower training.max_length, or use a GPU with more memory or several (devices.train_on)",
+            ) from error
+        if not self.is_repeatable:
+            raise DeviceFull(
+                f"a pass of {tokens} tokens does not fit into the memory of the device, and a sharded one has no second try",
+                hint=f"training.micro_batch_tokens = {max(1, tokens // 2)}; the same command goes on from the checkpoint",
             ) from error
         self.tokens = self.bound = max(1, tokens // 2)

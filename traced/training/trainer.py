@@ -11,7 +11,8 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 - The loss is TRL's ``loss_type="grpo"``, without the collective operations of its metrics: processes have different
   numbers of passes, and a pass that ran out of memory is repeated.
 - Several processes: the first one samples for all, each computes the gradient of its share of the trajectories, and
-  the sums of the gradients are exchanged once per iteration.
+  the sums of the gradients are exchanged once per iteration. With a sharded base, which is gathered layer by layer in
+  every pass, all of them make the same number of passes; each has the whole adapter, and so the checkpoints of one.
 - A gradient that is not finite is dropped, so that it cannot reach the weights.
 - Log-probs of sampled tokens are recomputed before the update, and ``WrongPolicy`` ends a training whose engine sampled
   from other weights.
@@ -49,6 +50,7 @@ T = TypeVar("T")
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
 CHECKPOINT = "checkpoint"
+EMPTY_TOKENS = 2  # of a pass without rows
 DRIFT_TOKENS = 1024  # tokens per engine, prompts included, whose log-probs are recomputed in each iteration
 
 
@@ -141,6 +143,13 @@ def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
     if name == "advantages":
         return rows
     return rows[:, rows.shape[1] - prompt :] if name.startswith("prompt") else rows[:, :completion]
+
+
+def empty_row(batch: Batch) -> Batch:
+    """Return one row with the columns of ``batch``: ``EMPTY_TOKENS`` tokens that add 0 to every sum and gradient."""
+    row = {name: values.new_zeros((1,) if name == "advantages" else (1, 1)) for name, values in batch.items()}
+    # Without a token to attend to, the log-probs would not be finite.
+    return row | {name: torch.ones_like(row[name]) for name in ("prompt_mask", "completion_mask")}
 
 
 def evenly_spread(batch: Batch, tokens: int) -> Batch:
@@ -274,13 +283,43 @@ class GroupRelativeTrainer(GRPOTrainer):
     def _passes(self, module: Any, rows: Batch, total: int) -> PassSums:
         """Accumulate the gradient of these rows of ``total``, pass by pass, and return the sums over them."""
         sums = PassSums()
-        for chunk in micro_batches(rows, self.pass_size.limit):
-            with self.pass_size.running(*_shape(chunk)):
+        for chunk in self._chunks(rows):
+            row_count, tokens = _shape(chunk)
+            with self.pass_size.running(row_count, tokens, is_measured=tokens > EMPTY_TOKENS):
                 # The loss is a mean over the chunk and linear in the advantages: scaled, it is a mean over all rows.
                 chunk["advantages"] = chunk["advantages"] * (len(chunk["advantages"]) / total)
                 loss = super().training_step(module, chunk, None)
             sums += replace(self._newest_pass, loss=float(loss))
         return sums
+
+    def _chunks(self, rows: Batch) -> Iterator[Batch]:
+        """Yield the rows of each pass; with a sharded base an empty row where other processes have more passes."""
+        chunks = micro_batches(rows, self.pass_size.limit)
+        if not self.is_distributed_loading_by_transformers:
+            yield from chunks
+            return
+        rows_left = len(rows["prompt_ids"])
+        while self._is_pass_left(rows_left):
+            chunk = next(chunks, None)
+            rows_left -= 0 if chunk is None else len(chunk["prompt_ids"])
+            yield empty_row(rows) if chunk is None else chunk
+
+    def _is_pass_left(self, rows_left: int) -> bool:
+        """Return whether any process has rows left; all take over the smallest size of the next pass."""
+        state = torch.tensor([rows_left, -self.pass_size.tokens], device=self.accelerator.device)
+        torch.distributed.all_reduce(state, torch.distributed.ReduceOp.MAX)
+        self.pass_size.tokens = -int(state[1])
+        return bool(state[0] > 0)
+
+    def _sync_replicated_trainable_parameters(self, model: Any) -> None:
+        """Give all processes the adapter of the first one.
+
+        Transformers would also average the gradients of a sharded model's adapter, parameter by parameter, in every
+        pass.
+        """
+        for weight in model.parameters():
+            if weight.requires_grad:
+                torch.distributed.broadcast(weight.detach(), src=0)
 
     def _repeated_if_full(self, passes: Callable[[], T]) -> T:
         """Run all passes; start again with smaller ones for as long as the device runs out of memory."""
@@ -349,7 +388,7 @@ class GroupRelativeTrainer(GRPOTrainer):
 
     def _kl_sums(self, module: Any, rows: Batch) -> tuple[float, float]:
         total, count = 0.0, 0
-        for chunk in micro_batches(rows, self.pass_size.limit):
+        for chunk in self._chunks(rows):
             with self.pass_size.running(*_shape(chunk), is_measured=False):
                 log_ratio = self._logprobs(module, chunk)[0] - chunk["old_per_token_logps"]
             mask = chunk["completion_mask"] * chunk["tool_mask"]

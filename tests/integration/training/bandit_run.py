@@ -1,23 +1,62 @@
-"""Run the job in JOB.json on the bandit as its own process: ``python -m tests.integration.training.bandit_run``.
+"""Run the job in JOB.json on the bandit as its own process: ``python -m tests.integration.training.bandit_run JOB.json``.
 
-The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the loss is not about 0.
+The log-probs of the samples are not those of the model, so that ratios differ from 1 and the loss is not about 0. With
+``SCRIPTED`` as its server, a job gets the same samples whatever its model is. With real servers nothing is changed.
 """
 
+import contextlib
 import dataclasses
 import os
+import random
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.unit.training.bandit import Bandit
+from tests.unit.training.tiny import tokenizer
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
-from traced.training import grpo
+from traced.training import grpo, process, processes, sampling
 from traced.training import trainer as trainer_module
-from traced.training.drift import Drift
-from traced.training.job import read_job
+from traced.training.adapter_folder import save_adapter
+from traced.training.job import TrainingJob, read_job
+from traced.training.metrics import Metrics
+from traced.training.policy_engine import EngineLoad
+
+SCRIPTED = "scripted:"
+MODULE = "tests.integration.training.bandit_run"
+
+
+class ScriptedEngine:
+    """Samples by the seed of the request alone, and keeps the adapters of the iterations in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.load = EngineLoad()
+        self._folder = folder
+        self._letters: list[int] = [tokenizer().encode(letter)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]
+
+    def begin(self, conversations: Iterable[str]) -> None:
+        """Do nothing."""
+
+    def end(self, conversation: str) -> None:
+        """Do nothing."""
+
+    async def generate(self, request: Request, conversation: str) -> Generation:
+        draw = random.Random(request.sampling.seed)
+        ids = draw.choices(self._letters, k=draw.randint(1, request.sampling.max_tokens))
+        # About those of a random model of 322 tokens.
+        return Generation(ids, [draw.uniform(-6.3, -5.3) for _ in ids], "length")
+
+    def synchronise(self, peft_model: Any, iteration: int) -> None:
+        save_adapter(peft_model, self._folder / str(iteration))
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def shift_logprobs(engine: Any) -> None:
@@ -33,25 +72,58 @@ def shift_logprobs(engine: Any) -> None:
     engine.generate = shifted
 
 
-def main() -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    build = grpo.build_trainer
+@contextlib.contextmanager
+def planned_samples(job: TrainingJob) -> Iterator[None]:
+    """Give trainings in this process the samples of the job's engine, as the module's docstring says."""
+    build, judge, start, engine = grpo.build_trainer, trainer_module.judge, processes.start, sampling._policy_engine
 
-    def build_shifted(*arguments: Any) -> Any:
+    def build_watched(*arguments: Any) -> Any:
         trainer = build(*arguments)
-        assert trainer.rollout_function is not None
-        shift_logprobs(trainer.rollout_function.sampler.engine)
+        base = [weight for weight in trainer.model.parameters() if not weight.requires_grad]
+        held = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in base)
+        print("base weights:", held, "of", sum(weight.numel() for weight in base), flush=True)
+        if trainer.rollout_function is not None and not job.engine_urls:
+            shift_logprobs(trainer.rollout_function.sampler.engine)
         return trainer
 
-    grpo.build_trainer = build_shifted  # type: ignore[assignment]
-    # An engine with such log-probs would be refused.
-    trainer_module.judge = lambda *arguments: Drift.unmeasured()  # type: ignore[attr-defined]
+    def scripted(*arguments: Any) -> Any:
+        return ScriptedEngine(job.out / "policy") if job.engine_urls == [SCRIPTED] else engine(*arguments)
+
+    is_real = bool(job.engine_urls) and job.engine_urls != [SCRIPTED]
+    with (
+        patch.object(grpo, "build_trainer", build_watched),
+        patch.object(sampling, "_policy_engine", scripted),
+        # The other processes run this module too.
+        patch.object(processes, "start", lambda arguments, **options: start(["-m", MODULE, arguments[-1]], **options)),
+        # An engine with such log-probs would be refused.
+        patch.object(
+            trainer_module, "judge", judge if is_real else lambda *rest: dataclasses.replace(judge(*rest), reason="")
+        ),
+    ):
+        yield
+
+
+def train(job: TrainingJob) -> list[Metrics]:
+    """Run the job in this process."""
+    metrics: list[Metrics] = []
+
+    def on_metric(iteration: Metrics) -> None:
+        metrics.append(iteration)
+        print("iteration", iteration["iteration"], flush=True)
+
+    with planned_samples(job):
+        grpo.train(job, on_metric, lambda _: LocalSource("bandit", Bandit))
+    return metrics
+
+
+def main() -> None:
+    os.environ["HF_HUB_OFFLINE"] = "1"
     job = read_job(Path(sys.argv[1]))
-    grpo.train(
-        job,
-        lambda metrics: print("iteration", metrics["iteration"], flush=True),
-        lambda _: LocalSource("bandit", Bandit),
-    )
+    if "RANK" in os.environ:
+        with planned_samples(job):
+            process.follow()
+    else:
+        train(job)
 
 
 if __name__ == "__main__":
