@@ -21,7 +21,7 @@ from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
-from traced.training import grpo, process, processes, sampling
+from traced.training import grpo, memory, process, processes, sampling
 from traced.training import trainer as trainer_module
 from traced.training.adapter_folder import save_adapter
 from traced.training.job import TrainingJob, read_job
@@ -30,6 +30,7 @@ from traced.training.policy_engine import EngineLoad
 
 SCRIPTED = "scripted:"
 MODULE = "tests.integration.training.bandit_run"
+LITTLE_MEMORY = 100  # tokens of a pass that fit into the memory of the processes besides the first
 
 
 class ScriptedEngine:
@@ -120,7 +121,11 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     job = read_job(Path(sys.argv[1]))
     if "RANK" in os.environ:
-        with planned_samples(job):
+        with (
+            planned_samples(job),
+            patch.object(memory.HostMeter, "start", lambda self: (0, 0)),
+            patch.object(memory, "fitting_tokens", lambda sample: LITTLE_MEMORY),
+        ):
             process.follow()
     else:
         train(job)
