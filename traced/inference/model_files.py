@@ -85,7 +85,6 @@ def load_model(
     # Imported here because transformers takes seconds to import, and resolving a path must not.
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.distributed import DistributedConfig
     from transformers.utils.logging import disable_progress_bar
 
     # The progress bar would fill the engine's log, whose last lines are shown when a start fails.
@@ -94,8 +93,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             files.path,
             dtype=dtype,
-            device_map=None if device == "cpu" or processes > 1 else {"": device},
-            distributed_config=DistributedConfig(fsdp_size=processes) if processes > 1 else None,
+            **_placement(device, processes),
             attn_implementation=attention,
             local_files_only=True,
         )
@@ -103,11 +101,19 @@ def load_model(
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelError(f"model {files.name!r} at {files.path} cannot be loaded: {error}") from error
     if processes > 1:
-        # Set to 1, it makes PEFT gather the whole base, in all processes at once, whenever one of them saves an adapter.
+        # Transformers sets it to 1; PEFT then gathers the base, in all processes at once, before it saves an adapter.
         model._tp_size = None
     if not tokenizer.chat_template:
         raise ModelError(f"model {files.name!r} at {files.path} has no chat template", hint="use an instruct model")
     return model.eval(), tokenizer
+
+
+def _placement(device: str, processes: int) -> dict[str, Any]:
+    if processes > 1:
+        from transformers.distributed import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(fsdp_size=processes)}
+    return {"device_map": None if device == "cpu" else {"": device}}
 
 
 def weights_digest(folder: Path) -> str:

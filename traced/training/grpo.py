@@ -254,8 +254,8 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=lora_config(job, model),
     )
-    # Transformers refuses checkpoints of a sharded model, whose optimizer state would be in pieces. Only the base is: each
-    # process has the whole adapter and its optimizer state.
+    # Transformers refuses checkpoints of a sharded model because its optimizer state would be in pieces. Here only the
+    # frozen base is: each process has the whole adapter and its optimizer state.
     trainer.args.save_only_model = False
     # The callback prints metrics to stdout, which carries the job's reports.
     trainer.remove_callback(PrinterCallback)

@@ -142,7 +142,7 @@ class PassSize:
             ) from error
         if not self.is_repeatable:
             raise DeviceFull(
-                f"a pass of {tokens} tokens does not fit into the memory of the device, and a sharded one has no second try",
-                hint=f"training.micro_batch_tokens = {max(1, tokens // 2)}; the same command goes on from the checkpoint",
+                f"a pass of {tokens} tokens does not fit into the memory of the device (a sharded one is not repeated)",
+                hint=f"training.micro_batch_tokens = {max(1, tokens // 2)}, and the same command again",
             ) from error
         self.tokens = self.bound = max(1, tokens // 2)

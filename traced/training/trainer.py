@@ -209,6 +209,8 @@ class GroupRelativeTrainer(GRPOTrainer):
         self._is_gradient_dropped = False
         self._newest_pass = PassSums()
         self._iteration = PassSums()
+        # The attribute is new in transformers 5.19.
+        self._is_sharded = getattr(settings["model"], "is_distributed_loading_by_transformers", False)
         super().__init__(reward_funcs=[_no_reward], **settings)
 
     def _prepare_inputs(self, generation_batch: Batch) -> Batch:
@@ -295,7 +297,7 @@ class GroupRelativeTrainer(GRPOTrainer):
     def _chunks(self, rows: Batch) -> Iterator[Batch]:
         """Yield the rows of each pass; with a sharded base an empty row where other processes have more passes."""
         chunks = micro_batches(rows, self.pass_size.limit)
-        if not self.is_distributed_loading_by_transformers:
+        if not self._is_sharded:
             yield from chunks
             return
         rows_left = len(rows["prompt_ids"])

@@ -1,4 +1,4 @@
-"""Run the job in JOB.json on the bandit as its own process: ``python -m tests.integration.training.bandit_run JOB.json``.
+"""Run the job in FILE on the bandit as its own process: ``python -m tests.integration.training.bandit_run FILE``.
 
 The log-probs of the samples are not those of the model, so that ratios differ from 1 and the loss is not about 0. With
 ``SCRIPTED`` as its server, a job gets the same samples whatever its model is. With real servers nothing is changed.
@@ -20,10 +20,12 @@ from torch.distributed.tensor import DTensor
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from traced.inference.generation import Generation, Request
+from traced.processes.child_process import start
 from traced.targets.registry import LocalSource
 from traced.training import grpo, memory, process, processes, sampling
 from traced.training import trainer as trainer_module
 from traced.training.adapter_folder import save_adapter
+from traced.training.drift import judge
 from traced.training.job import TrainingJob, read_job
 from traced.training.metrics import Metrics
 from traced.training.policy_engine import EngineLoad
@@ -76,13 +78,13 @@ def shift_logprobs(engine: Any) -> None:
 @contextlib.contextmanager
 def planned_samples(job: TrainingJob) -> Iterator[None]:
     """Give trainings in this process the samples of the job's engine, as the module's docstring says."""
-    build, judge, start, engine = grpo.build_trainer, trainer_module.judge, processes.start, sampling._policy_engine
+    build, engine = grpo.build_trainer, sampling._policy_engine
 
     def build_watched(*arguments: Any) -> Any:
         trainer = build(*arguments)
         base = [weight for weight in trainer.model.parameters() if not weight.requires_grad]
-        held = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in base)
-        print("base weights:", held, "of", sum(weight.numel() for weight in base), flush=True)
+        local = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in base)
+        print("base weights:", local, "of", sum(weight.numel() for weight in base), flush=True)
         if trainer.rollout_function is not None and not job.engine_urls:
             shift_logprobs(trainer.rollout_function.sampler.engine)
         return trainer

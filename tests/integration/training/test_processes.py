@@ -40,7 +40,10 @@ def start(training_job: TrainingJob) -> "subprocess.Popen[str]":
 
 def run(training_job: TrainingJob) -> list[Metrics]:
     with start(training_job) as process:
-        output, _ = process.communicate(timeout=200)
+        try:
+            output, _ = process.communicate(timeout=200)
+        finally:
+            process.kill()  # after a time-out; the others end with it
     training_job.out.with_suffix(".log").write_text(output)
     assert process.returncode == 0, output
     return read_metrics(training_job.metrics)

@@ -1,6 +1,7 @@
 """A base that is split over two processes (FSDP2, gloo on a CPU) trains the adapter of one process."""
 
 import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 
 pytestmark = pytest.mark.slow
-COMPARED = (
+METRICS = (
     "loss", "grad_norm", "entropy", "clip_fraction", "reward", "trajectories_kept", "drift_tokens", "drift_ratio",
     "drift_adapter", "drift_base", "drift_previous",
 )  # fmt: skip
@@ -44,7 +45,7 @@ def assert_same(expected: list[Metrics], metrics: list[Metrics], first: int = 1)
     assert [m["iteration"] for m in metrics] == list(range(first, first + len(expected)))
     for a, b in zip(expected, metrics, strict=True):
         assert abs(a["loss"]) > 1e-3
-        for name in COMPARED:
+        for name in METRICS:
             assert b[name] == pytest.approx(a[name], rel=1e-5, abs=1e-6, nan_ok=True), (a["iteration"], name)
 
 
@@ -57,7 +58,7 @@ def assert_same_adapter(expected: TrainingJob, other: TrainingJob) -> None:
         torch.testing.assert_close(weights[name], other_weights[name], rtol=0, atol=1e-5)
 
 
-def held(text: str) -> float:
+def base_share(text: str) -> float:
     match = re.search(r"base weights: (\d+) of (\d+)", text)
     assert match is not None, text
     return int(match[1]) / int(match[2])
@@ -83,12 +84,12 @@ def test_a_sharded_training_equals_that_of_one_process(root: Path, tmp_path: Pat
     assert_same_adapter(single, sharded)
     # Each process holds half of the base.
     for log in (root / "sharded.log", sharded.out / "train.process1.log"):
-        assert held(log.read_text()) == pytest.approx(0.5, abs=0.01)
+        assert base_share(log.read_text()) == pytest.approx(0.5, abs=0.01)
     # The engine gets the same files, and so does a checkpoint.
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (sharded.out / "policy/0" / name).read_bytes() == (single.out / "policy/0" / name).read_bytes()
-    kept = sharded.out / "checkpoints/checkpoint-2/adapter_model.safetensors"
-    assert kept.read_bytes() == (sharded.adapter / kept.name).read_bytes()
+    checkpoint = sharded.out / "checkpoints/checkpoint-2/adapter_model.safetensors"
+    assert checkpoint.read_bytes() == (sharded.adapter / checkpoint.name).read_bytes()
     # Its checkpoint can be resumed without shards.
     unsharded = job(root / "model", tmp_path / "unsharded", iterations=3)
     shutil.copytree(sharded.out, unsharded.out)
@@ -100,7 +101,9 @@ def test_a_sharded_training_equals_that_of_one_process(root: Path, tmp_path: Pat
 def test_a_sharded_training_goes_on_with_samples_of_a_server(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "sharded", tmp_path / "out")
     with start_embedded(root / "model", data_dir=tmp_path, max_length=512) as server:
-        metrics = run(job(root / "model", tmp_path / "out", iterations=3, engine_urls=[server.url], **SHARDED))
+        resumed = job(root / "model", tmp_path / "out", iterations=3, engine_urls=[server.url], **SHARDED)
+        metrics = run(resumed)
+    assert json.loads((resumed.out / "result.json").read_text())["resumed_from"] == 2
     # The server has sampled from the adapter that was saved while the base was in two parts, and all agree on that.
     assert metrics[2]["drift_source"] == Source.ADAPTER
     assert metrics[2]["drift_p99"] < 1e-3
@@ -117,4 +120,4 @@ def test_experts_are_split_too_and_the_checkpoint_of_one_process_goes_on(tmp_pat
     assert_same(train(single), run(sharded)[1:], 2)
     assert_same_adapter(single, sharded)
     assert any("experts" in name for name in adapter(sharded))
-    assert held((sharded.out / "train.process1.log").read_text()) == pytest.approx(0.5, abs=0.01)
+    assert base_share((sharded.out / "train.process1.log").read_text()) == pytest.approx(0.5, abs=0.01)

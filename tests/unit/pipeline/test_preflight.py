@@ -76,6 +76,7 @@ def test_a_cycle_of_the_bundled_model_loads_no_model(monkeypatch: pytest.MonkeyP
         ({"engine.backend": "openai"}, "serves no adapters", 'engine.backend = "vllm"'),
         ({"training.processes": 3}, "64 rollouts", "training.processes"),
         ({"training.shard": True}, "training.shard needs several", "training.processes = 2"),
+        ({"training.shard": True, "training.processes": 2}, "needs all of it in the trainer", "training.shard = false"),
         ({"training.overlap": 1}, "training.overlap = 1 needs an engine of its own", "training.overlap = 0"),
         ({"devices.train_on": "cuda"}, 'devices.train_on = "cuda", and this machine has no such GPU', '"auto"'),
         ({"devices.train_on": "GPU-7"}, "no such GPU (GPU-1)", '"auto"'),
@@ -159,6 +160,16 @@ def test_a_broken_configuration_is_a_finding_and_no_traceback(tmp_path: Path) ->
     assert "num_hidden_layers" in last.seen
 
 
+def test_a_model_whose_layers_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = other_model(tmp_path / "m")
+    values = settings(model__spec=spec, engine__backend="vllm", training__shard=True, training__processes=2)
+    result = by_name(list(model_checks(values, gpus())))["shards"]
+    assert (result.ok, result.seen) == (True, "layer by layer over 2 processes")
+    monkeypatch.setattr("traced.training.footprint.MetaModel.can_be_split", False)
+    result = by_name(list(model_checks(values, gpus())))["shards"]
+    assert (result.ok, "training.shard = false" in result.fix) == (False, True)
+
+
 def memory(tmp_path: Path, probe: preflight.ReadGpus, **values: Any) -> list[Finding]:
     layers = ["full_attention"] * 10
     # About 2.4 billion parameters, and no weights.
@@ -174,6 +185,12 @@ def test_a_training_that_cannot_fit_the_gpu_is_refused(tmp_path: Path) -> None:
     assert not result.ok
     assert "H4 has 4.0 GiB" in result.seen
     assert "training.shard" in result.fix
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_a_sharded_pass_has_to_fit_as_it_is_set(tmp_path: Path, shard: bool) -> None:
+    values = {"training__processes": 2, "training__shard": shard, "training__micro_batch_tokens": 2 * 10**6}
+    assert memory(tmp_path, gpus(gpu(80)), engine__backend="vllm", **values)[0].ok is not shard
 
 
 @pytest.mark.parametrize("share", [{"engine__gpu_share": 0.9}, {"engine__vllm_args": ["--gpu-memory-utilization=0.9"]}])

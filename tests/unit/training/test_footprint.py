@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from peft import PeftModel, get_peft_model
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, BloomConfig, Qwen3MoeConfig
 
 from traced.inference.errors import ModelError
 from traced.inference.model_files import BUNDLED
@@ -53,6 +53,14 @@ def test_experts_count_as_adapted_when_the_adapter_has_them(tmp_path: Path) -> N
     assert sizes.missed_experts == ()
     # 3 layers of 4 experts with gate, up and down, and the attention.
     assert sizes.adapted == 3 * 4 * 3 * 16 * 8 + 3 * (2 * 16 * 16 + 2 * 16 * 8)
+
+
+def test_a_model_is_split_layer_by_layer_or_not_at_all(tmp_path: Path) -> None:
+    assert MetaModel(job(BUNDLED)).can_be_split
+    assert MetaModel(job(experts(tmp_path / "experts"))).can_be_split
+    # Its layers have a name that transformers' plan does not know.
+    BloomConfig(n_layer=2, n_head=2, hidden_size=16, vocab_size=32).save_pretrained(tmp_path / "bloom")
+    assert not MetaModel(job(tmp_path / "bloom")).can_be_split
 
 
 def test_the_probe_adapter_fits_the_model_and_has_its_ends_only(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
         {"threads": 2},
         {"checkpoint_every": 1},
         {"device": "cuda", "attention": "sdpa", "gradient_checkpointing": True},
-        {"processes": 2, "shard": True},
+        {"processes": 2, "shard": True, "micro_batch_tokens": 99},
         {"report_to": ["wandb"], "tags": {"cycle": "c1"}},
         {"engine_urls": ["http://127.0.0.1:8000"]},
     ]

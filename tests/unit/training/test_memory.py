@@ -95,6 +95,14 @@ def test_a_rollout_that_does_not_fit_alone_is_an_error_with_its_length() -> None
         size.halve(torch.OutOfMemoryError())
 
 
+def test_a_full_device_ends_a_sharded_training_with_a_size_that_may_fit() -> None:
+    size = PassSize(4096, is_repeatable=False)
+    with size.running(8, 4000):
+        pass
+    with pytest.raises(DeviceFull, match=r"pass of 4000 tokens.*training\.micro_batch_tokens = 2000"):
+        size.halve(torch.OutOfMemoryError())
+
+
 def test_the_meter_of_the_host_sees_what_a_block_allocates() -> None:
     meter = HostMeter()
     free, used = meter.start()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.training.trainer import micro_batches
+from traced.training.trainer import EMPTY_TOKENS, empty_row, micro_batches
 
 sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)
 
@@ -39,3 +39,14 @@ def test_every_row_appears_once_within_the_budget_and_keeps_its_tokens(
             assert int((chunk["completion_ids"][k] == index + 1).sum()) == rows[index][1]
             seen_rows.append(index)
     assert sorted(seen_rows) == list(range(len(rows)))
+
+
+def test_an_empty_row_has_all_columns_and_no_token_of_the_policy() -> None:
+    batch = padded([(3, 4), (2, 5)]) | {"tool_mask": torch.ones(2, 5), "old_per_token_logps": torch.full((2, 5), -1.0)}
+    for rows in (batch, {name: values[:0] for name, values in batch.items()}):
+        row = empty_row(rows)
+        assert row.keys() == batch.keys()
+        assert row["prompt_ids"].shape[1] + row["completion_ids"].shape[1] == EMPTY_TOKENS
+        assert all(len(values) == 1 for values in row.values())
+        assert int(row["tool_mask"].sum()) == int(row["advantages"].sum()) == 0
+        assert int(row["prompt_mask"].sum()) == int(row["completion_mask"].sum()) == 1

@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 import torch
 
+from traced.inference.model_files import BUNDLED
 from traced.training import grpo
 from traced.training.errors import JobError
+from traced.training.footprint import MetaModel
 from traced.training.job import TrainingJob
 from traced.training.process import _as_job
 from traced.training.tracking import check_trackers, set_variables, tracker_callbacks, tracking_variables
 
 
 def job(out: Path, **changes: Any) -> TrainingJob:
-    return TrainingJob("c1/dates/abc", "dates", {"target": "desk"}, "model", str(out), **changes)
+    return TrainingJob(
+        "c1/dates/abc", "dates", {"target": "desk"}, **{"model_path": "model", "out_dir": str(out), **changes}
+    )
 
 
 def test_a_run_is_named_tagged_and_stored_beside_its_job_and_sent_nowhere(tmp_path: Path) -> None:
@@ -58,6 +62,19 @@ def test_a_job_for_a_gpu_that_is_not_there_names_the_setting(tmp_path: Path, mon
     grpo.check_device(job(tmp_path, device="cuda"))
     with pytest.raises(JobError, match="2 processes, one per GPU, and sees 1 GPUs"):
         grpo.check_device(job(tmp_path, device="cuda", processes=2))
+
+
+def test_a_split_base_needs_an_engine_of_its_own_and_layers_to_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"processes": 2, "shard": True, "model_path": str(BUNDLED)}
+    with pytest.raises(JobError, match=r'engine\.backend = "vllm"'):
+        grpo.check_device(job(tmp_path, **changes))
+    changes["engine_urls"] = ["http://127.0.0.1:9"]
+    grpo.check_device(job(tmp_path, **changes))
+    monkeypatch.setattr(MetaModel, "can_be_split", False)
+    with pytest.raises(JobError, match=r"cannot split the layers.*training\.shard = false"):
+        grpo.check_device(job(tmp_path, **changes))
 
 
 def test_an_attention_kernel_that_is_not_installed_is_refused(tmp_path: Path) -> None:
