@@ -39,7 +39,6 @@ from traced.jobs.idleness import suitable_devices
 from traced.targets.registry import target
 
 if TYPE_CHECKING:
-    from traced.pipeline.context import Context
     from traced.training.footprint import Footprint, MemoryNeed, MetaModel
 
 GIB = 2**30
@@ -66,11 +65,6 @@ ReadGpus = Callable[[], Readings]
 def read_gpus() -> Readings:
     """Read the GPUs of this machine."""
     return NvmlProbe().read()
-
-
-async def preflight(context: "Context") -> None:
-    """Make all checks of a cycle; the service runs this as a stage, because the libraries of a model are heavy."""
-    await asyncio.to_thread(check_cycle, context.settings)
 
 
 def check_cycle(settings: Settings, gpus: ReadGpus = read_gpus) -> None:

@@ -13,8 +13,9 @@ from traced.core.checks import Finding
 from traced.core.errors import ConfigError
 from traced.inference.model_files import BUNDLED
 from traced.jobs.devices import DeviceReading, Readings
-from traced.pipeline import preflight
+from traced.pipeline import preflight, preflight_worker
 from traced.pipeline.preflight import check_cycle, findings, flag, model_checks, needs_model_checks, quick_checks
+from traced.processes.child import Reporter
 
 GIB = 2**30
 NAMES = [
@@ -96,6 +97,13 @@ def test_a_cycle_that_would_fail_is_refused_with_the_setting(values: dict[str, A
     if hint.endswith("= "):
         key, _, value = failure.value.hint.partition(" = ")
         check_cycle(load_settings(overrides={**values, key: int(value)}), probe)
+
+
+def test_the_service_checks_the_settings_of_the_cycle(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"data_dir": str(tmp_path), "overrides": {"training.max_length": 400}}
+    assert preflight_worker.work(Reporter(1), arguments) == {}
+    with pytest.raises(ConfigError, match=r"training\.max_length is 100"):
+        preflight_worker.work(Reporter(1), arguments | {"overrides": {"training.max_length": 100}})
 
 
 def test_a_missing_tracker_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
