@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -50,6 +51,7 @@ MAX_TURNS = 200
 MIN_SHARE = 0.005
 # Above this share of the memory, an estimate is a warning: it may not fit.
 TIGHT = 0.95
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 UTILIZATION = "--gpu-memory-utilization"
 # Settings of the bundled model that are tested with the package; larger values fit as well.
 TESTED_LIMITS = (
@@ -232,9 +234,18 @@ def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
     if train_on == "cpu":
         return Finding(name, True, "CPU")
     readings = gpus()
-    devices = suitable_devices(readings.devices, train_on)
+    processes = settings.training.processes
+    devices = suitable_devices(readings.devices, train_on, processes)
+    names = ", ".join(device.name for device in devices)
+    if 0 < len(devices) < processes:
+        observed = f"training.processes = {processes} needs {processes} GPUs, and devices.train_on = "
+        # A number of processes into which the rollouts can be divided.
+        rollouts = settings.training.groups * settings.training.rollouts
+        fix = f"training.processes = {max(n for n in range(1, len(devices) + 1) if rollouts % n == 0)}"
+        fix += "" if train_on in ("auto", "cuda") else ', or devices.train_on = "cuda"'
+        return Finding(name, False, f'{observed}"{train_on}" finds {len(devices)} ({names})', fix)
     if devices:
-        return Finding(name, True, ", ".join(device.name for device in devices))
+        return Finding(name, True, names, warning=_foreign_server(settings, readings))
     if train_on == "auto":
         slow = "" if settings.model.spec in (BUNDLED, "smollm2") else "a training of this model on a CPU takes days"
         return Finding(name, True, "CPU, because no GPU can be used", warning=slow)
@@ -244,6 +255,22 @@ def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
         False,
         f'devices.train_on = "{train_on}", and this machine has no such GPU ({visible})',
         'devices.train_on = "auto" takes a GPU if there is one, "cpu" none',
+    )
+
+
+def _foreign_server(settings: Settings, readings: Readings) -> str:
+    """Return a warning if a server at ``engine.urls`` keeps the service from ever leasing its GPU, else ""."""
+    gpus = [device for device in readings.devices if device.kind == "cuda"]
+    is_local = any(urlsplit(url).hostname in LOOPBACK for url in settings.engine.urls)
+    if not gpus or not is_local or not start.trains_on_engine_gpu(settings, [gpu.id for gpu in gpus]):
+        return ""
+    limits, share = settings.devices, gpus[0].memory_used / gpus[0].memory_total
+    if limits.gpu_foreign > 0 and share <= limits.gpu_memory:
+        return ""
+    return (
+        "the server at engine.urls counts as a foreign process, so the service leases its GPU to no training: "
+        f"devices.gpu_foreign = 1 (now {limits.gpu_foreign}) and devices.gpu_memory (now {limits.gpu_memory:g}) "
+        f"above the share of the memory in use ({share:.2f})"
     )
 
 

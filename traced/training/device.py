@@ -61,7 +61,8 @@ def training_device(
         return TrainingDevice("cuda", selected)
     if train_on == "auto" and not uuids:
         return ON_CPU
+    hint = 'nvidia-smi; or set devices.train_on = "auto", which trains on the CPU of a machine without a GPU'
     raise JobError(
         f"devices.train_on is {train_on!r} for {count} GPU(s); this machine has: {', '.join(uuids) or 'no GPU'}",
-        hint='nvidia-smi; or set devices.train_on = "auto", which trains on the CPU of a machine without a GPU',
+        hint=f"a lower training.processes, at most {len(selected)}" if selected else hint,
     )

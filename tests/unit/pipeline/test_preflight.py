@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from traced.config.settings import Settings, load_settings
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError
 from traced.inference.model_files import BUNDLED
-from traced.jobs.devices import DeviceReading, Readings
+from traced.jobs.devices import DeviceReading, ForeignProcess, Readings
 from traced.pipeline import preflight, preflight_worker
 from traced.pipeline.preflight import check_cycle, findings, flag, model_checks, needs_model_checks, quick_checks
 from traced.processes.child import Reporter
@@ -123,6 +124,54 @@ def test_a_gpu_that_is_there_is_the_training_device() -> None:
     for train_on in ("cuda", "auto", "GPU-1"):
         result = by_name(list(quick_checks(settings(devices__train_on=train_on), gpus(gpu(80)))))["training device"]
         assert (result.ok, result.seen) == (True, "H80")
+
+
+@pytest.mark.parametrize(
+    ("train_on", "count", "fix"),
+    [
+        ("cuda", 1, "training.processes = 1"),
+        ("auto", 1, "training.processes = 1"),
+        ("GPU-1", 2, 'training.processes = 1, or devices.train_on = "cuda"'),
+        ("cuda", 2, ""),
+        ("auto", 2, ""),
+        ("auto", 0, ""),  # on the CPU, several processes share the cores
+        ("cpu", 1, ""),
+    ],
+)
+def test_a_training_needs_as_many_gpus_as_processes(train_on: str, count: int, fix: str) -> None:
+    probe = gpus(*[gpu(80, f"GPU-{number + 1}") for number in range(count)])
+    values = settings(devices__train_on=train_on, training__processes=2)
+    result = by_name(list(quick_checks(values, probe)))["training device"]
+    assert (result.ok, result.fix) == (not fix, fix)
+    assert result.ok or "training.processes = 2 needs 2 GPUs" in result.seen
+
+
+def busy_gpu(used: float) -> DeviceReading:
+    """An idle GPU on which a server holds memory."""
+    return replace(gpu(80), memory_used=int(used * 80 * GIB), foreign=(ForeignProcess(7, None),))
+
+
+@pytest.mark.parametrize(
+    ("values", "devices", "warns"),
+    [
+        ({}, [busy_gpu(0.45)], True),
+        ({"engine__urls": ["http://localhost:1/v1"]}, [busy_gpu(0.45)], True),
+        ({"devices__gpu_foreign": 1}, [busy_gpu(0.45)], True),
+        ({"devices__gpu_foreign": 1, "devices__gpu_memory": 0.5}, [busy_gpu(0.45)], False),
+        ({"engine__urls": ["http://10.0.0.2:8000"]}, [gpu(80)], False),
+        ({"engine__urls": []}, [gpu(80)], False),
+        ({"devices__train_on": "cpu"}, [gpu(80)], False),
+        ({}, [gpu(80), gpu(80, "GPU-2")], False),
+        ({}, [], False),
+    ],
+)
+def test_a_server_of_ones_own_keeps_the_only_gpu_busy(
+    values: dict[str, Any], devices: list[DeviceReading], warns: bool
+) -> None:
+    defaults = {"devices__train_on": "auto", "engine__backend": "vllm", "engine__urls": ["http://127.0.0.1:8000"]}
+    result = by_name(list(quick_checks(settings(**defaults | values), gpus(*devices))))["training device"]
+    assert result.ok
+    assert ("devices.gpu_foreign" in result.warning and "devices.gpu_memory" in result.warning) == warns
 
 
 def test_a_rank_above_that_of_the_flags_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,22 @@ def test_without_a_lease_the_settings_choose(
 
 
 @pytest.mark.parametrize(
-    ("train_on", "count", "gpus"), [("cuda", 1, ()), ("GPU-9", 1, GPUS), ("auto", 2, GPUS[:1]), ("GPU-1", 2, GPUS)]
+    ("train_on", "count", "gpus", "hint"),
+    [
+        ("cuda", 1, (), 'devices.train_on = "auto"'),
+        ("GPU-9", 1, GPUS, 'devices.train_on = "auto"'),
+        ("cuda", 2, (), 'devices.train_on = "auto"'),
+        ("auto", 2, GPUS[:1], "training.processes, at most 1"),
+        ("cuda", 4, GPUS, "training.processes, at most 3"),
+        ("GPU-1", 2, GPUS, "training.processes, at most 1"),
+    ],
 )
-def test_a_missing_gpu_is_an_error_with_the_setting(train_on: str, count: int, gpus: tuple[str, ...]) -> None:
+def test_a_missing_gpu_is_an_error_with_the_setting(
+    train_on: str, count: int, gpus: tuple[str, ...], hint: str
+) -> None:
     with pytest.raises(JobError, match=f"is '{train_on}'") as error:
         training_device(train_on, count, {}, lambda: gpus)
-    assert 'devices.train_on = "auto"' in str(error.value.hint)
+    assert hint in error.value.hint
 
 
 @pytest.mark.parametrize("device", [ON_CPU, TrainingDevice("cuda", GPUS[:2])])
