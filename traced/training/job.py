@@ -208,7 +208,8 @@ def _check_choice(name: str, values: Sequence[str], choices: Sequence[str]) -> N
 class TrainingResult:
     """A finished job: adapter folder, iterations, the iteration it resumed from, and seconds of this call.
 
-    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations.
+    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations. ``stalled``: why it
+    learned nothing more and ended early; "" if it did not.
     """
 
     adapter: str
@@ -216,6 +217,7 @@ class TrainingResult:
     resumed_from: int
     seconds: float
     solved: bool = False
+    stalled: str = ""
 
 
 def folder_of_run(data_dir: Path, cycle_id: str, capability: str, environment: str) -> Path:
