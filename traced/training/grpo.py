@@ -305,6 +305,8 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         seed=job.seed,
         logging_steps=1,
         save_steps=job.checkpoint_every,
+        # The last one but one stays for the case that the last is incomplete.
+        save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",

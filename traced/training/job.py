@@ -89,7 +89,7 @@ class TrainingJob:
     attention: str = "auto"  # sdpa; flash_attention_2 needs its package
     processes: int = 1  # one per GPU; they share the update of every iteration
     shard: bool = False  # reserved: split the base over the processes, for a model that does not fit one GPU
-    checkpoint_every: int = 5
+    checkpoint_every: int = 1
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
