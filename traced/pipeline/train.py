@@ -236,7 +236,7 @@ async def _supervised(
 ) -> None:
     """Run the job's process and record how it ended, whatever the end."""
     try:
-        await run_job(job, on_metric, device.trainer_variables)
+        result = await run_job(job, on_metric, device.trainer_variables)
     except EnvironmentFailed as error:
         _end(context, job, RunState.FAILED, str(error))
         # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
@@ -251,7 +251,7 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    _end(context, job, RunState.FINISHED)
+    _end(context, job, RunState.FINISHED, result.stalled)
 
 
 def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") -> None:

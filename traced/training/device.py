@@ -11,8 +11,9 @@ from typing import Literal
 from traced.core.gpus import gpu_ids
 from traced.training.errors import JobError
 
-DEVICE_VARIABLE = "TRACED_TRAINING_DEVICE"
-GPUS_VARIABLE = "TRACED_TRAINING_GPUS"
+# The leading underscore keeps them apart from settings, which the prefix TRACED_ names.
+DEVICE_VARIABLE = "_TRACED_TRAINING_DEVICE"
+GPUS_VARIABLE = "_TRACED_TRAINING_GPUS"
 CPU: Literal["cpu"] = "cpu"
 
 

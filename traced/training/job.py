@@ -89,7 +89,7 @@ class TrainingJob:
     attention: str = "auto"  # sdpa; flash_attention_2 needs its package
     processes: int = 1  # one per GPU; they share the update of every iteration
     shard: bool = False  # reserved: split the base over the processes, for a model that does not fit one GPU
-    checkpoint_every: int = 5
+    checkpoint_every: int = 1
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
@@ -208,7 +208,8 @@ def _check_choice(name: str, values: Sequence[str], choices: Sequence[str]) -> N
 class TrainingResult:
     """A finished job: adapter folder, iterations, the iteration it resumed from, and seconds of this call.
 
-    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations.
+    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations. ``stalled``: why it
+    learned nothing more and ended early; "" if it did not.
     """
 
     adapter: str
@@ -216,6 +217,7 @@ class TrainingResult:
     resumed_from: int
     seconds: float
     solved: bool = False
+    stalled: str = ""
 
 
 def folder_of_run(data_dir: Path, cycle_id: str, capability: str, environment: str) -> Path:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from traced.core.errors import DiskError, TracedError
+from traced.inference.errors import EngineError
 from traced.inference.model_files import resolve_model
 from traced.processes.child import Reporter, run_child
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Failure, Job, Report, ReportKind, Result
 from traced.processes.parent import follow_parent
 from traced.training import errors
-from traced.training.errors import TrainerDied, TrainingError
+from traced.training.errors import EngineLost, TrainerDied, TrainingError
 from traced.training.job import TrainingJob, TrainingResult, job_from, open_source, read_job
 from traced.training.metrics import Metrics
 from traced.training.processes import leave_group
@@ -60,6 +61,8 @@ def _as_job(job: TrainingJob, device_variables: Mapping[str, str]) -> Job:
 def _error(failure: Failure) -> TracedError:
     if failure.type == DiskError.__name__:
         return DiskError(failure.message, hint=failure.hint)
+    if EngineError.__name__ in failure.types:
+        return EngineLost(failure.message, hint=failure.hint)
     kind = getattr(errors, failure.type, TrainingError)
     error: TrainingError = kind(failure.message, hint=failure.hint)
     return error

@@ -373,6 +373,7 @@ class RolloutFunction:
     next_seeds: Callable[[int], list[int] | None] | None = None
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
+    _running: _Sampling | None = field(init=False, default=None)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """Play the rollouts of one iteration.
@@ -389,7 +390,9 @@ class RolloutFunction:
             sampling = self._start(trainer.model, iteration, iteration, seeds)
         if (sampling.iteration, sampling.seeds) != (iteration, seeds):
             raise RuntimeError(f"rollouts of iteration {sampling.iteration} were sampled, {iteration} was requested")
+        self._running = sampling
         outcome = sampling.future.result()
+        self._running = None
         self.on_played(iteration + 1, outcome.rollouts)
         self.last = self._batch(outcome, sampling.policy, time.perf_counter() - started)
         self._start_ahead(trainer.model, iteration)
@@ -398,11 +401,12 @@ class RolloutFunction:
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
     def close(self) -> None:
-        """Cancel rollouts that are not needed any more, and close the engine."""
-        if self._ahead is not None:
-            self._ahead.future.cancel()
-            concurrent.futures.wait([self._ahead.future])
-            self._ahead = None
+        """Cancel rollouts that are not needed any more, those of an interrupted iteration as well; close the engine."""
+        futures = [sampling.future for sampling in (self._running, self._ahead) if sampling is not None]
+        for future in futures:
+            future.cancel()
+        concurrent.futures.wait(futures)
+        self._running = self._ahead = None
         self.sampler.engine.close()
 
     def _start(self, model: Any, iteration: int, policy: int, seeds: list[int]) -> _Sampling:

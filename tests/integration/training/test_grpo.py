@@ -460,6 +460,29 @@ def test_a_training_that_learns_nothing_for_three_iterations_fails(model_path: P
         train(training_job, Hopeless)
 
 
+def test_a_training_that_has_learned_and_stalls_publishes_its_adapter(model_path: Path, tmp_path: Path) -> None:
+    training_job = job(model_path, tmp_path / "out", iterations=20)
+    played = 0
+
+    class Exhausted(Bandit):
+        """Scores by chance in the first iteration, and never afterwards."""
+
+        def score(self) -> Score:
+            nonlocal played
+            played += 1
+            score = super().score()
+            return score if played <= training_job.groups * training_job.rollouts else Score(0.0, False)
+
+    metrics = train(training_job, Exhausted)
+    assert metrics[0]["grad_norm"] > 0
+    assert [m["iteration"] for m in metrics] == [1, 2, 3, 4]
+    assert training_job.adapter.exists()
+    result = json.loads((training_job.out / "result.json").read_text())
+    assert (result["iterations"], result["solved"]) == (4, False)
+    assert result["stalled"].startswith("iterations 2 to 4 had nothing to learn from")
+    assert train(training_job, Hopeless) == [], "a finished run does not go on"
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_recomputed_activations_give_the_same_gradient_in_both_precisions(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str

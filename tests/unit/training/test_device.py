@@ -1,7 +1,10 @@
 """The device of a training: leased by the service, or by the settings."""
 
+from pathlib import Path
+
 import pytest
 
+from traced.config.settings import load_settings
 from traced.training.device import ON_CPU, TrainingDevice, training_device
 from traced.training.errors import JobError
 
@@ -48,3 +51,9 @@ def test_a_lease_takes_precedence_and_hides_nothing_from_the_stage(device: Train
     variables = device.stage_variables
     assert "CUDA_VISIBLE_DEVICES" not in variables
     assert training_device("cuda", 1, variables, lambda: ()) == device
+
+
+def test_a_stage_with_a_leased_device_reads_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TrainingDevice("cuda", ("GPU-1",)).stage_variables.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings(tmp_path).data_dir == tmp_path

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from sandbox.contract import Message
 from sandbox.errors import AgentFault
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
+from tests.waiting import eventually
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
@@ -399,6 +401,31 @@ def test_the_next_iteration_is_sampled_during_the_update() -> None:
         is_sampled = is_requested.wait(20)  # the update of the first iteration would run now
         function.close()
         return is_sampled
+
+    assert in_sampler(use, engine)
+
+
+class SilentEngine(FreeEngine):
+    """Never answers."""
+
+    async def generate(self, request: Request, conversation: str) -> Generation:
+        self.requests.append((conversation, request))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_closing_cancels_the_rollouts_of_an_interrupted_iteration() -> None:
+    engine = SilentEngine()
+
+    def use(sampler: Sampler) -> bool:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None)
+        with ThreadPoolExecutor(1) as pool:
+            iteration = pool.submit(function, prompts(0), trainer_at(0))
+            eventually(lambda: bool(engine.requests))
+            function.close()
+            with pytest.raises(CancelledError):
+                iteration.result(20)
+        return True
 
     assert in_sampler(use, engine)
 
