@@ -198,7 +198,7 @@ class CycleLoop:
 
     async def _next_cycle(self, drained: "asyncio.Future[Any]") -> Cycle | None:
         """Return the cycle to run now, or None; create one if it was requested and its settings pass all checks."""
-        cycle, cause = await asyncio.to_thread(self._due)
+        cycle, cause = await asyncio.to_thread(self._next_work)
         if not cause:
             return cycle
         # The settings may be reloaded during the checks; the cycle gets those that were checked.
@@ -216,7 +216,7 @@ class CycleLoop:
             self._requested_cause = ""
         return cycle
 
-    def _due(self) -> tuple[Cycle | None, str]:
+    def _next_work(self) -> tuple[Cycle | None, str]:
         """Return the unfinished cycle to run now, or the cause of a new one; (None, "") if there is nothing to run."""
         name = self.settings.target.name
         with read_session(self.store) as session:

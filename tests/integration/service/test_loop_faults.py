@@ -1,8 +1,10 @@
 """What goes wrong around the loop: it says so, lives on where it can, and ends in order where it cannot."""
 
 import asyncio
+import shutil
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +17,10 @@ from tests.unit.store.chain import T0
 from traced.api.auth import Caller
 from traced.app.service import _on_loop_end
 from traced.client.models import ACTIVITY, WAITS, Reason
-from traced.config.settings import Settings
+from traced.config.settings import ModelSection, Settings
 from traced.core.ownership import is_alive
 from traced.core.signals import Lifecycle
+from traced.inference.model_files import BUNDLED
 from traced.jobs.leases import FOR_DEVICE
 from traced.jobs.retry import waiting_report
 from traced.llm.connection import LlmError
@@ -28,7 +31,7 @@ from traced.processes.job import Failure, JobOutcome, Report, ReportKind, Result
 ADA = Caller("ada", "local")
 
 
-def never() -> "asyncio.Future[None]":
+def pending_future() -> "asyncio.Future[None]":
     return asyncio.get_running_loop().create_future()
 
 
@@ -49,7 +52,7 @@ async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_m
     place.control.start(ADA, Reason())
     for minute in range(3):
         place.days = minute / 24 / 60
-        assert await place.loop._next_cycle(never()) is None
+        assert await place.loop._next_cycle(pending_future()) is None
     view = place.control.status().target
     assert "nowhere" in view.cannot_begin
     assert view.asked_for == "requested by ada"
@@ -73,7 +76,7 @@ async def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_wh
         place.control.start(ADA, Reason())
     assert place.control.status().target.asked_for == ""
     place.loop.request_cycle("a trigger")
-    assert await place.loop._next_cycle(never()) is None
+    assert await place.loop._next_cycle(pending_future()) is None
     assert "the setting llm.model is empty" in place.control.status().target.cannot_begin
     assert place.cycles() == []
 
@@ -87,7 +90,7 @@ async def test_a_failed_check_of_the_model_blocks_the_beginning_and_the_remedy_i
         if runs == 2:
             place.scripted.ends["preflight"] = [Result(JobOutcome.FAILED, None, failure, FINISHED)]
             place.days += 2 / 24 / 60
-        assert await place.loop._next_cycle(never()) is None
+        assert await place.loop._next_cycle(pending_future()) is None
         # The same settings are not checked again at once.
         assert place.scripted.stage_runs == ["preflight"] * runs
     assert "training.max_length is 100 (try: training.max_length = 400)" in place.control.status().target.cannot_begin
@@ -107,20 +110,25 @@ async def test_a_service_that_drains_stops_the_check_and_begins_the_cycle_later(
     assert place.control.status().target.asked_for == "requested by ada"
 
 
-@pytest.mark.slow  # the child imports torch
-async def test_the_check_of_the_model_runs_in_a_child_and_names_the_setting(place: Place) -> None:
+@pytest.mark.slow  # the child imports transformers
+async def test_the_check_of_the_model_runs_in_a_child_and_names_the_setting(place: Place, tmp_path: Path) -> None:
+    model = shutil.copytree(BUNDLED, tmp_path / "model")
+    # The check of the template comes first, and imports the least.
+    (model / "chat_template.jinja").write_text("{{ messages | length }}")
+    settings = place.loop.settings
     place.loop._model_check.executor = LocalExecutor(place.data_dir / "logs")
-    place.loop.settings = with_length(place, 100)
+    place.loop.settings = settings.model_copy(update={"model": ModelSection(spec=str(model))})
     place.control.start(ADA, Reason())
-    assert await place.loop._next_cycle(never()) is None
-    assert "training.max_length is 100 (try: training.max_length = " in place.control.status().target.cannot_begin
+    assert await place.loop._next_cycle(pending_future()) is None
+    reason = place.control.status().target.cannot_begin
+    assert (reason.startswith("chat template: "), reason.endswith("(try: model.spec: another model)")) == (True, True)
 
 
 async def test_a_check_that_dies_is_a_reason_and_no_defect(place: Place) -> None:
     place.scripted.ends["preflight"] = [CRASHED]
     place.loop.settings = with_length(place, 400)
     place.control.start(ADA, Reason())
-    assert await place.loop._next_cycle(never()) is None
+    assert await place.loop._next_cycle(pending_future()) is None
     assert "did not end: ended by SIGSEGV" in place.control.status().target.cannot_begin
 
 
