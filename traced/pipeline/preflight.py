@@ -395,7 +395,7 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     device = _smallest([d for d in suitable_devices(gpu_readings, settings.devices.train_on) if d.kind == "cuda"])
     training, engine = trainer_need(subject, device), engine_need(subject)
     serves_on_gpu = _has_gpu_engine(settings)
-    gpu_names = [reading.id for reading in gpu_readings if reading.kind == "cuda"]
+    gpu_names = [device.id for device in gpu_readings if device.kind == "cuda"]
     share = _engine_share(settings, gpu_names) if serves_on_gpu and not settings.engine.urls else 0.0
     if device is not None:
         # On the engine's own GPU both have to fit: a training samples while it trains.

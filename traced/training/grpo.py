@@ -95,12 +95,12 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     job.pause.unlink(missing_ok=True)
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
-    solved, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""
-    if ended_early and not solved and not stalled:
+    is_solved_early, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""
+    if ended_early and not is_solved_early and not stalled:
         raise TrainingPaused(f"paused after iteration {last_iteration} of {job.iterations}")
     _publish(job, trainer)
     seconds = time.perf_counter() - started
-    result = TrainingResult(str(job.adapter), last_iteration, done, seconds, solved=solved, stalled=stalled)
+    result = TrainingResult(str(job.adapter), last_iteration, done, seconds, solved=is_solved_early, stalled=stalled)
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
 

@@ -462,16 +462,16 @@ def test_a_training_that_learns_nothing_for_three_iterations_fails(model_path: P
 
 def test_a_training_that_has_learned_and_stalls_publishes_its_adapter(model_path: Path, tmp_path: Path) -> None:
     training_job = job(model_path, tmp_path / "out", iterations=20)
-    played = 0
+    count = 0
 
     class Exhausted(Bandit):
         """Scores by chance in the first iteration, and never afterwards."""
 
         def score(self) -> Score:
-            nonlocal played
-            played += 1
+            nonlocal count
+            count += 1
             score = super().score()
-            return score if played <= training_job.groups * training_job.rollouts else Score(0.0, False)
+            return score if count <= training_job.groups * training_job.rollouts else Score(0.0, False)
 
     metrics = train(training_job, Exhausted)
     assert metrics[0]["grad_norm"] > 0

@@ -29,7 +29,7 @@ FRUITFUL = fruitless(trajectories_kept=4, grad_norm=0.1)
 ALL_SUCCEEDED = fruitless(success=1.0)
 
 
-LOST = fruitless(lost_groups=7)
+GROUPS_LOST = fruitless(lost_groups=7)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ LOST = fruitless(lost_groups=7)
         [fruitless(), fruitless(), ALL_SUCCEEDED],
         [ALL_SUCCEEDED] * 5,
         [fruitless()] * 3 + [FRUITFUL],
-        [FRUITFUL, fruitless(), fruitless(), LOST],
-        [LOST] * 4,
+        [FRUITFUL, fruitless(), fruitless(), GROUPS_LOST],
+        [GROUPS_LOST] * 4,
     ],
 )
 def test_a_run_goes_on(tmp_path: Path, rows: list[Metrics]) -> None:
