@@ -216,6 +216,7 @@ def _job(context: Context, run_id: str, capability: str, environment: str, devic
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:
     config = context.settings.training.model_dump() | {"seeds": list(TRAINING_SEEDS), "threads": job.threads}
+    config |= {"device": job.device}
     started = context.now()
     run = TrainingRun(
         id=job.run_id,

@@ -369,10 +369,12 @@ class GroupRelativeTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report the iteration, and pass its metrics to the trackers."""
         # TRL's closing summary has no gradient norm and is no iteration.
-        if "grad_norm" in logs and self.rollout_function is not None:
-            metrics = self._iteration_metrics(logs, self.rollout_function.last)
-            self.on_iteration(metrics)
-            logs |= metrics
+        if "grad_norm" in logs:
+            peak = max(gather_object([self.pass_size.highest_memory()]))
+            if self.rollout_function is not None:
+                metrics = self._iteration_metrics(logs, self.rollout_function.last) | {"peak_memory": peak}
+                self.on_iteration(metrics)
+                logs |= metrics
         super().log(logs, start_time)
 
     def _iteration_metrics(self, logs: dict[str, float], last: Any) -> dict[str, float]:
