@@ -49,6 +49,8 @@ SEEDS = 8
 MAX_TURNS = 200
 # Below this share of the base's parameters, an adapter most likely misses a large part of the model.
 MIN_SHARE = 0.005
+# The metric of an iteration with the most bytes that a process of the training has taken so far.
+PEAK = "peak_memory"
 # Above this share of the memory, an estimate is a warning: it may not fit.
 TIGHT = 0.95
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -394,6 +396,7 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     gpu_readings = gpus().devices if settings.devices.train_on != "cpu" or _has_gpu_engine(settings) else ()
     device = _smallest([d for d in suitable_devices(gpu_readings, settings.devices.train_on) if d.kind == "cuda"])
     training, engine = trainer_need(subject, device), engine_need(subject)
+    peak = measured_peak(settings, subject.files.name, "cuda" if device is not None else "cpu")
     serves_on_gpu = _has_gpu_engine(settings)
     gpu_names = [device.id for device in gpu_readings if device.kind == "cuda"]
     share = _engine_share(settings, gpu_names) if serves_on_gpu and not settings.engine.urls else 0.0
@@ -401,7 +404,11 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
         # On the engine's own GPU both have to fit: a training samples while it trains.
         reserved = int(share * device.memory_total) if start.trains_on_engine_gpu(settings, gpu_names) else 0
         yield _fits(
-            "memory of the trainer", training, Capacity(device.name, device.memory_total, reserved), _gpu_fix(share)
+            "memory of the trainer",
+            training,
+            Capacity(device.name, device.memory_total, reserved),
+            _gpu_fix(share),
+            peak,
         )
     else:
         ram = psutil.virtual_memory().total
@@ -412,6 +419,7 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
             type(training)(training.minimum * count, training.estimate * count),
             Capacity("the machine", ram, engine_bytes),
             "training.at_once = 1, or a lower training.max_length and training.micro_batch_tokens",
+            peak,
         )
     if settings.engine.urls:
         return
@@ -446,6 +454,34 @@ def trainer_need(subject: Subject, gpu: DeviceReading | None) -> "MemoryNeed":
     if start.backend(subject.settings) == "embedded":
         copies += sizes.parameters * (BFLOAT16 if gpu else FLOAT32)
     return MemoryNeed(need.minimum + copies, need.estimate + copies)
+
+
+def measured_peak(settings: Settings, model: str, device: str) -> str:
+    """Return the peak of the last training of this model on such a device with these settings, in words; "" without."""
+    # Imported here because a check without a store does without its libraries.
+    from store.database import connect, read_session
+    from store.errors import StoreError
+    from store.repositories.adapters import newest_iterations
+
+    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+        return ""
+    training = settings.training
+    config = {"max_length": training.max_length, "processes": training.processes, "device": device}
+    try:
+        store = connect(settings.store_url)
+        try:
+            with read_session(store) as session:
+                iterations = newest_iterations(session, model, config, PEAK)
+        finally:
+            store.dispose()
+    except StoreError:
+        # What is wrong with the store is another check's finding.
+        return ""
+    if not iterations:
+        return ""
+    highest = max((entry.values for entry in iterations), key=lambda values: values[PEAK])
+    size, tokens = highest[PEAK] / GIB, highest["pass_tokens"]
+    return f"; a process of the last training took {size:.1f} GiB, in passes of up to {tokens:,.0f} tokens (measured)"
 
 
 def engine_need(subject: Subject) -> "MemoryNeed":
@@ -490,11 +526,12 @@ class Capacity:
     reserved: int = 0
 
 
-def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str) -> Finding:
+def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str, peak: str = "") -> Finding:
     free = capacity.total - capacity.reserved
     note = f", {capacity.reserved / GIB:.1f} GiB of it for the engine" if capacity.reserved else ""
     observed = (
-        f"about {need.estimate / GIB:.1f} GiB (estimated); {capacity.place} has {capacity.total / GIB:.1f} GiB{note}"
+        f"about {need.estimate / GIB:.1f} GiB (estimated){peak}; "
+        f"{capacity.place} has {capacity.total / GIB:.1f} GiB{note}"
     )
     if need.minimum > free:
         return Finding(name, False, f"at least {need.minimum / GIB:.1f} GiB, {observed}", fix)

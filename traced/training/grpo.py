@@ -85,7 +85,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         other_processes(bounded),
     ):
         trainer = build_trainer(bounded, source, portal, record)
-        for callback in (*tracker_callbacks(job), _EndsEarly(job), _SharedControl()):
+        for callback in (*tracker_callbacks(job), _EndsEarly(job), *_process_callbacks(job, trainer)):
             trainer.add_callback(callback)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -110,7 +110,8 @@ def follow(job: TrainingJob) -> None:
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     trainer = build_trainer(job, None, None, lambda _: None)
-    trainer.add_callback(_SharedControl())
+    for callback in _process_callbacks(job, trainer):
+        trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
@@ -152,6 +153,22 @@ class _SharedControl(TrainerCallback):
     def _share(self, control: Any) -> None:
         decisions = [control.should_save, control.should_training_stop]
         control.should_save, control.should_training_stop = broadcast_object_list(decisions)
+
+
+class _WakesEngine(TrainerCallback):
+    """Wakes up the engine after the optimizer's step."""
+
+    def __init__(self, trainer: GroupRelativeTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wake it up before its next adapter is loaded, or before the training ends."""
+        self.trainer.wake_engine()
+
+
+def _process_callbacks(job: TrainingJob, trainer: GroupRelativeTrainer) -> list[TrainerCallback]:
+    """Return the callbacks of every process; they are called in the same order, because processes wait in them."""
+    return [_SharedControl(), *([_WakesEngine(trainer)] if job.engine_sleeps else [])]
 
 
 class _EndsEarly(TrainerCallback):

@@ -39,6 +39,7 @@ NOT_IN_FINGERPRINT = {
     "engine_urls",
     "engine_key_file",
     "engine_silence_s",
+    "engine_sleeps",
 }
 DEVICES = ("cpu", "cuda")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
@@ -99,6 +100,7 @@ class TrainingJob:
     engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
     engine_key_file: str = ""  # file with the API key of these servers
     engine_silence_s: float = 300.0  # seconds without data after which a request to them fails
+    engine_sleeps: bool = False  # whether these servers sleep during each update (``traced.inference.engine_sleep``)
     overlap: int = 0  # iterations that the rollouts may be ahead of the update; 0: strictly on-policy
     report_to: list[str] = field(default_factory=list)  # experiment trackers
     tags: dict[str, str] = field(default_factory=dict)  # ids for them: cycle, capability, environment, run
@@ -132,6 +134,8 @@ class TrainingJob:
                 "overlap is 1, and the engine runs in the trainer's process, which updates and samples in turn",
                 hint="training.overlap = 0, or an engine of its own (engine_urls)",
             )
+        if self.overlap and self.engine_sleeps:
+            raise JobError("engine_sleeps is set and overlap is 1, which samples during the update")
         if self.seed_high - self.seed_low < self.groups:
             raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
 

@@ -3,9 +3,12 @@
 The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line with its metrics, and the
 value is a ``TrainingResult``. The child dies with its parent; cancelling ``train`` stops it cleanly, then by force,
 and leaves the checkpoints. Its log is ``train.log`` in the job's folder. A ``TrainingError`` of the child is raised
-again here; any other end raises ``TrainerDied`` with the last lines of the log.
+again here; any other end raises ``TrainerDied`` with the last lines of the log. Engines that the child has put to sleep
+are woken up, whatever its end.
 """
 
+import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -27,6 +30,9 @@ from traced.training.metrics import Metrics
 from traced.training.processes import leave_group
 
 MODULE = "traced.training.process"
+# Seconds in which the engines of a trainer that has failed have to be awake.
+WAKE_S = 30.0
+log = logging.getLogger(__name__)
 
 
 async def train(
@@ -37,12 +43,37 @@ async def train(
     Args:
         variables: Environment variables of that process, such as ``CUDA_VISIBLE_DEVICES``.
     """
+    try:
+        return await _run(job, on_metric, variables or {})
+    except (Exception, asyncio.CancelledError):
+        if job.engine_sleeps:
+            await _wake_engines(job)
+        raise
 
+
+async def _wake_engines(job: TrainingJob) -> None:
+    """Wake up the engines of a trainer that has ended during an update."""
+    # Imported here because the service has trainings but no engine.
+    from traced.inference.engine_sleep import EngineSleep
+    from traced.training.policy_engine import engine_clients
+
+    clients = engine_clients(job)
+    try:
+        await EngineSleep(clients, timeout_s=WAKE_S).end_update()
+    except EngineError as error:
+        # The trainer's own error counts.
+        log.warning("after the training %s: %s", job.run_id, error)
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+async def _run(job: TrainingJob, on_metric: Callable[[Metrics], None], variables: Mapping[str, str]) -> TrainingResult:
     def on_report(report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
             on_metric(report.data["metrics"])
 
-    result = await LocalExecutor(job.out).run(_as_job(job, variables or {}), on_report)
+    result = await LocalExecutor(job.out).run(_as_job(job, variables), on_report)
     if result.value is not None:
         return TrainingResult(**result.value)
     if result.failure is not None and TracedError.__name__ in result.failure.types:

@@ -5,20 +5,19 @@ reproducible bit by bit. With ``engine_urls`` servers sample, and each iteration
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
 from sandbox.episodes import EpisodeSource
 from traced.inference.chat_format import ChatFormat, TurnFormat
-from traced.inference.client import EngineClient
 from traced.inference.embedded.engine import Engine
+from traced.inference.engine_sleep import EngineSleep
 from traced.inference.replicas import Replicas
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob
-from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, run_name
+from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, engine_clients, run_name
 from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
 
 
@@ -46,11 +45,10 @@ def rollout_function(
 
 def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
     if job.engine_urls:
-        key = Path(job.engine_key_file).read_text().strip() if job.engine_key_file else ""
-        clients = [EngineClient(url, silence_s=job.engine_silence_s, key=key) for url in job.engine_urls]
-        replicas = Replicas(clients)
+        clients = engine_clients(job)
+        sleep = EngineSleep(clients) if job.engine_sleeps else None
         name = run_name(job.run_id, job.out)
-        return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call)
+        return ServerEngine(Replicas(clients), job.out / POLICY, name, save_adapter, portal.call, sleep=sleep)
     # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
     # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from anyio.from_thread import start_blocking_portal
@@ -71,6 +72,9 @@ def test_grpo_raises_the_reward_of_a_bandit(model_path: Path, tmp_path: Path) ->
     assert final > initial + 0.2
     assert json.dumps(read_metrics(tmp_path / "out" / "metrics.jsonl")) == json.dumps(metrics)  # some are NaN
     assert [m["iteration"] for m in metrics] == list(range(1, 27))
+    peaks = [m["peak_memory"] for m in metrics]
+    assert peaks == sorted(peaks)
+    assert psutil.Process().memory_info().rss / 2 < peaks[-1] < psutil.virtual_memory().total
 
 
 def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path: Path) -> None:
@@ -81,7 +85,7 @@ def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path
     second = train(resumed)
     assert [m["iteration"] for m in second] == [4, 5, 6]
     assert equal(weights(straight), weights(resumed))
-    times = ("rollout_seconds", "sampling_seconds", "update_seconds", "tokens_per_second", "engine_busy")
+    times = ("rollout_seconds", "sampling_seconds", "update_seconds", "tokens_per_second", "engine_busy", "peak_memory")
     # The adapter before the current one is not in the checkpoint, and does not exist in the first iteration.
     left_out = (*times, "drift_previous")
     assert [{k: v for k, v in m.items() if k not in left_out} for m in first + second] == [

@@ -4,11 +4,16 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from store.database import open_store, write_session
+from store.records import IterationMetrics
+from store.repositories.adapters import save_iterations, save_training_run
+from tests.unit.store.chain import T0, save_chain, training_run
 from traced.config.settings import Settings, load_settings
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError
@@ -48,7 +53,7 @@ def by_name(results: Sequence[Finding]) -> dict[str, Finding]:
 
 def other_model(folder: Path, **config: Any) -> str:
     """Return the directory of a copy of the bundled model, with other values in its configuration."""
-    shutil.copytree(BUNDLED, folder)
+    shutil.copytree(BUNDLED, folder, dirs_exist_ok=True)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return str(folder)
@@ -222,7 +227,7 @@ def memory(tmp_path: Path, probe: preflight.ReadGpus, **values: Any) -> list[Fin
     spec = other_model(
         tmp_path / "m", hidden_size=4096, intermediate_size=16384, num_hidden_layers=10, layer_types=layers
     )
-    large = settings(model__spec=spec, training__max_length=1024, **values)
+    large = settings(model__spec=spec, **{"training__max_length": 1024, **values})
     return [finding for finding in model_checks(large, probe) if finding.name.startswith("memory")]
 
 
@@ -250,6 +255,25 @@ def test_the_default_share_of_the_only_gpu_leaves_room(tmp_path: Path, monkeypat
     assert (trainer.ok, engine.ok) == (True, True)
     assert "10.8 GiB of it for the engine" in trainer.seen
     assert "45% of H24" in engine.seen
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_peak_of_the_last_training_is_beside_the_estimate(tmp_path: Path, device: str) -> None:
+    limits = settings(training__max_length=900)
+    store = open_store(limits.store_url)
+    with write_session(store) as session:
+        save_chain(session)
+        for number, (kind, length) in enumerate([(device, 900), (device, 901), ("elsewhere", 900)]):
+            config = {"max_length": length, "processes": 1, "device": kind}
+            run = replace(training_run(f"r-{number}"), model="m", config=config, started_at=T0 + timedelta(days=number))
+            save_training_run(session, run)
+            peaks = [{"peak_memory": (1.5 + number) * GIB, "pass_tokens": 4096.0}, {"peak_memory": 1.0 * GIB}]
+            save_iterations(session, [IterationMetrics(run.id, place, peak) for place, peak in enumerate(peaks)])
+    store.dispose()
+    probe = gpus(gpu(24)) if device == "cuda" else gpus()
+    trainer = memory(tmp_path, probe, training__max_length=900)[0]
+    assert "(estimated); a process of the last training took 1.5 GiB, in passes of up to 4,096 tokens" in trainer.seen
+    assert "last training" not in memory(tmp_path, probe, training__max_length=500)[0].seen
 
 
 def test_two_gpus_keep_engine_and_trainer_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

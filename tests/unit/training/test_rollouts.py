@@ -76,6 +76,12 @@ class FreeEngine:
     def synchronise(self, peft_model: Any, iteration: int) -> None:
         self.synchronised.append((peft_model, iteration))
 
+    def begin_update(self) -> None:
+        """The update has a device of its own."""
+
+    def end_update(self) -> None:
+        """Nothing sleeps."""
+
     def close(self) -> None:
         """Holds nothing."""
 
