@@ -188,6 +188,7 @@ async def with_servers(context: Context, job: TrainingJob, device: TrainingDevic
         engine_urls=engine.urls,
         engine_key_file=engine_settings.key_file,
         engine_silence_s=engine_settings.silence_s,
+        engine_patience_s=engine.replicas.patience_s,
         engine_sleeps=sleeps_during_updates(context.settings, device.gpus, gpu_ids()),
         # Only an engine of its own can sample while the trainer updates.
         overlap=context.settings.training.overlap,

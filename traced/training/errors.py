@@ -9,7 +9,7 @@ TracedError
     ├── DeviceFull           one rollout does not fit into the memory of the device
     ├── EngineLost           no engine served the requests of an iteration, or loaded its adapter
     ├── WrongPolicy          rollouts were sampled from other weights than those of the trained adapter
-    ├── TrainingPaused       paused on request: a checkpoint is saved, and the same command continues
+    ├── TrainingPaused       paused on request: the same command continues from the checkpoint
     └── TrainerDied          the training process ended without a result; carries its last log lines
 """
 

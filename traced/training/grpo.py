@@ -92,7 +92,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         finally:
             if trainer.rollout_function is not None:
                 trainer.rollout_function.close()
-    job.pause.unlink(missing_ok=True)
+            job.pause.unlink(missing_ok=True)
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
     is_solved_early, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""

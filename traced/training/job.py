@@ -39,6 +39,7 @@ NOT_IN_FINGERPRINT = {
     "engine_urls",
     "engine_key_file",
     "engine_silence_s",
+    "engine_patience_s",
     "engine_sleeps",
 }
 DEVICES = ("cpu", "cuda")
@@ -100,6 +101,7 @@ class TrainingJob:
     engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
     engine_key_file: str = ""  # file with the API key of these servers
     engine_silence_s: float = 300.0  # seconds without data after which a request to them fails
+    engine_patience_s: float = 60.0  # seconds without any of them after which a request fails
     engine_sleeps: bool = False  # whether these servers sleep during each update (``traced.inference.engine_sleep``)
     overlap: int = 0  # iterations that the rollouts may be ahead of the update; 0: strictly on-policy
     report_to: list[str] = field(default_factory=list)  # experiment trackers

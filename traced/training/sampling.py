@@ -40,7 +40,12 @@ def rollout_function(
         return job.group_seeds(iteration) if iteration < job.iterations else None
 
     ahead = next_seeds if job.overlap else None
-    return RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead)
+
+    def loses_nothing(iteration: int) -> bool:
+        """Return whether a pause is requested and the run can continue where this iteration begins."""
+        return job.pause.exists() and (iteration == 0 or (job.out / "checkpoints" / f"checkpoint-{iteration}").exists())
+
+    return RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead, loses_nothing)
 
 
 def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
@@ -48,7 +53,8 @@ def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokeniz
         clients = engine_clients(job)
         sleep = EngineSleep(clients) if job.engine_sleeps else None
         name = run_name(job.run_id, job.out)
-        return ServerEngine(Replicas(clients), job.out / POLICY, name, save_adapter, portal.call, sleep=sleep)
+        replicas = Replicas(clients, patience_s=job.engine_patience_s)
+        return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call, sleep=sleep)
     # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
     # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from traced.core.ownership import own_identity
-from traced.inference.errors import EngineError
+from traced.inference.errors import EngineError, UnknownModelError
 from traced.inference.generation import Generation, Request, Sampling
 from traced.inference.model_files import ADAPTER_FILES, adapter_digest
 from traced.inference.replicas import Replicas
@@ -42,7 +42,8 @@ class Server:
 
     async def unload_adapter(self, name: str) -> None:
         self.calls.append(f"unload {name}")
-        del self.adapters[name]
+        if self.adapters.pop(name, None) is None:
+            raise UnknownModelError(name)
 
     async def generate(self, request: Request) -> Generation:
         self.calls.append(f"generate {request.adapter}")
@@ -65,7 +66,7 @@ def run(function: Callable[[], Awaitable[None]]) -> None:
 
 
 def engine_of(folder: Path, *servers: Server) -> ServerEngine:
-    return ServerEngine(Replicas(cast(Any, servers)), folder, "run", save, run)
+    return ServerEngine(Replicas(cast(Any, servers), patience_s=0.1), folder, "run", save, run)
 
 
 def generate(engine: ServerEngine) -> Generation:

@@ -18,7 +18,7 @@ from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
-from traced.training.errors import EngineLost, EnvironmentFailed
+from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad
 from traced.training.rollouts import End, IterationRollouts, Rollout, RolloutFunction, RolloutLimits, Sampler
@@ -434,6 +434,23 @@ def test_closing_cancels_the_rollouts_of_an_interrupted_iteration() -> None:
         return True
 
     assert in_sampler(use, engine)
+
+
+def test_a_pause_does_not_wait_for_rollouts_that_can_be_played_again() -> None:
+    engine, asked = SilentEngine(), []
+
+    def may_pause(iteration: int) -> bool:
+        asked.append(iteration)
+        return len(asked) == 2
+
+    def use(sampler: Sampler) -> None:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, may_pause=may_pause)
+        with pytest.raises(TrainingPaused, match="during the rollouts of iteration 3"):
+            function(prompts(2), trainer_at(2))
+        function.close()
+
+    in_sampler(use, engine)
+    assert asked == [2, 2]
 
 
 def test_a_resumed_run_samples_its_next_iteration_anew() -> None:
