@@ -81,7 +81,7 @@ def bgmv_expand(inputs: Tensor, weights: Tensor, output: Tensor, slots: Tensor, 
         output[:, :width] = result[:, :width]
 
 
-def bgmv_expand_slice(  # noqa: PLR0913, PLR0917 (vLLM calls it so)
+def bgmv_expand_slice(  # noqa: PLR0917 (vLLM calls it so)
     inputs: Tensor,
     weights: Tensor,
     output: Tensor,
