@@ -31,7 +31,7 @@ from typing import Any
 AIMS: dict[str, float] = {"adapters": 2, "gain": 0.15, "ci_low_above": 0.0}
 MINUTES = {"embedded": 10.0, "vllm": 60.0}
 BUSY = "while True:\n    pass"
-STATED = re.compile(r"\[about (?:(\d+) min )?(\d+) s left\]")
+STATEMENT = re.compile(r"\[about (?:(\d+) min )?(\d+) s left\]")
 UNKNOWN = "[time left unknown]"
 LAST_SECONDS = 5.0  # statements this close to the end are not compared: they are rounded to a second
 
@@ -49,21 +49,21 @@ class Run:
 
 @dataclass
 class TimeLeft:
-    """What a run stated about its time left: ``stated`` has pairs of seconds after the start and seconds stated."""
+    """What a run stated about its time left: ``statements`` has pairs of seconds after the start and seconds stated."""
 
-    stated: list[tuple[float, float]] = field(default_factory=list)
+    statements: list[tuple[float, float]] = field(default_factory=list)
     unknown: int = 0
 
     def add(self, line: str, at: float) -> None:
         """Read one line of progress that was printed ``at`` seconds after the start; other lines are ignored."""
         if line.startswith(UNKNOWN):
             self.unknown += 1
-        elif match := STATED.match(line):
-            self.stated.append((at, 60.0 * int(match[1] or 0) + int(match[2])))
+        elif match := STATEMENT.match(line):
+            self.statements.append((at, 60.0 * int(match[1] or 0) + int(match[2])))
 
     def ratios(self, seconds: float) -> list[float]:
         """Return stated over actual seconds for a run that took ``seconds``."""
-        return [left / (seconds - at) for at, left in self.stated if seconds - at > LAST_SECONDS]
+        return [left / (seconds - at) for at, left in self.statements if seconds - at > LAST_SECONDS]
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def run_demo(seed: int, engine: str, settings: Sequence[str], folder: Path) -> R
 def row(run: Run) -> dict[str, Any]:
     """Return the figures of one run and whether it meets the aims for a seed."""
     figures, ratios = run.figures, run.left.ratios(run.seconds)
-    lines = len(run.left.stated) + run.left.unknown
+    lines = len(run.left.statements) + run.left.unknown
     passed = [adapter["name"] for adapter in figures.get("adapters", []) if adapter["promoted"]]
     gain, interval = figures.get("gain"), figures.get("ci")
     return {
@@ -159,17 +159,17 @@ def main() -> int:
     parser.add_argument("--into", type=Path, help="folder of the runs (default: a new temporary one)")
     parser.add_argument("--json", action="store_true", help="print only one JSON object")
     options = parser.parse_args()
-    into = options.into or Path(tempfile.mkdtemp(prefix="traced-demos-"))
+    folder = options.into or Path(tempfile.mkdtemp(prefix="traced-demos-"))
     rows = []
     with foreign_load(options.foreign_load):
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            run = run_demo(seed, options.engine, options.settings, into / f"seed-{seed}")
+            run = run_demo(seed, options.engine, options.settings, folder / f"seed-{seed}")
             rows.append(row(run))
             if not options.json:
                 print(json.dumps(rows[-1]), flush=True)
     figures = summary(rows, options.engine, options.foreign_load)
     if not options.json:
-        print(f"runs in {into}; {'meets' if figures['meets'] else 'DOES NOT MEET'}")
+        print(f"runs in {folder}; {'meets' if figures['meets'] else 'DOES NOT MEET'}")
     print(json.dumps(figures))
     return 0 if figures["meets"] else 1
 

@@ -5,7 +5,7 @@ state, end, error text and number of rollouts do.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
@@ -155,6 +155,23 @@ def list_iterations(
     if after_iteration is not None:
         query = query.where(col(IterationRow.iteration) > after_iteration)
     return [_iteration(row) for row in session.exec(query.limit(limit))]
+
+
+def newest_iterations(
+    session: Session, model: str, config: Mapping[str, object], metric: str
+) -> list[IterationMetrics]:
+    """Return the iterations with ``metric`` of the newest run of a model that has such; empty if none has.
+
+    Args:
+        config: Values that the run's configuration must have.
+    """
+    query = select(TrainingRunRow).where(TrainingRunRow.model == model)
+    for row in session.exec(query.order_by(col(TrainingRunRow.started_at).desc(), col(TrainingRunRow.id).desc())):
+        if config.items() <= row.config.items():
+            iterations = [entry for entry in list_iterations(session, row.id) if metric in entry.values]
+            if iterations:
+                return iterations
+    return []
 
 
 def iteration_ranges(session: Session, run_ids: Iterable[str]) -> dict[str, IterationRange]:

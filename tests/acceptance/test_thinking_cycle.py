@@ -79,7 +79,7 @@ SETTINGS: dict[str, Any] = {
     "devices.yield_s": 0.1,
 }
 Script = list[Message]
-SHORT_TRAINING = {"training__iterations": 1, "training__groups": 2, "training__rollouts": 2, "training__max_turns": 4}
+SHORT_TRAINING = {"training__iterations": 1, "training__groups": 2, "training__rollouts": 2, "training__max_turns": 8}
 SOON_S = 500.0
 
 

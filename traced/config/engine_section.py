@@ -17,7 +17,8 @@ class EngineSection(Section):
     backend: Backend = Field(
         default="auto",
         description='"embedded" (small models, CPU), "vllm", "openai" (a server without adapters: only collects and '
-        'evaluates the base model), or "auto": vllm with urls, or where it is installed and the model is not the bundled one; else embedded',
+        'evaluates the base model), or "auto": vllm with urls, or where it is installed and the model is not the '
+        "bundled one; else embedded",
     )
     urls: list[str] = Field(
         default=[], description='running servers, e.g. ["http://127.0.0.1:8000"]; empty: traced starts an engine'
@@ -39,7 +40,9 @@ class EngineSection(Section):
     tool_parser: str = Field(
         default="auto", description='vLLM\'s parser of tool calls; "auto": by the chat template, "": none'
     )
-    threads: int = Field(default=0, ge=0, description="CPU threads of the embedded engine and of a training; 0: all cores")
+    threads: int = Field(
+        default=0, ge=0, description="CPU threads of the embedded engine and of a training; 0: all cores"
+    )
     max_batch: Positive = Field(default=64, description="maximum batch size of the embedded engine, in sequences")
     max_length: Positive = Field(default=2048, description="maximum tokens of a conversation, prompt included")
     max_tokens: Positive = Field(default=256, description="maximum tokens of a completion")

@@ -50,7 +50,7 @@ class StageLine:
         """
         if self.finished_at is not None:
             return 0.0
-        steps, measured_s = self._measured(now)
+        steps, measured_s = self._since_first_step(now)
         if self.total and steps:
             return max(measured_s * (self.total - self.done) / steps, 0.0)
         if slowdown is None or not self.expected_s:
@@ -64,10 +64,10 @@ class StageLine:
             return 0.0, 0.0
         if self.finished_at is not None:
             return self.elapsed(now), self.expected_s
-        steps, measured_s = self._measured(now)
+        steps, measured_s = self._since_first_step(now)
         return (measured_s, steps / self.total * self.expected_s) if self.total and steps else (0.0, 0.0)
 
-    def _measured(self, now: float) -> tuple[int, float]:
+    def _since_first_step(self, now: float) -> tuple[int, float]:
         """Return the units completed after the first step, and the seconds since then."""
         return (0, 0.0) if self.first_step_at is None else (self.done - self.first_done, now - self.first_step_at)
 

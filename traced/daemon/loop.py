@@ -1,8 +1,8 @@
 """The cycle loop: picks the cycle that is due and runs one at a time until it ends, waits for people, or is stopped.
 
-Invariants: the store determines which cycle is due, so a restarted service continues it; a cycle keeps the settings
-that it began with; a waiting cycle continues once no decision is pending or more episodes were requested; no cycle of a
-paused target runs.
+Invariants: the store determines which cycle is due, so a restarted service continues it; a cycle begins only if all
+checks of its settings pass, and keeps these settings; a waiting cycle continues once no decision is pending or more
+episodes were requested; no cycle of a paused target runs.
 How it fails: a defect, or a quarantined input of a stage that all capabilities share, fails the cycle and not the
 service. Store and disk errors are retried after ``POLL_S``. Cancellation stops the stage at its next safe point and
 marks the cycle interrupted.
@@ -50,6 +50,7 @@ from traced.core.resources import Meter
 from traced.core.signals import cancel_once
 from traced.core.telemetry import span
 from traced.daemon.live_state import Beginnings, LiveState
+from traced.daemon.model_check import ModelCheck
 from traced.inference.model_files import base_model
 from traced.jobs.retry import AttemptLedger
 from traced.llm.connection import check_model
@@ -98,9 +99,11 @@ class CycleLoop:
     _stage_runner: "ChildStageRunner | None" = None
     _outages: OutageTracker = field(default_factory=OutageTracker)
     _pending_notices: set["asyncio.Future[None]"] = field(default_factory=set)
+    _model_check: ModelCheck = field(init=False)
 
     def __post_init__(self) -> None:
         self.ledger = replace(self.ledger, on_quarantined=self._announce_quarantined)
+        self._model_check = ModelCheck(self.executor, self.now)
 
     def request_cycle(self, cause: str) -> None:
         """Begin a cycle as soon as possible; the request is not stored and is lost by a restart."""
@@ -144,7 +147,7 @@ class CycleLoop:
     async def _run_due_cycle(self, drained: "asyncio.Future[Any]") -> bool:
         """Run the cycle that is due; return False if there is none or if the infrastructure failed."""
         try:
-            cycle = await asyncio.to_thread(self._next_cycle)
+            cycle = await self._next_cycle(drained)
             return cycle is not None and await self._run_cycle(cycle, drained)
         except Exception as error:
             if not _is_infrastructure_error(error):
@@ -162,11 +165,7 @@ class CycleLoop:
         self.running = cycle.id
         self._cycle_task = asyncio.ensure_future(self._execute(cycle))
         try:
-            while not self._cycle_task.done() and not drained.done():
-                await asyncio.wait({self._cycle_task, drained}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-                self.beat()
-            cancel_once(self._cycle_task)
-            await asyncio.wait({self._cycle_task})
+            await self._run_until_drained(self._cycle_task, drained)
             await self._tidy_up()
             if not self._cycle_task.cancelled():
                 # Raises if the store failed; the next iteration repeats the failed write.
@@ -179,6 +178,14 @@ class CycleLoop:
             self._publish_doing()
             self._beginnings.forget()
 
+    async def _run_until_drained(self, work: "asyncio.Task[None]", drained: "asyncio.Future[Any]") -> None:
+        """Wait for the end of ``work`` and keep the watchdog alive; cancel the work once when the service drains."""
+        while not work.done() and not drained.done():
+            await asyncio.wait({work, drained}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            self.beat()
+        cancel_once(work)
+        await asyncio.wait({work})
+
     async def _tidy_up(self) -> None:
         """Call ``tidy`` on a thread and keep the watchdog alive."""
         # A Docker engine that hangs would otherwise get the service restarted.
@@ -189,40 +196,62 @@ class CycleLoop:
         if (error := tidying.exception()) is not None:
             log.warning("clean-up after the cycle failed, it is repeated at the next start of the service: %s", error)
 
-    def _next_cycle(self) -> Cycle | None:
-        """Return the cycle to run now, or None; create one if it was requested."""
+    async def _next_cycle(self, drained: "asyncio.Future[Any]") -> Cycle | None:
+        """Return the cycle to run now, or None; create one if it was requested and its settings pass all checks."""
+        cycle, cause = await asyncio.to_thread(self._next_work)
+        if not cause:
+            return cycle
+        # The settings may be reloaded during the checks; the cycle gets those that were checked.
+        settings = self.settings
+        try:
+            await asyncio.to_thread(_quick_checks, settings)
+            if not await self._check_model(settings, drained):
+                return None
+            cycle = await asyncio.to_thread(self._create_cycle, settings, cause)
+        except TracedError as error:
+            await asyncio.to_thread(self._record_start_blocker, error)
+            return None
+        if cycle is not None:
+            # Cleared only now: a failed transaction must not lose the request.
+            self._requested_cause = ""
+        return cycle
+
+    def _next_work(self) -> tuple[Cycle | None, str]:
+        """Return the unfinished cycle to run now, or the cause of a new one; (None, "") if there is nothing to run."""
         name = self.settings.target.name
         with read_session(self.store) as session:
             target_state = get_target_state(session, name)
             if target_state.paused_at is not None:
-                return None
+                return None, ""
             unfinished = list_cycles(session, target=name, states=UNFINISHED_STATES)
             for cycle in unfinished:
                 if cycle.state is not CycleState.WAITING or not _awaits_people(session, cycle):
-                    return cycle
-        cause = target_state.asked_for or self._requested_cause
-        if not cause or unfinished:
-            return None
-        try:
-            self._check_settings()
-            with write_session(self.store) as session:
-                cycle_created = self._create_cycle(session, count_cycles(session, target=name), cause)
-        except TracedError as error:
-            self._record_start_blocker(error, target_state.cannot_begin)
-            return None
-        # Cleared only now: a failed transaction must not lose the request.
-        self._requested_cause = ""
-        return cycle_created
+                    return cycle, ""
+        return None, ("" if unfinished else target_state.asked_for or self._requested_cause)
 
-    def _check_settings(self) -> None:
-        # Imported here because it imports the engine's client, which the service needs only now.
-        from traced.pipeline.preflight import quick_checks
+    async def _check_model(self, settings: Settings, drained: "asyncio.Future[Any]") -> bool:
+        """Make the checks that load the model, if they are needed; return False if the service drains meanwhile.
 
-        raise_first(quick_checks(self.settings))
+        Raises:
+            ConfigError: A check failed.
+        """
+        from traced.pipeline.preflight import needs_model_checks  # imported already, by ``_quick_checks``
 
-    def _record_start_blocker(self, error: TracedError, stored_reason: str) -> None:
+        if not needs_model_checks(settings):
+            return True
+        overrides = _dotted(configuration(settings), settings.seed)
+        checking = asyncio.ensure_future(self._model_check.run(settings, overrides))
+        await self._run_until_drained(checking, drained)
+        if checking.cancelled():
+            return False
+        checking.result()
+        return True
+
+    def _record_start_blocker(self, error: TracedError) -> None:
         """Store why a due cycle cannot begin, and announce it if that lasts."""
         name, at, reason = self.settings.target.name, self.now(), str(error)
+        with read_session(self.store) as session:
+            stored_reason = get_target_state(session, name).cannot_begin
         started_at = self._outages.outage_to_report(BEGINNING, at)
         if reason != stored_reason:
             log.warning("a due cycle of %s cannot start: %s", name, reason)
@@ -233,18 +262,20 @@ class CycleLoop:
                     message = daemon_held_up(BEGINNING, reason, error.hint or "traced doctor", started_at)
                     announce(session, message, self.settings.notify.names, at=at)
 
-    def _create_cycle(self, session: Session, previous_cycles: int, cause: str) -> Cycle:
-        """Store a new cycle; raises ``TracedError`` if the settings do not permit one."""
-        # Each cycle has another seed, so that it draws other tasks than the cycles before.
-        check_seeds(target(self.settings.target.name), self.settings)
-        check_model(self.settings)
-        name, seed, at = self.settings.target.name, self.settings.seed + previous_cycles, self.now()
-        model = base_model(self.settings).name
-        cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{previous_cycles + 1}"
-        cycle = Cycle(cycle_id, name, model, seed, configuration(self.settings), CycleState.RUNNING, at)
-        save_cycle(session, cycle)
-        record_start(session, name, cause=cause, at=at)
-        save_event(session, Event(at, "cycle begun", cycle_id, cycle_id, {"cause": cause}))
+    def _create_cycle(self, settings: Settings, cause: str) -> Cycle | None:
+        """Store a new cycle of these settings; None if a person has paused the target meanwhile."""
+        name, at = settings.target.name, self.now()
+        with write_session(self.store) as session:
+            if get_target_state(session, name).paused_at is not None:
+                return None
+            # Each cycle has another seed, so that it draws other tasks than the cycles before.
+            previous_cycles = count_cycles(session, target=name)
+            seed, model = settings.seed + previous_cycles, base_model(settings).name
+            cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{previous_cycles + 1}"
+            cycle = Cycle(cycle_id, name, model, seed, configuration(settings), CycleState.RUNNING, at)
+            save_cycle(session, cycle)
+            record_start(session, name, cause=cause, at=at)
+            save_event(session, Event(at, "cycle begun", cycle_id, cycle_id, {"cause": cause}))
         return cycle
 
     async def _execute(self, cycle: Cycle) -> None:
@@ -274,7 +305,6 @@ class CycleLoop:
         # langgraph is heavy: the service starts without it.
         from traced.pipeline.child_runner import ChildStageRunner
         from traced.pipeline.graph import advance, build_graph, checkpoints
-        from traced.pipeline.preflight import needs_model_checks
         from traced.pipeline.stages import cycle_stages
 
         settings = as_begun(self.settings, cycle)
@@ -292,10 +322,6 @@ class CycleLoop:
             self.running_stages,
             on_change=self._publish_doing,
         )
-        if needs_model_checks(settings):
-            # In a child process, because the libraries of a model stay out of the service; a failed check blocks the
-            # cycle until it is remedied.
-            await runner.run("preflight")
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
             attempts = settings.synthesis.max_environments
             graph = build_graph(
@@ -385,10 +411,25 @@ class CycleLoop:
         save_event(session, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
 
 
+def _quick_checks(settings: Settings) -> None:
+    """Raise ``TracedError`` if the settings do not permit a cycle; the model is not loaded."""
+    # Imported here because it imports the engine's client, which the service needs only now.
+    from traced.pipeline.preflight import quick_checks
+
+    raise_first(quick_checks(settings))
+    check_seeds(target(settings.target.name), settings)
+    check_model(settings)
+    base_model(settings)
+
+
 def overrides_of(cycle: Cycle) -> dict[str, Any]:
     """Return the settings that the cycle began with, as dotted keys, and its seed."""
-    flat: dict[str, Any] = {"seed": cycle.seed}
-    for section, values in with_defaults(cycle.config).items():
+    return _dotted(cycle.config, cycle.seed)
+
+
+def _dotted(config: dict[str, Any], seed: int) -> dict[str, Any]:
+    flat: dict[str, Any] = {"seed": seed}
+    for section, values in with_defaults(config).items():
         if isinstance(values, dict):
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         else:

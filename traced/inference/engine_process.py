@@ -45,11 +45,13 @@ VARIABLES = {
     "VLLM_DO_NOT_TRACK": "1",
 }
 # bfloat16 is slower on most CPUs, and compiling takes minutes. vLLM 0.32.0 resets the generator of a seeded request
-# whose prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole.
+# whose prompt was prefilled in part, which fails on a CPU and ends the engine; so prompts are prefilled whole. Its
+# prefix cache holds whole blocks, of 128 tokens by default, which is more than most turns have.
 CPU_FLAGS = (
     "--dtype=float32",
     "--enforce-eager",
     "--no-enable-chunked-prefill",
+    "--block-size=32",
     "--worker-extension-cls=traced.inference.vllm_repair.Repaired",
 )
 # Names of the number of experts in a model's configuration.

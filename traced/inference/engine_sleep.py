@@ -10,10 +10,11 @@ memory, no key-value cache) during the update only:
 Requests that run when the engine is put to sleep are completed first; vLLM queues later ones until it is awake. The
 router notices the sleep within half a second, and from then on sends no requests and answers status 503. It wakes the
 engine itself before requests have waited for ``serving.busy_s``, also during an update, which then has less memory and
-continues with smaller passes; if the memory does not suffice for waking, it requests the device back. It also wakes the
-engine of a trainer that was killed, once the lease has expired.
+continues with smaller passes; if the memory does not suffice for waking, it requests the device back.
 
-Not covered: an engine without a router, of a trainer that was killed; whoever started the trainer calls ``end_update``.
+The engine of a trainer that failed or was killed is woken up by the process that started the trainer
+(``traced.training.process``); if that was killed too, by the router once the lease has expired, or by the training when
+it is resumed.
 """
 
 import asyncio

@@ -127,16 +127,15 @@ class Replicas:
 
         Raises:
             RequestError: An engine refuses the adapter, or does not list it afterwards.
-            EngineError: No engine answers.
+            EngineError: No engine answers for ``patience_s``.
         """
         self._adapters[name] = path
+        give_up_at = time.monotonic() + self.patience_s
         try:
-            recoveries = [self._recover(replica) for replica in self.replicas]
-            results = await asyncio.gather(*recoveries, return_exceptions=True)
-            if error := next((result for result in results if isinstance(result, BaseException)), None):
-                raise error
-            if not any(name in replica.adapters for replica in self.replicas):
-                raise EngineError("; ".join(f"{r.client.url}: {r.problem}" for r in self.replicas))
+            while not await self._load_everywhere(name):
+                if time.monotonic() > give_up_at:
+                    raise EngineError("; ".join(f"{r.client.url}: {r.problem}" for r in self.replicas))
+                await asyncio.sleep(RETRY_S)
         except ServingError:
             # An engine that has loaded it would keep it.
             await self.unload_adapter(name)
@@ -144,6 +143,14 @@ class Replicas:
         except BaseException:
             del self._adapters[name]
             raise
+
+    async def _load_everywhere(self, name: str) -> bool:
+        """Load the adapter on the engines that answer; return whether any of them has it."""
+        recoveries = [self._recover(replica) for replica in self.replicas]
+        results = await asyncio.gather(*recoveries, return_exceptions=True)
+        if error := next((result for result in results if isinstance(result, BaseException)), None):
+            raise error
+        return any(name in replica.adapters for replica in self.replicas)
 
     async def unload_adapter(self, name: str) -> None:
         """Stop serving an adapter; engines that do not answer or do not know it are passed over."""

@@ -131,6 +131,20 @@ def trains_on_engine_gpu(settings: Settings, gpus: Sequence[str]) -> bool:
     return train_on != "cpu" and len(gpus) <= settings.training.processes
 
 
+def sleeps_during_updates(settings: Settings, training_gpus: Sequence[str], gpus: Sequence[str]) -> bool:
+    """Return whether the engine sleeps during the updates of a training, because it is a vLLM on one of its GPUs.
+
+    Args:
+        training_gpus: The UUIDs of the training's GPUs.
+        gpus: Those of the machine; an engine that traced starts takes the first one, servers at ``engine.urls`` any.
+    """
+    serving = settings.serving
+    if not serving.sleep_for_training or settings.training.overlap or backend(settings) != "vllm":
+        return False
+    engine_gpus = serving.devices or (gpus if settings.engine.urls else gpus[:1])
+    return any(gpu in engine_gpus for gpu in training_gpus)
+
+
 def needs_of(settings: Settings) -> EngineNeeds:
     """Return what the settings need of an engine that several processes share."""
     model = resolve_model(settings.model.spec, settings.data_dir)

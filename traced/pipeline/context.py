@@ -131,6 +131,10 @@ class Context:
                 from traced.inference.start import connect
 
                 self.slot.engine = await connect(self.settings)
+                if self.slot.engine.process is None:
+                    from traced.training.policy_engine import unload_abandoned
+
+                    await unload_abandoned(self.slot.engine.replicas.clients, self.data_dir)
             return self.slot.engine
 
     async def serve(self, name: str, path: Path) -> None:

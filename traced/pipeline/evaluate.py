@@ -169,7 +169,7 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     # Early stopping is off, because the comparison must spend the same number of rollouts as the adapters.
     job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)
     job = dataclasses.replace(job, iterations=iterations, seed_low=split.start, seed_high=split.stop)
-    job = await with_servers(context, job)
+    job = await with_servers(context, job, device)
     with context.stage("train", COMPARISON, ON_TARGET, iterations) as stage:
         await run_job(
             job,

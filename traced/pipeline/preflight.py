@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -39,7 +40,6 @@ from traced.jobs.idleness import suitable_devices
 from traced.targets.registry import target
 
 if TYPE_CHECKING:
-    from traced.pipeline.context import Context
     from traced.training.footprint import Footprint, MemoryNeed, MetaModel
 
 GIB = 2**30
@@ -49,8 +49,11 @@ SEEDS = 8
 MAX_TURNS = 200
 # Below this share of the base's parameters, an adapter most likely misses a large part of the model.
 MIN_SHARE = 0.005
+# The metric of an iteration with the most bytes that a process of the training has taken so far.
+PEAK = "peak_memory"
 # Above this share of the memory, an estimate is a warning: it may not fit.
 TIGHT = 0.95
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 UTILIZATION = "--gpu-memory-utilization"
 # Settings of the bundled model that are tested with the package; larger values fit as well.
 TESTED_LIMITS = (
@@ -66,11 +69,6 @@ ReadGpus = Callable[[], Readings]
 def read_gpus() -> Readings:
     """Read the GPUs of this machine."""
     return NvmlProbe().read()
-
-
-async def preflight(context: "Context") -> None:
-    """Make all checks of a cycle; the service runs this as a stage, because the libraries of a model are heavy."""
-    await asyncio.to_thread(check_cycle, context.settings)
 
 
 def check_cycle(settings: Settings, gpus: ReadGpus = read_gpus) -> None:
@@ -243,9 +241,18 @@ def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
     if train_on == "cpu":
         return Finding(name, True, "CPU")
     readings = gpus()
-    devices = suitable_devices(readings.devices, train_on)
+    processes = settings.training.processes
+    devices = suitable_devices(readings.devices, train_on, processes)
+    names = ", ".join(device.name for device in devices)
+    if 0 < len(devices) < processes:
+        observed = f"training.processes = {processes} needs {processes} GPUs, and devices.train_on = "
+        # A number of processes into which the rollouts can be divided.
+        rollouts = settings.training.groups * settings.training.rollouts
+        fix = f"training.processes = {max(n for n in range(1, len(devices) + 1) if rollouts % n == 0)}"
+        fix += "" if train_on in ("auto", "cuda") else ', or devices.train_on = "cuda"'
+        return Finding(name, False, f'{observed}"{train_on}" finds {len(devices)} ({names})', fix)
     if devices:
-        return Finding(name, True, ", ".join(device.name for device in devices))
+        return Finding(name, True, names, warning=_foreign_server(settings, readings))
     if train_on == "auto":
         slow = "" if settings.model.spec in (BUNDLED, "smollm2") else "a training of this model on a CPU takes days"
         return Finding(name, True, "CPU, because no GPU can be used", warning=slow)
@@ -255,6 +262,22 @@ def _training_device(settings: Settings, gpus: ReadGpus) -> Finding:
         False,
         f'devices.train_on = "{train_on}", and this machine has no such GPU ({visible})',
         'devices.train_on = "auto" takes a GPU if there is one, "cpu" none',
+    )
+
+
+def _foreign_server(settings: Settings, readings: Readings) -> str:
+    """Return a warning if a server at ``engine.urls`` keeps the service from ever leasing its GPU, else ""."""
+    gpus = [device for device in readings.devices if device.kind == "cuda"]
+    is_local = any(urlsplit(url).hostname in LOOPBACK for url in settings.engine.urls)
+    if not gpus or not is_local or not start.trains_on_engine_gpu(settings, [gpu.id for gpu in gpus]):
+        return ""
+    limits, share = settings.devices, gpus[0].memory_used / gpus[0].memory_total
+    if limits.gpu_foreign > 0 and share <= limits.gpu_memory:
+        return ""
+    return (
+        "the server at engine.urls counts as a foreign process, so the service leases its GPU to no training: "
+        f"devices.gpu_foreign = 1 (now {limits.gpu_foreign}) and devices.gpu_memory (now {limits.gpu_memory:g}) "
+        f"above the share of the memory in use ({share:.2f})"
     )
 
 
@@ -385,14 +408,19 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
     gpu_readings = gpus().devices if settings.devices.train_on != "cpu" or _has_gpu_engine(settings) else ()
     device = _smallest([d for d in suitable_devices(gpu_readings, settings.devices.train_on) if d.kind == "cuda"])
     training, engine = trainer_need(subject, device), engine_need(subject)
+    peak = measured_peak(settings, subject.files.name, "cuda" if device is not None else "cpu")
     serves_on_gpu = _has_gpu_engine(settings)
-    gpu_names = [reading.id for reading in gpu_readings if reading.kind == "cuda"]
+    gpu_names = [device.id for device in gpu_readings if device.kind == "cuda"]
     share = _engine_share(settings, gpu_names) if serves_on_gpu and not settings.engine.urls else 0.0
     if device is not None:
         # On the engine's own GPU both have to fit: a training samples while it trains.
         reserved = int(share * device.memory_total) if start.trains_on_engine_gpu(settings, gpu_names) else 0
         yield _fits(
-            "memory of the trainer", training, Capacity(device.name, device.memory_total, reserved), _gpu_fix(share)
+            "memory of the trainer",
+            training,
+            Capacity(device.name, device.memory_total, reserved),
+            _gpu_fix(share),
+            peak,
         )
     else:
         ram = psutil.virtual_memory().total
@@ -403,6 +431,7 @@ def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
             type(training)(training.minimum * count, training.estimate * count),
             Capacity("the machine", ram, engine_bytes),
             "training.at_once = 1, or a lower training.max_length and training.micro_batch_tokens",
+            peak,
         )
     if settings.engine.urls:
         return
@@ -437,6 +466,34 @@ def trainer_need(subject: Subject, gpu: DeviceReading | None) -> "MemoryNeed":
     if start.backend(subject.settings) == "embedded":
         copies += sizes.parameters * (BFLOAT16 if gpu else FLOAT32)
     return MemoryNeed(need.minimum + copies, need.estimate + copies)
+
+
+def measured_peak(settings: Settings, model: str, device: str) -> str:
+    """Return the peak of the last training of this model on such a device with these settings, in words; "" without."""
+    # Imported here because a check without a store does without its libraries.
+    from store.database import connect, read_session
+    from store.errors import StoreError
+    from store.repositories.adapters import newest_iterations
+
+    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+        return ""
+    training = settings.training
+    config = {"max_length": training.max_length, "processes": training.processes, "device": device}
+    try:
+        store = connect(settings.store_url)
+        try:
+            with read_session(store) as session:
+                iterations = newest_iterations(session, model, config, PEAK)
+        finally:
+            store.dispose()
+    except StoreError:
+        # What is wrong with the store is another check's finding.
+        return ""
+    if not iterations:
+        return ""
+    highest = max((entry.values for entry in iterations), key=lambda values: values[PEAK])
+    size, tokens = highest[PEAK] / GIB, highest["pass_tokens"]
+    return f"; a process of the last training took {size:.1f} GiB, in passes of up to {tokens:,.0f} tokens (measured)"
 
 
 def engine_need(subject: Subject) -> "MemoryNeed":
@@ -481,11 +538,12 @@ class Capacity:
     reserved: int = 0
 
 
-def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str) -> Finding:
+def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str, peak: str = "") -> Finding:
     free = capacity.total - capacity.reserved
     note = f", {capacity.reserved / GIB:.1f} GiB of it for the engine" if capacity.reserved else ""
     observed = (
-        f"about {need.estimate / GIB:.1f} GiB (estimated); {capacity.place} has {capacity.total / GIB:.1f} GiB{note}"
+        f"about {need.estimate / GIB:.1f} GiB (estimated){peak}; "
+        f"{capacity.place} has {capacity.total / GIB:.1f} GiB{note}"
     )
     if need.minimum > free:
         return Finding(name, False, f"at least {need.minimum / GIB:.1f} GiB, {observed}", fix)

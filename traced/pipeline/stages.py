@@ -50,7 +50,6 @@ def _no_value(result: object) -> None:
 
 # Turns a stage's result into the value that the graph gets, as JSON; None if the result is in the store.
 VALUES: dict[str, Callable[[Any], object]] = {
-    "preflight": _no_value,
     "collect": _no_value,
     "analyze": _unchanged,
     "synthesize": _unchanged,

@@ -32,6 +32,7 @@ from store.repositories.environments import get_environment
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, DiskError
 from traced.core.files import publish_file
+from traced.core.gpus import gpu_ids
 from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
 from traced.inference.adapter_base import record_base
@@ -97,7 +98,7 @@ async def train(context: Context, capability: str, environment: str) -> str:
         name = trained_adapter(context, run_id)
         if name is None:
             device = training_device(context.settings.devices.train_on, context.settings.training.processes, os.environ)
-            job = await with_servers(context, _job(context, run_id, capability, environment, device))
+            job = await with_servers(context, _job(context, run_id, capability, environment, device), device)
             _begin(context, job, environment)
             await _supervised(
                 context, job, device, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics))
@@ -173,10 +174,10 @@ def job_for(
     )
 
 
-async def with_servers(context: Context, job: TrainingJob) -> TrainingJob:
+async def with_servers(context: Context, job: TrainingJob, device: TrainingDevice) -> TrainingJob:
     """Return the job with the servers that sample its rollouts; the embedded engine samples in the trainer itself."""
     # Imported here because a status or a decision needs no engine.
-    from traced.inference.start import backend
+    from traced.inference.start import backend, sleeps_during_updates
 
     engine_settings = context.settings.engine
     if backend(context.settings) == "embedded" and not engine_settings.urls:
@@ -187,6 +188,8 @@ async def with_servers(context: Context, job: TrainingJob) -> TrainingJob:
         engine_urls=engine.urls,
         engine_key_file=engine_settings.key_file,
         engine_silence_s=engine_settings.silence_s,
+        engine_patience_s=engine.replicas.patience_s,
+        engine_sleeps=sleeps_during_updates(context.settings, device.gpus, gpu_ids()),
         # Only an engine of its own can sample while the trainer updates.
         overlap=context.settings.training.overlap,
     )
@@ -214,6 +217,7 @@ def _job(context: Context, run_id: str, capability: str, environment: str, devic
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:
     config = context.settings.training.model_dump() | {"seeds": list(TRAINING_SEEDS), "threads": job.threads}
+    config |= {"device": job.device}
     started = context.now()
     run = TrainingRun(
         id=job.run_id,
@@ -236,7 +240,7 @@ async def _supervised(
 ) -> None:
     """Run the job's process and record how it ended, whatever the end."""
     try:
-        await run_job(job, on_metric, device.trainer_variables)
+        result = await run_job(job, on_metric, device.trainer_variables)
     except EnvironmentFailed as error:
         _end(context, job, RunState.FAILED, str(error))
         # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
@@ -251,7 +255,7 @@ async def _supervised(
     except BaseException as stop:
         _end(context, job, RunState.INTERRUPTED, type(stop).__name__)
         raise
-    _end(context, job, RunState.FINISHED)
+    _end(context, job, RunState.FINISHED, result.stalled)
 
 
 def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") -> None:

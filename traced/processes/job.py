@@ -215,6 +215,7 @@ FAULT_BY_ERROR = {
     "DiskError": FaultAttribution.INFRASTRUCTURE,
     "TrainingPaused": FaultAttribution.NOBODY,
     "TrainerDied": FaultAttribution.UNCLEAR,
+    "EngineLost": FaultAttribution.UNCLEAR,
     # traced.inference.errors
     "ModelError": FaultAttribution.INFRASTRUCTURE,
     "EngineStartError": FaultAttribution.INFRASTRUCTURE,

@@ -11,8 +11,9 @@ from typing import Literal
 from traced.core.gpus import gpu_ids
 from traced.training.errors import JobError
 
-DEVICE_VARIABLE = "TRACED_TRAINING_DEVICE"
-GPUS_VARIABLE = "TRACED_TRAINING_GPUS"
+# The leading underscore keeps them apart from settings, which the prefix TRACED_ names.
+DEVICE_VARIABLE = "_TRACED_TRAINING_DEVICE"
+GPUS_VARIABLE = "_TRACED_TRAINING_GPUS"
 CPU: Literal["cpu"] = "cpu"
 
 
@@ -61,7 +62,8 @@ def training_device(
         return TrainingDevice("cuda", selected)
     if train_on == "auto" and not uuids:
         return ON_CPU
+    hint = 'nvidia-smi; or set devices.train_on = "auto", which trains on the CPU of a machine without a GPU'
     raise JobError(
         f"devices.train_on is {train_on!r} for {count} GPU(s); this machine has: {', '.join(uuids) or 'no GPU'}",
-        hint='nvidia-smi; or set devices.train_on = "auto", which trains on the CPU of a machine without a GPU',
+        hint=f"a lower training.processes, at most {len(selected)}" if selected else hint,
     )

@@ -7,9 +7,9 @@ TracedError
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
     ├── NothingToLearn       three iterations in a row without a trajectory or a gradient to learn from
     ├── DeviceFull           one rollout does not fit into the memory of the device
-    ├── EngineLost           every group of an iteration was lost because no engine served its requests
+    ├── EngineLost           no engine served the requests of an iteration, or loaded its adapter
     ├── WrongPolicy          rollouts were sampled from other weights than those of the trained adapter
-    ├── TrainingPaused       paused on request: a checkpoint is saved, and the same command continues
+    ├── TrainingPaused       paused on request: the same command continues from the checkpoint
     └── TrainerDied          the training process ended without a result; carries its last log lines
 """
 
@@ -33,7 +33,7 @@ class EnvironmentFailed(TrainingError):
 
 
 class NothingToLearn(TrainingError):
-    """Three iterations in a row kept no trajectory or had no gradient, and the environment was not solved."""
+    """Three iterations in a row kept no trajectory or had no gradient, and no iteration before them had one."""
 
 
 class DeviceFull(TrainingError):
@@ -41,7 +41,7 @@ class DeviceFull(TrainingError):
 
 
 class EngineLost(TrainingError):
-    """Every group of an iteration was lost because no engine served its requests."""
+    """No engine served the requests of an iteration, or loaded its adapter."""
 
 
 class WrongPolicy(TrainingError):

@@ -14,7 +14,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from trl import GRPOConfig
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
+from traced.inference.chat_format import ChatFormat
 from traced.inference.model_files import ModelFiles, load_model
 from traced.training.adapter_folder import save_adapter
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
@@ -42,9 +43,9 @@ from traced.training.memory import GpuMeter, HostMeter, PassSize
 from traced.training.metrics import (
     Metrics,
     append,
-    check_progress,
     end_shares,
     is_solved,
+    stall,
     truncate_after,
     write_samples,
 )
@@ -64,7 +65,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     """Train the job's adapter; ``on_metric`` is called after every iteration of this call."""
     started = time.perf_counter()
     finished = _claim(job)
-    if finished is not None and (finished.solved or finished.iterations >= job.iterations):
+    if finished is not None and (finished.solved or finished.stalled or finished.iterations >= job.iterations):
         return finished
     check_device(job)
     check_trackers(job)
@@ -72,34 +73,35 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
     truncate_after(job.metrics, done)
-    # A run that was killed after its environment was solved, before its result was written, must not train further.
-    bounded = replace(job, iterations=done) if done and _is_solved(job) else job
+    # A run that was killed after it ended early, before its result was written, must not train further.
+    bounded = replace(job, iterations=done) if (stall(job.metrics) or _is_solved(job)) and done else job
 
     def record(metrics: Metrics) -> None:
         append(job.metrics, metrics)
         on_metric(metrics)
 
-    check_progress(job.metrics)
     with (
         start_blocking_portal() as portal,
         _entered_source(portal, open_source(job)) as source,
         other_processes(bounded),
     ):
         trainer = build_trainer(bounded, source, portal, record)
-        for callback in (*tracker_callbacks(job), _EndsEarly(job), _SharedControl()):
+        for callback in (*tracker_callbacks(job), _EndsEarly(job), *_process_callbacks(job, trainer)):
             trainer.add_callback(callback)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         finally:
             if trainer.rollout_function is not None:
                 trainer.rollout_function.close()
-    job.pause.unlink(missing_ok=True)
+            job.pause.unlink(missing_ok=True)
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
-    if ended_early and not _is_solved(job):
+    is_solved_early, stalled = ended_early and _is_solved(job), stall(job.metrics) if ended_early else ""
+    if ended_early and not is_solved_early and not stalled:
         raise TrainingPaused(f"paused after iteration {last_iteration} of {job.iterations}")
     _publish(job, trainer)
-    result = TrainingResult(str(job.adapter), last_iteration, done, time.perf_counter() - started, solved=ended_early)
+    seconds = time.perf_counter() - started
+    result = TrainingResult(str(job.adapter), last_iteration, done, seconds, solved=is_solved_early, stalled=stalled)
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
 
@@ -109,7 +111,8 @@ def follow(job: TrainingJob) -> None:
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     trainer = build_trainer(job, None, None, lambda _: None)
-    trainer.add_callback(_SharedControl())
+    for callback in _process_callbacks(job, trainer):
+        trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
 
@@ -165,8 +168,24 @@ class _SharedControl(TrainerCallback):
         control.should_save, control.should_training_stop = broadcast_object_list(decisions)
 
 
+class _WakesEngine(TrainerCallback):
+    """Wakes up the engine after the optimizer's step."""
+
+    def __init__(self, trainer: GroupRelativeTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wake it up before its next adapter is loaded, or before the training ends."""
+        self.trainer.wake_engine()
+
+
+def _process_callbacks(job: TrainingJob, trainer: GroupRelativeTrainer) -> list[TrainerCallback]:
+    """Return the callbacks of every process; they are called in the same order, because processes wait in them."""
+    return [_SharedControl(), *([_WakesEngine(trainer)] if job.engine_sleeps else [])]
+
+
 class _EndsEarly(TrainerCallback):
-    """Ends the run when a pause is requested (with a checkpoint), or when nothing is left or nothing can be learned."""
+    """Ends the run when a pause is requested (with a checkpoint) or nothing is left to learn; fails a hopeless one."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
@@ -177,10 +196,9 @@ class _EndsEarly(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Check whether the environment is solved, or hopeless, once an iteration's metrics are logged."""
-        if _is_solved(self.job):
+        """Check whether the run is solved, stalled or hopeless, once an iteration's metrics are logged."""
+        if _is_solved(self.job) or stall(self.job.metrics):
             control.should_training_stop = True
-        check_progress(self.job.metrics)
 
 
 def _is_solved(job: TrainingJob) -> bool:
@@ -239,7 +257,7 @@ def build_trainer(
         attention=None if job.attention == "auto" else job.attention,
         processes=job.processes if job.shard else 1,
     )
-    rollout_record = _RolloutRecord(job, tokenizer.eos_token_id)
+    rollout_record = _RolloutRecord(job, ChatFormat(tokenizer).stop_ids)
     function = None
     if source is not None and portal is not None:
         function = rollout_function(job, source, portal, model, tokenizer, on_played=rollout_record)
@@ -267,12 +285,12 @@ class _RolloutRecord:
     """Stores samples of an iteration's rollouts, and by what the rollouts ended."""
 
     job: TrainingJob
-    end_token: int
+    end_tokens: Collection[int]
     end_shares: Metrics = field(default_factory=dict)
 
     def __call__(self, iteration: int, rollouts: list[Rollout]) -> None:
         write_samples(self.job.samples, iteration, rollouts)
-        self.end_shares = end_shares(rollouts, self.end_token)
+        self.end_shares = end_shares(rollouts, self.end_tokens)
 
 
 def _pass_size(job: TrainingJob) -> PassSize:
@@ -324,6 +342,8 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         logging_steps=1,
         save_steps=job.checkpoint_every,
         save_only_model=job.shard,
+        # The last one but one stays for the case that the last is incomplete.
+        save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",

@@ -78,6 +78,12 @@ class InProcessEngine:
         # Cached keys and values belong to the previous weights.
         self._engine.reset()
 
+    def begin_update(self) -> None:
+        """Do nothing: the copy is in the trainer's own memory."""
+
+    def end_update(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Stop the threads."""
         self._engine.stop()

@@ -39,6 +39,8 @@ NOT_IN_FINGERPRINT = {
     "engine_urls",
     "engine_key_file",
     "engine_silence_s",
+    "engine_patience_s",
+    "engine_sleeps",
 }
 DEVICES = ("cpu", "cuda")
 ATTENTION = ("auto", "eager", "sdpa", "flash_attention_2")
@@ -89,7 +91,7 @@ class TrainingJob:
     attention: str = "auto"  # sdpa; flash_attention_2 needs its package
     processes: int = 1  # one per GPU; they share the update of every iteration
     shard: bool = False  # each process holds a part of the base, for a model that does not fit one GPU
-    checkpoint_every: int = 5
+    checkpoint_every: int = 1
     step_timeout_s: float = 30.0
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
@@ -99,6 +101,8 @@ class TrainingJob:
     engine_urls: list[str] = field(default_factory=list)  # inference servers for the rollouts; none: in this process
     engine_key_file: str = ""  # file with the API key of these servers
     engine_silence_s: float = 300.0  # seconds without data after which a request to them fails
+    engine_patience_s: float = 60.0  # seconds without any of them after which a request fails
+    engine_sleeps: bool = False  # whether these servers sleep during each update (``traced.inference.engine_sleep``)
     overlap: int = 0  # iterations that the rollouts may be ahead of the update; 0: strictly on-policy
     report_to: list[str] = field(default_factory=list)  # experiment trackers
     tags: dict[str, str] = field(default_factory=dict)  # ids for them: cycle, capability, environment, run
@@ -132,6 +136,8 @@ class TrainingJob:
                 "overlap is 1, and the engine runs in the trainer's process, which updates and samples in turn",
                 hint="training.overlap = 0, or an engine of its own (engine_urls)",
             )
+        if self.overlap and self.engine_sleeps:
+            raise JobError("engine_sleeps is set and overlap is 1, which samples during the update")
         if self.seed_high - self.seed_low < self.groups:
             raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
 
@@ -209,7 +215,8 @@ def _check_choice(name: str, values: Sequence[str], choices: Sequence[str]) -> N
 class TrainingResult:
     """A finished job: adapter folder, iterations, the iteration it resumed from, and seconds of this call.
 
-    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations.
+    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations. ``stalled``: why it
+    learned nothing more and ended early; "" if it did not.
     """
 
     adapter: str
@@ -217,6 +224,7 @@ class TrainingResult:
     resumed_from: int
     seconds: float
     solved: bool = False
+    stalled: str = ""
 
 
 def folder_of_run(data_dir: Path, cycle_id: str, capability: str, environment: str) -> Path:

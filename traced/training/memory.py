@@ -4,10 +4,13 @@ The first pass of an iteration is measured; it has the longest rows, whose token
 memory all the same, the size is halved for the rest of the run and the passes of the iteration start again
 (``traced.training.trainer``). The sum over the passes does not depend on their sizes, except for rounding.
 
+The same meters give the most memory that the process has taken so far, which goes into the metrics of an iteration.
+
 Not covered: the limit of a container's control group, and memory that other processes take during a pass.
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,12 +54,20 @@ class MemoryMeter(Protocol):
         """Return the most bytes that were used since ``start``."""
         ...
 
+    def highest(self) -> int:
+        """Return the most bytes that the process has taken from the device so far."""
+        ...
 
+
+@dataclass
 class GpuMeter:
     """Memory of the current GPU."""
 
+    _highest: int = 0
+
     def start(self) -> tuple[int, int]:
         """Return free and used bytes, and forget the peak."""
+        self.highest()
         torch.cuda.reset_peak_memory_stats()
         used = torch.cuda.memory_allocated()
         free, _ = torch.cuda.mem_get_info()
@@ -67,12 +78,21 @@ class GpuMeter:
         """Return the most bytes that were used since ``start``."""
         return torch.cuda.max_memory_allocated()
 
+    def highest(self) -> int:
+        """Return the most bytes that the process's allocator has held so far, blocks that it kept included."""
+        self._highest = max(self._highest, torch.cuda.max_memory_reserved())
+        return self._highest
 
+
+@dataclass
 class HostMeter:
     """Main memory: what the machine has left and what this process uses (Linux, proc(5))."""
 
+    _highest: int = 0
+
     def start(self) -> tuple[int, int]:
         """Return free and used bytes, and forget the peak."""
+        self.highest()
         Path("/proc/self/clear_refs").write_text("5")
         return psutil.virtual_memory().available, psutil.Process().memory_info().rss
 
@@ -80,6 +100,11 @@ class HostMeter:
         """Return the most bytes that were used since ``start``."""
         match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         return int(match[1]) * KIB if match else psutil.Process().memory_info().rss
+
+    def highest(self) -> int:
+        """Return the most bytes of main memory that the process has used so far, its start included."""
+        self._highest = max(self._highest, self.peak())
+        return self._highest
 
 
 @dataclass
@@ -100,6 +125,7 @@ class PassSize:
     is_repeatable: bool = True
     _pass: tuple[int, int] = field(default=(0, 0), init=False)  # rows and tokens of the newest pass
     _is_measured: bool = field(default=False, init=False)
+    _is_fixed: bool = field(default=False, init=False)  # because the meter cannot forget the peak
 
     def next_iteration(self) -> None:
         """Measure the next pass: other processes may have taken memory since the last iteration."""
@@ -113,20 +139,24 @@ class PassSize:
     def running(self, rows: int, tokens: int, *, is_measured: bool = True) -> Iterator[None]:
         """Measure the pass that the block runs, if it is the first of its iteration."""
         self._pass = (rows, tokens)
-        if self.meter is None or self._is_measured or not is_measured:
+        if self.meter is None or self._is_fixed or self._is_measured or not is_measured:
             yield
             return
         try:
             free, used = self.meter.start()
         except OSError:
             # A kernel that does not reset the peak (a container without access to it): the size stays.
-            self.meter = None
+            self._is_fixed = True
             yield
             return
         yield
         self._is_measured = True
         fitting = fitting_tokens(MeasuredPass(tokens, free, used, self.meter.peak()))
         self.tokens = fitting if self.bound is None else min(fitting, self.bound)
+
+    def highest_memory(self) -> float:
+        """Return the most bytes that the process has taken from its device so far; NaN without a meter."""
+        return math.nan if self.meter is None else self.meter.highest()
 
     def halve(self, error: torch.OutOfMemoryError) -> None:
         """Halve the size after the newest pass has run out of memory.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,6 @@ DIAGNOSTICS = (
     "ended_by_turns",
     "ended_by_length",
     "cut_off",
-    "lost_groups",
     "gradient_dropped",
 )
 
@@ -74,23 +73,31 @@ def is_solved(path: Path, iterations: int) -> bool:
     return len(last) == iterations and all(metrics["success"] == 1.0 for metrics in last)
 
 
-def check_progress(path: Path) -> None:
-    """Raise ``NothingToLearn`` if the last three iterations had nothing to learn from.
+def stall(path: Path) -> str:
+    """Return why a run that has learned learns nothing more, or "" if it goes on; raises ``NothingToLearn``.
 
-    An iteration in which every rollout succeeded has nothing to learn either, but is no failure.
+    A run is stalled if its last three iterations had nothing to learn from, and has failed if none before had. An
+    iteration in which every rollout succeeded is no failure, and one that lost groups to the infrastructure says
+    nothing about the environment.
     """
-    rows = read_metrics(path)[-PATIENCE:]
-    if len(rows) == PATIENCE and all(_is_fruitless(metrics) for metrics in rows):
-        means = {name: sum(metrics.get(name, 0.0) for metrics in rows) / PATIENCE for name in DIAGNOSTICS}
-        numbers = f"{rows[0]['iteration']:.0f} to {rows[-1]['iteration']:.0f}"
-        raise NothingToLearn(
-            f"iterations {numbers} had nothing to learn from: {_diagnosis(means)}", hint=_advice(means)
-        )
+    rows = read_metrics(path)
+    last, earlier = rows[-PATIENCE:], rows[:-PATIENCE]
+    if len(last) < PATIENCE or not all(_is_fruitless(metrics) for metrics in last):
+        return ""
+    means = {name: sum(metrics.get(name, 0.0) for metrics in last) / PATIENCE for name in DIAGNOSTICS}
+    numbers = f"{last[0]['iteration']:.0f} to {last[-1]['iteration']:.0f}"
+    observed = f"iterations {numbers} had nothing to learn from: {_diagnosis(means)}"
+    if any(_has_signal(metrics) for metrics in earlier):
+        return observed
+    raise NothingToLearn(observed, hint=_advice(means))
+
+
+def _has_signal(metrics: Metrics) -> bool:
+    return metrics["trajectories_kept"] > 0 and metrics["grad_norm"] > 0
 
 
 def _is_fruitless(metrics: Metrics) -> bool:
-    has_signal = metrics["trajectories_kept"] > 0 and metrics["grad_norm"] > 0
-    return not has_signal and metrics["success"] < 1.0
+    return not _has_signal(metrics) and metrics["success"] < 1.0 and not metrics.get("lost_groups")
 
 
 def _diagnosis(means: Metrics) -> str:
@@ -101,8 +108,8 @@ def _diagnosis(means: Metrics) -> str:
         f"{means['mean_turns']:.1f} turns; ended by the environment {means['ended_by_environment']:.0%}, at the turn "
         f"limit {means['ended_by_turns']:.0%}, at the length limit {means['ended_by_length']:.0%}; with an answer that "
         f"was cut off {means['cut_off']:.0%}"
-        + f"; {means['lost_groups']:.1f} groups lost to infrastructure failures" * (means["lost_groups"] > 0)
-        + f"; {means['gradient_dropped']:.0%} of the gradients were not finite" * (means["gradient_dropped"] > 0)
+        + f"; {means['gradient_dropped']:.0%} of the gradients were not finite"
+        * (means["gradient_dropped"] > 0)
     )
 
 
@@ -135,12 +142,12 @@ class Sample:
     left_out: int = 0
 
 
-def end_shares(rollouts: Sequence[Rollout], end_token: int) -> Metrics:
+def end_shares(rollouts: Sequence[Rollout], end_tokens: Collection[int]) -> Metrics:
     """Return by what the scored rollouts ended, and in how many of them an answer was cut off, as shares."""
     scored = [rollout for rollout in rollouts if rollout.failure is None and rollout.conversation is not None]
     total = max(1, len(scored))
     ends = Counter(str(rollout.end) for rollout in scored)
-    cut_off = sum(_is_cut_off(rollout.conversation, end_token) for rollout in scored if rollout.conversation)
+    cut_off = sum(_is_cut_off(rollout.conversation, end_tokens) for rollout in scored if rollout.conversation)
     return {
         "ended_by_environment": (ends["environment"] + ends["agent_fault"]) / total,
         "ended_by_turns": ends["max_turns"] / total,
@@ -149,11 +156,11 @@ def end_shares(rollouts: Sequence[Rollout], end_token: int) -> Metrics:
     }
 
 
-def _is_cut_off(conversation: Conversation, end_token: int) -> bool:
-    """Return whether one of the answers, which are the runs of sampled tokens, lacks its end-of-turn token."""
+def _is_cut_off(conversation: Conversation, end_tokens: Collection[int]) -> bool:
+    """Return whether one of the answers, which are the runs of sampled tokens, ends without one of these tokens."""
     mask = conversation.mask
     last_places = [i for i in range(len(mask)) if mask[i] and (i + 1 == len(mask) or not mask[i + 1])]
-    return any(conversation.ids[i] != end_token for i in last_places)
+    return any(conversation.ids[i] not in end_tokens for i in last_places)
 
 
 def write_samples(path: Path, iteration: int, rollouts: Sequence[Rollout]) -> None:

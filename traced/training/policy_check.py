@@ -21,14 +21,14 @@ LogProbs = Callable[[Batch], Iterable[tuple[Batch, Tensor]]]
 
 
 class PolicyHistory:
-    """The adapter's weights at the beginning of the last iterations, counted from 0."""
+    """The adapter's weights at the beginning of the last iterations, counted from 0, in host memory."""
 
     def __init__(self, length: int) -> None:
         self._weights: deque[tuple[int, Weights]] = deque(maxlen=length)
 
     def record(self, iteration: int, model: Any) -> None:
         """Keep a copy of the weights that ``model`` has at the beginning of an iteration."""
-        self._weights.append((iteration, [parameter.detach().clone() for parameter in _adapter_parameters(model)]))
+        self._weights.append((iteration, _in_host_memory(_adapter_parameters(model))))
 
     def weights(self, iteration: int) -> Weights | None:
         """Return the weights of an iteration; None if they are not kept, as after a resume."""
@@ -39,7 +39,7 @@ class PolicyHistory:
 def with_weights(model: Any, weights: Weights) -> Iterator[None]:
     """Give the adapter other weights during the block."""
     parameters = _adapter_parameters(model)
-    current = [parameter.detach().clone() for parameter in parameters]
+    current = _in_host_memory(parameters)
     _set(parameters, weights)
     try:
         yield
@@ -129,6 +129,11 @@ def _by_engine(table: dict[str, Values], engines: Sequence[str]) -> list[EngineT
 
 def _adapter_parameters(model: Any) -> Weights:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _in_host_memory(parameters: Weights) -> Weights:
+    # The adapter of a mixture of experts has gigabytes, which a GPU needs for its passes.
+    return [parameter.detach().to("cpu", copy=True) for parameter in parameters]
 
 
 @torch.no_grad()

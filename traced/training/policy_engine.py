@@ -3,7 +3,8 @@
 Invariants: every request of a rollout names the adapter that ``synchronise`` has published last, never the base; the
 name of an iteration's adapter is never used again, not even by a resumed run; requests of two adapters do not overlap,
 because ``synchronise`` is called between iterations; an adapter is unloaded after its last request. Adapters of others
-on the same server are left alone.
+on the same server are left alone, except those of trainings of the same data directory whose process has ended
+(``unload_abandoned``). Servers that sleep during updates are awake before an adapter is loaded.
 
 How it fails: ``WrongPolicy`` if a server does not confirm the published adapter, ``EngineError`` if no server answers,
 ``RequestError`` if one refuses the adapter. Not covered: servers that do not share a file system with the trainer.
@@ -12,26 +13,36 @@ How it fails: ``WrongPolicy`` if a server does not confirm the published adapter
 import asyncio
 import contextlib
 import hashlib
+import logging
 import math
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from traced.core.files import publish_folder
+from traced.core.files import publish_file, publish_folder
+from traced.core.ownership import is_alive, own_identity
 from traced.inference.client import EngineClient
+from traced.inference.engine_sleep import EngineSleep
 from traced.inference.errors import EngineError, RequestError
 from traced.inference.generation import Generation, Request
 from traced.inference.model_files import adapter_digest
 from traced.inference.replicas import Replicas
 from traced.training.errors import WrongPolicy
+from traced.training.job import TrainingJob
 
 POLICY = "policy"
+# The name of an iteration's adapter: run, iteration, random part.
+NAME = re.compile(r"[0-9a-f]{12}-i\d+-[0-9a-f]{8}")
 # Adapters that a server holds at most at a time: the current one, and the last one until its requests have ended.
 ADAPTERS_HELD = 2
+
+
+log = logging.getLogger(__name__)
 
 
 class EngineLoad:
@@ -83,7 +94,10 @@ class EngineLoad:
 
 
 class PolicyEngine(Protocol):
-    """Samples from the policy that is trained; used on one event loop, ``synchronise`` and ``close`` outside of it."""
+    """Samples from the policy that is trained.
+
+    ``begin``, ``end`` and ``generate`` are used on one event loop, the other methods outside of it.
+    """
 
     load: EngineLoad
 
@@ -101,6 +115,14 @@ class PolicyEngine(Protocol):
 
     def synchronise(self, peft_model: Any, iteration: int) -> None:
         """Sample from the current weights of ``peft_model`` from now on."""
+        ...
+
+    def begin_update(self) -> None:
+        """Leave the device to the update; no request runs, and none comes before ``end_update``."""
+        ...
+
+    def end_update(self) -> None:
+        """Return when requests are served again."""
         ...
 
     def close(self) -> None:
@@ -140,6 +162,7 @@ class ServerEngine:
         run_name: The first part of the adapters' names; no other run that is alive may have the same.
         save: Writes the adapter of a PEFT model into a folder.
         run: Runs a coroutine function on the loop of the rollouts, from outside of it.
+        sleep: Puts the servers to sleep during updates; None: they stay awake.
     """
 
     def __init__(
@@ -149,6 +172,8 @@ class ServerEngine:
         run_name: str,
         save: Callable[[Any, Path], None],
         run: Callable[[Callable[[], Awaitable[None]]], object],
+        *,
+        sleep: EngineSleep | None = None,
     ) -> None:
         self.load = EngineLoad()
         self._replicas = replicas
@@ -156,6 +181,7 @@ class ServerEngine:
         self._run_name = run_name
         self._save = save
         self._run = run
+        self._sleep = sleep
         self._current: PublishedAdapter | None = None
         self._is_clean = False
 
@@ -177,12 +203,26 @@ class ServerEngine:
     def synchronise(self, peft_model: Any, iteration: int) -> None:
         """Publish the current adapter under a new name, have every server confirm it, and unload the last one."""
         if not self._is_clean:
+            # A process of this run that was killed during an update leaves the servers asleep.
+            self.end_update()
             self._run(self._unload_remains)
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            publish_file(owner_file(self._folder), own_identity())
             self._is_clean = True
         name = f"{self._run_name}-i{iteration}-{secrets.token_hex(4)}"
         folder = publish_folder(self._folder / name, lambda staging: self._save(peft_model, staging))
         adapter = PublishedAdapter(name, folder.resolve(), adapter_digest(folder))
         self._run(lambda: self._switch(adapter))
+
+    def begin_update(self) -> None:
+        """Put the servers to sleep, if they do that."""
+        if self._sleep is not None:
+            self._run(self._sleep.begin_update)
+
+    def end_update(self) -> None:
+        """Wake up the servers; raises ``EngineError`` if one stays asleep."""
+        if self._sleep is not None:
+            self._run(self._sleep.end_update)
 
     def close(self) -> None:
         """Unload the adapter and close the connections."""
@@ -236,6 +276,45 @@ class ServerEngine:
                 await self._retire(last)
         finally:
             await self._replicas.aclose()
+            owner_file(self._folder).unlink(missing_ok=True)
+
+
+def engine_clients(job: TrainingJob) -> list[EngineClient]:
+    """Return clients of the servers that sample a job's rollouts."""
+    key = Path(job.engine_key_file).read_text().strip() if job.engine_key_file else ""
+    return [EngineClient(url, silence_s=job.engine_silence_s, key=key) for url in job.engine_urls]
+
+
+def owner_file(folder: Path) -> Path:
+    """Return the file with the identity of the process that publishes adapters in this folder."""
+    return folder.with_name(f"{folder.name}.owner")
+
+
+async def unload_abandoned(clients: Sequence[EngineClient], data_dir: Path) -> None:
+    """Unload the iterations' adapters of a data directory whose training has ended without doing so.
+
+    Servers that do not answer, or do not state an adapter's folder, are passed over.
+    """
+    for client in clients:
+        with contextlib.suppress(EngineError):
+            for name in filter(NAME.fullmatch, await client.models()):
+                entry = await client.model_entry(name) or {}
+                if _is_abandoned(Path(entry.get("root") or ""), data_dir):
+                    log.info("unloading %s from %s: its training has ended", name, client.url)
+                    with contextlib.suppress(RequestError):
+                        await client.unload_adapter(name)
+
+
+def _is_abandoned(adapter: Path, data_dir: Path) -> bool:
+    """Return whether an adapter's folder belongs to a training of the data directory that has ended."""
+    if not adapter.resolve().is_relative_to(data_dir.resolve()):
+        return False
+    try:
+        owner = owner_file(adapter.resolve().parent).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return True
+    # None: on another machine, where it may be alive.
+    return is_alive(owner) is False
 
 
 def run_name(run_id: str, out: Path) -> str:

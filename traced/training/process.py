@@ -3,9 +3,12 @@
 The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line with its metrics, and the
 value is a ``TrainingResult``. The child dies with its parent; cancelling ``train`` stops it cleanly, then by force,
 and leaves the checkpoints. Its log is ``train.log`` in the job's folder. A ``TrainingError`` of the child is raised
-again here; any other end raises ``TrainerDied`` with the last lines of the log.
+again here; any other end raises ``TrainerDied`` with the last lines of the log. Engines that the child has put to sleep
+are woken up, whatever its end.
 """
 
+import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -14,18 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from traced.core.errors import DiskError, TracedError
+from traced.inference.errors import EngineError
 from traced.inference.model_files import resolve_model
 from traced.processes.child import Reporter, run_child
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import Failure, Job, Report, ReportKind, Result
 from traced.processes.parent import follow_parent
 from traced.training import errors
-from traced.training.errors import TrainerDied, TrainingError
+from traced.training.errors import EngineLost, TrainerDied, TrainingError
 from traced.training.job import TrainingJob, TrainingResult, job_from, open_source, read_job
 from traced.training.metrics import Metrics
 from traced.training.processes import leave_group
 
 MODULE = "traced.training.process"
+# Seconds in which the engines of a trainer that has failed have to be awake.
+WAKE_S = 30.0
+log = logging.getLogger(__name__)
 
 
 async def train(
@@ -36,12 +43,37 @@ async def train(
     Args:
         variables: Environment variables of that process, such as ``CUDA_VISIBLE_DEVICES``.
     """
+    try:
+        return await _run(job, on_metric, variables or {})
+    except (Exception, asyncio.CancelledError):
+        if job.engine_sleeps:
+            await _wake_engines(job)
+        raise
 
+
+async def _wake_engines(job: TrainingJob) -> None:
+    """Wake up the engines of a trainer that has ended during an update."""
+    # Imported here because the service has trainings but no engine.
+    from traced.inference.engine_sleep import EngineSleep
+    from traced.training.policy_engine import engine_clients
+
+    clients = engine_clients(job)
+    try:
+        await EngineSleep(clients, timeout_s=WAKE_S).end_update()
+    except EngineError as error:
+        # The trainer's own error counts.
+        log.warning("after the training %s: %s", job.run_id, error)
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+async def _run(job: TrainingJob, on_metric: Callable[[Metrics], None], variables: Mapping[str, str]) -> TrainingResult:
     def on_report(report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
             on_metric(report.data["metrics"])
 
-    result = await LocalExecutor(job.out).run(_as_job(job, variables or {}), on_report)
+    result = await LocalExecutor(job.out).run(_as_job(job, variables), on_report)
     if result.value is not None:
         return TrainingResult(**result.value)
     if result.failure is not None and TracedError.__name__ in result.failure.types:
@@ -60,6 +92,8 @@ def _as_job(job: TrainingJob, device_variables: Mapping[str, str]) -> Job:
 def _error(failure: Failure) -> TracedError:
     if failure.type == DiskError.__name__:
         return DiskError(failure.message, hint=failure.hint)
+    if EngineError.__name__ in failure.types:
+        return EngineLost(failure.message, hint=failure.hint)
     kind = getattr(errors, failure.type, TrainingError)
     error: TrainingError = kind(failure.message, hint=failure.hint)
     return error

@@ -31,11 +31,12 @@ from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError
 from traced.inference.generation import Generation, Request, Sampling
 from traced.rollouts.errors import Fault, Infrastructure, attribute
-from traced.training.errors import EngineLost, EnvironmentFailed
+from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.policy_engine import PolicyEngine
 
 T = TypeVar("T")
 LEAST_ROOM = 1  # tokens that must be left for a completion
+PAUSE_POLL_S = 1.0
 
 
 @dataclass
@@ -363,6 +364,7 @@ class RolloutFunction:
         on_played: Gets the number of the iteration, from 1, and its rollouts.
         next_seeds: Returns the group seeds of an iteration, counted from 0, or None after the last one; the iteration
             is then sampled during the update before it. None: strictly on-policy.
+        may_pause: Returns whether the rollouts of an iteration, counted from 0, may be given up for a pause.
     """
 
     sampler: Sampler
@@ -371,8 +373,10 @@ class RolloutFunction:
     filler: int
     on_played: Callable[[int, list[Rollout]], None]
     next_seeds: Callable[[int], list[int] | None] | None = None
+    may_pause: Callable[[int], bool] = lambda iteration: False
     last: Batch = field(init=False)
     _ahead: _Sampling | None = field(init=False, default=None)
+    _running: _Sampling | None = field(init=False, default=None)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """Play the rollouts of one iteration.
@@ -389,7 +393,12 @@ class RolloutFunction:
             sampling = self._start(trainer.model, iteration, iteration, seeds)
         if (sampling.iteration, sampling.seeds) != (iteration, seeds):
             raise RuntimeError(f"rollouts of iteration {sampling.iteration} were sampled, {iteration} was requested")
+        self._running = sampling
+        while not concurrent.futures.wait([sampling.future], timeout=PAUSE_POLL_S).done:
+            if self.may_pause(iteration):
+                raise TrainingPaused(f"paused during the rollouts of iteration {iteration + 1}")
         outcome = sampling.future.result()
+        self._running = None
         self.on_played(iteration + 1, outcome.rollouts)
         self.last = self._batch(outcome, sampling.policy, time.perf_counter() - started)
         self._start_ahead(trainer.model, iteration)
@@ -398,11 +407,12 @@ class RolloutFunction:
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
     def close(self) -> None:
-        """Cancel rollouts that are not needed any more, and close the engine."""
-        if self._ahead is not None:
-            self._ahead.future.cancel()
-            concurrent.futures.wait([self._ahead.future])
-            self._ahead = None
+        """Cancel rollouts that are not needed any more, those of an interrupted iteration as well; close the engine."""
+        futures = [sampling.future for sampling in (self._running, self._ahead) if sampling is not None]
+        for future in futures:
+            future.cancel()
+        concurrent.futures.wait(futures)
+        self._running = self._ahead = None
         self.sampler.engine.close()
 
     def _start(self, model: Any, iteration: int, policy: int, seeds: list[int]) -> _Sampling:

@@ -5,20 +5,19 @@ reproducible bit by bit. With ``engine_urls`` servers sample, and each iteration
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
 from sandbox.episodes import EpisodeSource
 from traced.inference.chat_format import ChatFormat, TurnFormat
-from traced.inference.client import EngineClient
 from traced.inference.embedded.engine import Engine
+from traced.inference.engine_sleep import EngineSleep
 from traced.inference.replicas import Replicas
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob
-from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, run_name
+from traced.training.policy_engine import POLICY, PolicyEngine, ServerEngine, engine_clients, run_name
 from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler
 
 
@@ -41,16 +40,21 @@ def rollout_function(
         return job.group_seeds(iteration) if iteration < job.iterations else None
 
     ahead = next_seeds if job.overlap else None
-    return RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead)
+
+    def loses_nothing(iteration: int) -> bool:
+        """Return whether a pause is requested and the run can continue where this iteration begins."""
+        return job.pause.exists() and (iteration == 0 or (job.out / "checkpoints" / f"checkpoint-{iteration}").exists())
+
+    return RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, on_played, ahead, loses_nothing)
 
 
 def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
     if job.engine_urls:
-        key = Path(job.engine_key_file).read_text().strip() if job.engine_key_file else ""
-        clients = [EngineClient(url, silence_s=job.engine_silence_s, key=key) for url in job.engine_urls]
-        replicas = Replicas(clients)
+        clients = engine_clients(job)
+        sleep = EngineSleep(clients) if job.engine_sleeps else None
         name = run_name(job.run_id, job.out)
-        return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call)
+        replicas = Replicas(clients, patience_s=job.engine_patience_s)
+        return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call, sleep=sleep)
     # A folded layer takes one matrix product, PEFT's takes three; for a small model the difference is half of a decode
     # step. With the copy the trained base is never merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)

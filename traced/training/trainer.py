@@ -247,6 +247,8 @@ class GroupRelativeTrainer(GRPOTrainer):
             last = self.rollout_function.last
             self.groups = group_advantages(last.rewards, self.num_generations)
             measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
+            # Before the other processes get the rollouts, so that all of them begin their passes afterwards.
+            self.rollout_function.sampler.engine.begin_update()
             shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
         batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
         device = self.accelerator.device
@@ -273,6 +275,13 @@ class GroupRelativeTrainer(GRPOTrainer):
                 f"iteration {self.state.global_step + 1}: {self.drift.reason}",
                 hint="check that every engine runs the job's base model in the trainer's precision and loads adapters",
             )
+
+    def wake_engine(self) -> None:
+        """Wake up the engine once every process has applied the update and has freed its cache."""
+        clear_device_cache(garbage_collection=True)
+        self.accelerator.wait_for_everyone()
+        if self.rollout_function is not None:
+            self.rollout_function.sampler.engine.end_update()
 
     def _share(self, batch: Batch) -> Batch:
         return share_of(batch, self.accelerator.process_index, self.accelerator.num_processes)
@@ -401,10 +410,12 @@ class GroupRelativeTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report the iteration, and pass its metrics to the trackers."""
         # TRL's closing summary has no gradient norm and is no iteration.
-        if "grad_norm" in logs and self.rollout_function is not None:
-            metrics = self._iteration_metrics(logs, self.rollout_function.last)
-            self.on_iteration(metrics)
-            logs |= metrics
+        if "grad_norm" in logs:
+            peak = max(gather_object([self.pass_size.highest_memory()]))
+            if self.rollout_function is not None:
+                metrics = self._iteration_metrics(logs, self.rollout_function.last) | {"peak_memory": peak}
+                self.on_iteration(metrics)
+                logs |= metrics
         super().log(logs, start_time)
 
     def _iteration_metrics(self, logs: dict[str, float], last: Any) -> dict[str, float]:

@@ -14,7 +14,7 @@ from benchmarks.chaos.__main__ import service_environment
 from benchmarks.chaos.campaign import Campaign
 from benchmarks.chaos.victims import kinds
 
-KILLS = 15
+KILLS = 9
 TIMEOUT_S = 1500.0
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(TIMEOUT_S + 300)]

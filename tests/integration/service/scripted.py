@@ -68,10 +68,13 @@ class Scripted:
         if self.ends.get(name):
             return self.ends[name].pop(0)
         try:
-            value = getattr(self, f"_{job.stage}")(job.cycle_id, *job.arguments["given"])
+            value = getattr(self, f"_{job.stage}")(job.cycle_id, *job.arguments.get("given", []))
         except CapabilityError as error:
             return Result(JobOutcome.FAILED, None, describe(error), FINISHED)
         return Result(JobOutcome.FINISHED, {"value": value}, None, FINISHED)
+
+    def _preflight(self, cycle_id: str) -> None:
+        return None
 
     def _collect(self, cycle_id: str) -> None:
         return None

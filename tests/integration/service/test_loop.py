@@ -212,8 +212,8 @@ async def test_what_holds_it_up_for_a_minute_is_told_once(place: Place) -> None:
 async def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, command: str) -> None:
     next_cycle = place.loop._next_cycle
 
-    def late() -> Cycle | None:
-        cycle = next_cycle()
+    async def late(drained: "asyncio.Future[bool]") -> Cycle | None:
+        cycle = await next_cycle(drained)
         if cycle is not None and not place.scripted.stage_runs:
             action = Action("ada", "local", place.now(), "", submitted_by="")
             place.control._cancel(action, cycle.id) if command == "cancel" else place.control._pause(action)
@@ -258,10 +258,10 @@ async def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_th
     place.control.start(ADA, Reason())
     next_cycle, graph = place.loop._next_cycle, place.loop._run_graph
 
-    def flaky_due() -> Cycle | None:
+    async def flaky_due(drained: "asyncio.Future[bool]") -> Cycle | None:
         if next(outages, False):
             raise StoreUnavailable("the database is locked")
-        return next_cycle()
+        return await next_cycle(drained)
 
     async def flaky_graph(cycle: Cycle) -> None:
         if next(outages, False):

@@ -1,8 +1,10 @@
 """What goes wrong around the loop: it says so, lives on where it can, and ends in order where it cannot."""
 
 import asyncio
+import shutil
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -10,19 +12,35 @@ from store.database import read_session
 from store.records import CycleState
 from store.repositories.events import due_notices
 from tests.integration.service.place import Place
+from tests.integration.service.scripted import CRASHED, FINISHED
 from tests.unit.store.chain import T0
 from traced.api.auth import Caller
 from traced.app.service import _on_loop_end
 from traced.client.models import ACTIVITY, WAITS, Reason
+from traced.config.settings import ModelSection, Settings
 from traced.core.ownership import is_alive
 from traced.core.signals import Lifecycle
+from traced.inference.model_files import BUNDLED
 from traced.jobs.leases import FOR_DEVICE
 from traced.jobs.retry import waiting_report
 from traced.llm.connection import LlmError
 from traced.maintenance.orphans import sweep
-from traced.processes.job import Report, ReportKind
+from traced.processes.executor import LocalExecutor
+from traced.processes.job import Failure, JobOutcome, Report, ReportKind, Result
 
 ADA = Caller("ada", "local")
+
+
+def pending_future() -> "asyncio.Future[None]":
+    return asyncio.get_running_loop().create_future()
+
+
+def with_length(place: Place, tokens: int) -> Settings:
+    """Settings with a lower ``training.max_length`` than the tested one, so that a cycle needs the model's checks."""
+    settings = place.loop.settings
+    return settings.model_copy(update={"training": settings.training.model_copy(update={"max_length": tokens})})
+
+
 END_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 WAITING = (CycleState.WAITING, *END_STATES)
 
@@ -34,7 +52,7 @@ async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_m
     place.control.start(ADA, Reason())
     for minute in range(3):
         place.days = minute / 24 / 60
-        assert place.loop._next_cycle() is None
+        assert await place.loop._next_cycle(pending_future()) is None
     view = place.control.status().target
     assert "nowhere" in view.cannot_begin
     assert view.asked_for == "requested by ada"
@@ -48,7 +66,7 @@ async def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_m
     ]
 
 
-def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks_and_does_not_begin(
+async def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks_and_does_not_begin(
     place: Place,
 ) -> None:
     settings = place.loop.settings
@@ -58,9 +76,60 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
         place.control.start(ADA, Reason())
     assert place.control.status().target.asked_for == ""
     place.loop.request_cycle("a trigger")
-    assert place.loop._next_cycle() is None
+    assert await place.loop._next_cycle(pending_future()) is None
     assert "the setting llm.model is empty" in place.control.status().target.cannot_begin
     assert place.cycles() == []
+
+
+async def test_a_failed_check_of_the_model_blocks_the_beginning_and_the_remedy_is_used(place: Place) -> None:
+    failure = Failure(["ConfigError"], "episode: training.max_length is 100", "training.max_length = 400")
+    place.scripted.ends["preflight"] = [Result(JobOutcome.FAILED, None, failure, FINISHED)]
+    place.loop.settings = with_length(place, 100)
+    place.control.start(ADA, Reason())
+    for runs in (1, 1, 2):
+        if runs == 2:
+            place.scripted.ends["preflight"] = [Result(JobOutcome.FAILED, None, failure, FINISHED)]
+            place.days += 2 / 24 / 60
+        assert await place.loop._next_cycle(pending_future()) is None
+        # The same settings are not checked again at once.
+        assert place.scripted.stage_runs == ["preflight"] * runs
+    assert "training.max_length is 100 (try: training.max_length = 400)" in place.control.status().target.cannot_begin
+    assert place.cycles() == []
+    place.loop.settings = with_length(place, 400)
+    cycle = await place.run_until(*WAITING)
+    assert place.scripted.stage_runs[:4] == [*["preflight"] * 3, "collect"]
+    assert (cycle.config["training"]["max_length"], cycle.seed) == (400, 0)
+    assert place.control.status().target.cannot_begin == ""
+
+
+async def test_a_service_that_drains_stops_the_check_and_begins_the_cycle_later(place: Place) -> None:
+    place.loop.settings = with_length(place, 400)
+    place.control.start(ADA, Reason())
+    await asyncio.wait_for(place.stop_at("preflight"), 20)
+    assert place.cycles() == []
+    assert place.control.status().target.asked_for == "requested by ada"
+
+
+@pytest.mark.slow  # the child imports transformers
+async def test_the_check_of_the_model_runs_in_a_child_and_names_the_setting(place: Place, tmp_path: Path) -> None:
+    model = shutil.copytree(BUNDLED, tmp_path / "model")
+    # The check of the template comes first, and imports the least.
+    (model / "chat_template.jinja").write_text("{{ messages | length }}")
+    settings = place.loop.settings
+    place.loop._model_check.executor = LocalExecutor(place.data_dir / "logs")
+    place.loop.settings = settings.model_copy(update={"model": ModelSection(spec=str(model))})
+    place.control.start(ADA, Reason())
+    assert await place.loop._next_cycle(pending_future()) is None
+    reason = place.control.status().target.cannot_begin
+    assert (reason.startswith("chat template: "), reason.endswith("(try: model.spec: another model)")) == (True, True)
+
+
+async def test_a_check_that_dies_is_a_reason_and_no_defect(place: Place) -> None:
+    place.scripted.ends["preflight"] = [CRASHED]
+    place.loop.settings = with_length(place, 400)
+    place.control.start(ADA, Reason())
+    assert await place.loop._next_cycle(pending_future()) is None
+    assert "did not end: ended by SIGSEGV" in place.control.status().target.cannot_begin
 
 
 async def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:

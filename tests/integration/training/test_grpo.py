@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from anyio.from_thread import start_blocking_portal
@@ -71,6 +72,9 @@ def test_grpo_raises_the_reward_of_a_bandit(model_path: Path, tmp_path: Path) ->
     assert final > initial + 0.2
     assert json.dumps(read_metrics(tmp_path / "out" / "metrics.jsonl")) == json.dumps(metrics)  # some are NaN
     assert [m["iteration"] for m in metrics] == list(range(1, 27))
+    peaks = [m["peak_memory"] for m in metrics]
+    assert peaks == sorted(peaks)
+    assert psutil.Process().memory_info().rss / 2 < peaks[-1] < psutil.virtual_memory().total
 
 
 def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path: Path) -> None:
@@ -81,7 +85,7 @@ def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path
     second = train(resumed)
     assert [m["iteration"] for m in second] == [4, 5, 6]
     assert equal(weights(straight), weights(resumed))
-    times = ("rollout_seconds", "sampling_seconds", "update_seconds", "tokens_per_second", "engine_busy")
+    times = ("rollout_seconds", "sampling_seconds", "update_seconds", "tokens_per_second", "engine_busy", "peak_memory")
     # The adapter before the current one is not in the checkpoint, and does not exist in the first iteration.
     left_out = (*times, "drift_previous")
     assert [{k: v for k, v in m.items() if k not in left_out} for m in first + second] == [
@@ -458,6 +462,29 @@ def test_a_training_that_learns_nothing_for_three_iterations_fails(model_path: P
     # The resumed run counts the iterations before it.
     with pytest.raises(NothingToLearn, match="iterations 1 to 3"):
         train(training_job, Hopeless)
+
+
+def test_a_training_that_has_learned_and_stalls_publishes_its_adapter(model_path: Path, tmp_path: Path) -> None:
+    training_job = job(model_path, tmp_path / "out", iterations=20)
+    count = 0
+
+    class Exhausted(Bandit):
+        """Scores by chance in the first iteration, and never afterwards."""
+
+        def score(self) -> Score:
+            nonlocal count
+            count += 1
+            score = super().score()
+            return score if count <= training_job.groups * training_job.rollouts else Score(0.0, False)
+
+    metrics = train(training_job, Exhausted)
+    assert metrics[0]["grad_norm"] > 0
+    assert [m["iteration"] for m in metrics] == [1, 2, 3, 4]
+    assert training_job.adapter.exists()
+    result = json.loads((training_job.out / "result.json").read_text())
+    assert (result["iterations"], result["solved"]) == (4, False)
+    assert result["stalled"].startswith("iterations 2 to 4 had nothing to learn from")
+    assert train(training_job, Hopeless) == [], "a finished run does not go on"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -17,6 +17,7 @@ from benchmarks.engines.installation import vllm_python
 from tests.unit.training.bandit import Bandit
 from traced.config.settings import load_settings
 from traced.inference.chat_format import load_chat_format
+from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess
 from traced.inference.model_files import BUNDLED
 from traced.inference.start import start
@@ -48,6 +49,8 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
         "engine.vllm_python": str(vllm_python()),
         "engine.max_length": LENGTH,
         "serving.max_adapters": 1,
+        # On a CPU vLLM pauses and frees no memory, but it answers the calls.
+        "serving.sleep_for_training": True,
         "training.lora_r": 8,
     }
     with start(load_settings(tmp_path_factory.mktemp("vllm"), overrides)) as process:
@@ -55,15 +58,32 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 
 
 @pytest.fixture(scope="module")
-def metrics(model: Path, engine: EngineProcess, tmp_path_factory: pytest.TempPathFactory) -> list[Metrics]:
+def sleeps(model: Path) -> list[bool]:
+    """Whether the engine slept after each call that should put it to sleep."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def metrics(
+    model: Path, engine: EngineProcess, sleeps: list[bool], tmp_path_factory: pytest.TempPathFactory
+) -> list[Metrics]:
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("training")
     job = TrainingJob(
         "run", "bandit", {"target": "bandit"}, str(model), str(out), groups=2, rollouts=2, lr=1e-2, lora_r=8,
         max_turns=2, max_tokens=8, max_length=LENGTH, seed=5, iterations=2, engine_urls=[engine.url],
+        engine_sleeps=True,
     )  # fmt: skip
     rows: list[Metrics] = []
-    grpo.train(job, rows.append, lambda _: LocalSource("bandit", Bandit))
+    put_to_sleep = EngineClient.sleep
+
+    async def sleep(client: EngineClient) -> None:
+        await put_to_sleep(client)
+        sleeps.append(await client.is_sleeping())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineClient, "sleep", sleep)
+        grpo.train(job, rows.append, lambda _: LocalSource("bandit", Bandit))
     config = json.loads((job.adapter / "adapter_config.json").read_text())
     assert config["r"] == 8
     return rows
@@ -83,6 +103,11 @@ def test_trainer_and_engine_agree_on_the_log_probs(metrics: list[Metrics]) -> No
         assert row["drift_tokens"] > 0
         assert math.isclose(row["drift_ratio"], 1.0, abs_tol=1e-3)
         assert row["drift_p99"] < 0.01
+
+
+def test_the_engine_slept_in_each_update(metrics: list[Metrics], sleeps: list[bool], engine: EngineProcess) -> None:
+    assert sleeps == [True] * len(metrics)
+    assert httpx.get(f"{engine.url}/is_sleeping", trust_env=False).json() == {"is_sleeping": False}
 
 
 def test_the_engine_holds_no_adapter_after_the_training(metrics: list[Metrics], engine: EngineProcess) -> None:

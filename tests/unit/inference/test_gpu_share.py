@@ -1,12 +1,13 @@
-"""vLLM's share of a GPU: less of one on which a training runs too."""
+"""vLLM on a GPU on which a training runs too: its share of the memory, and whether it sleeps during updates."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from traced.config.settings import load_settings
 from traced.inference.engine_process import VllmOptions
-from traced.inference.start import SHARED_GPU, WHOLE_GPU, gpu_share
+from traced.inference.start import SHARED_GPU, WHOLE_GPU, gpu_share, sleeps_during_updates
 
 TWO = ("GPU-1", "GPU-2")
 
@@ -36,3 +37,25 @@ def test_the_setting_and_the_users_flags_take_precedence(tmp_path: Path) -> None
     flags = options.flags(8000)
     assert flags.index("--gpu-memory-utilization=0.6") < flags.index("--gpu-memory-utilization=0.3")
     assert not any("gpu-memory" in flag for flag in options.flags(8000, gpu=False)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "training_gpus", "sleeps"),
+    [
+        ({}, TWO[:1], True),
+        ({}, TWO, True),
+        ({}, TWO[1:], False),
+        ({}, (), False),
+        ({"serving.sleep_for_training": False}, TWO[:1], False),
+        ({"engine.backend": "embedded"}, TWO[:1], False),
+        ({"training.overlap": 1}, TWO[:1], False),
+        ({"engine.urls": ["http://127.0.0.1:1"]}, TWO[1:], True),
+        ({"serving.devices": ["GPU-2"]}, TWO[1:], True),
+        ({"serving.devices": ["GPU-2"]}, TWO[:1], False),
+    ],
+)
+def test_vllm_sleeps_during_the_updates_of_a_training_on_its_gpu(
+    tmp_path: Path, changes: dict[str, Any], training_gpus: tuple[str, ...], sleeps: bool
+) -> None:
+    settings = load_settings(tmp_path, {"engine.backend": "vllm", "serving.sleep_for_training": True} | changes)
+    assert sleeps_during_updates(settings, training_gpus, TWO) is sleeps

@@ -3,18 +3,25 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from store.database import open_store, write_session
+from store.records import IterationMetrics
+from store.repositories.adapters import save_iterations, save_training_run
+from tests.unit.store.chain import T0, save_chain, training_run
 from traced.config.settings import Settings, load_settings
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError
 from traced.inference.model_files import BUNDLED
-from traced.jobs.devices import DeviceReading, Readings
-from traced.pipeline import preflight
+from traced.jobs.devices import DeviceReading, ForeignProcess, Readings
+from traced.pipeline import preflight, preflight_worker
 from traced.pipeline.preflight import check_cycle, findings, flag, model_checks, needs_model_checks, quick_checks
+from traced.processes.child import Reporter
 
 GIB = 2**30
 NAMES = [
@@ -46,7 +53,7 @@ def by_name(results: Sequence[Finding]) -> dict[str, Finding]:
 
 def other_model(folder: Path, **config: Any) -> str:
     """Return the directory of a copy of the bundled model, with other values in its configuration."""
-    shutil.copytree(BUNDLED, folder)
+    shutil.copytree(BUNDLED, folder, dirs_exist_ok=True)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return str(folder)
@@ -99,6 +106,13 @@ def test_a_cycle_that_would_fail_is_refused_with_the_setting(values: dict[str, A
         check_cycle(load_settings(overrides={**values, key: int(value)}), probe)
 
 
+def test_the_service_checks_the_settings_of_the_cycle(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"data_dir": str(tmp_path), "overrides": {"training.max_length": 400}}
+    assert preflight_worker.work(Reporter(1), arguments) == {}
+    with pytest.raises(ConfigError, match=r"training\.max_length is 100"):
+        preflight_worker.work(Reporter(1), arguments | {"overrides": {"training.max_length": 100}})
+
+
 def test_a_missing_tracker_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = by_name(list(quick_checks(settings(training__report_to=["wandb"]))))["trackers"]
@@ -116,6 +130,54 @@ def test_a_gpu_that_is_there_is_the_training_device() -> None:
     for train_on in ("cuda", "auto", "GPU-1"):
         result = by_name(list(quick_checks(settings(devices__train_on=train_on), gpus(gpu(80)))))["training device"]
         assert (result.ok, result.seen) == (True, "H80")
+
+
+@pytest.mark.parametrize(
+    ("train_on", "count", "fix"),
+    [
+        ("cuda", 1, "training.processes = 1"),
+        ("auto", 1, "training.processes = 1"),
+        ("GPU-1", 2, 'training.processes = 1, or devices.train_on = "cuda"'),
+        ("cuda", 2, ""),
+        ("auto", 2, ""),
+        ("auto", 0, ""),  # on the CPU, several processes share the cores
+        ("cpu", 1, ""),
+    ],
+)
+def test_a_training_needs_as_many_gpus_as_processes(train_on: str, count: int, fix: str) -> None:
+    probe = gpus(*[gpu(80, f"GPU-{number + 1}") for number in range(count)])
+    values = settings(devices__train_on=train_on, training__processes=2)
+    result = by_name(list(quick_checks(values, probe)))["training device"]
+    assert (result.ok, result.fix) == (not fix, fix)
+    assert result.ok or "training.processes = 2 needs 2 GPUs" in result.seen
+
+
+def busy_gpu(used: float) -> DeviceReading:
+    """An idle GPU on which a server holds memory."""
+    return replace(gpu(80), memory_used=int(used * 80 * GIB), foreign=(ForeignProcess(7, None),))
+
+
+@pytest.mark.parametrize(
+    ("values", "devices", "warns"),
+    [
+        ({}, [busy_gpu(0.45)], True),
+        ({"engine__urls": ["http://localhost:1/v1"]}, [busy_gpu(0.45)], True),
+        ({"devices__gpu_foreign": 1}, [busy_gpu(0.45)], True),
+        ({"devices__gpu_foreign": 1, "devices__gpu_memory": 0.5}, [busy_gpu(0.45)], False),
+        ({"engine__urls": ["http://10.0.0.2:8000"]}, [gpu(80)], False),
+        ({"engine__urls": []}, [gpu(80)], False),
+        ({"devices__train_on": "cpu"}, [gpu(80)], False),
+        ({}, [gpu(80), gpu(80, "GPU-2")], False),
+        ({}, [], False),
+    ],
+)
+def test_a_server_of_ones_own_keeps_the_only_gpu_busy(
+    values: dict[str, Any], devices: list[DeviceReading], warns: bool
+) -> None:
+    defaults = {"devices__train_on": "auto", "engine__backend": "vllm", "engine__urls": ["http://127.0.0.1:8000"]}
+    result = by_name(list(quick_checks(settings(**defaults | values), gpus(*devices))))["training device"]
+    assert result.ok
+    assert ("devices.gpu_foreign" in result.warning and "devices.gpu_memory" in result.warning) == warns
 
 
 def test_a_rank_above_that_of_the_flags_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +238,7 @@ def memory(tmp_path: Path, probe: preflight.ReadGpus, **values: Any) -> list[Fin
     spec = other_model(
         tmp_path / "m", hidden_size=4096, intermediate_size=16384, num_hidden_layers=10, layer_types=layers
     )
-    large = settings(model__spec=spec, training__max_length=1024, **values)
+    large = settings(model__spec=spec, **{"training__max_length": 1024, **values})
     return [finding for finding in model_checks(large, probe) if finding.name.startswith("memory")]
 
 
@@ -210,6 +272,25 @@ def test_the_default_share_of_the_only_gpu_leaves_room(tmp_path: Path, monkeypat
     assert (trainer.ok, engine.ok) == (True, True)
     assert "10.8 GiB of it for the engine" in trainer.seen
     assert "45% of H24" in engine.seen
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_peak_of_the_last_training_is_beside_the_estimate(tmp_path: Path, device: str) -> None:
+    limits = settings(training__max_length=900)
+    store = open_store(limits.store_url)
+    with write_session(store) as session:
+        save_chain(session)
+        for number, (kind, length) in enumerate([(device, 900), (device, 901), ("elsewhere", 900)]):
+            config = {"max_length": length, "processes": 1, "device": kind}
+            run = replace(training_run(f"r-{number}"), model="m", config=config, started_at=T0 + timedelta(days=number))
+            save_training_run(session, run)
+            peaks = [{"peak_memory": (1.5 + number) * GIB, "pass_tokens": 4096.0}, {"peak_memory": 1.0 * GIB}]
+            save_iterations(session, [IterationMetrics(run.id, place, peak) for place, peak in enumerate(peaks)])
+    store.dispose()
+    probe = gpus(gpu(24)) if device == "cuda" else gpus()
+    trainer = memory(tmp_path, probe, training__max_length=900)[0]
+    assert "(estimated); a process of the last training took 1.5 GiB, in passes of up to 4,096 tokens" in trainer.seen
+    assert "last training" not in memory(tmp_path, probe, training__max_length=500)[0].seen
 
 
 def test_two_gpus_keep_engine_and_trainer_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

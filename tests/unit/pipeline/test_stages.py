@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -24,8 +25,8 @@ from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import gate, synthesize
 from traced.pipeline import train as train_stage
-from traced.pipeline.context import Context
-from traced.pipeline.train import job_for, stop, train
+from traced.pipeline.context import Context, EngineSlot
+from traced.pipeline.train import job_for, stop, train, with_servers
 from traced.targets.registry import target
 from traced.training.device import ON_CPU, TrainingDevice
 from traced.training.errors import JobError, NothingToLearn, TrainerDied
@@ -150,6 +151,22 @@ async def test_a_training_uses_the_leased_gpus_and_no_other(context: Context, mo
         with pytest.raises(TrainerDied):
             await train(context, CAPABILITY.name, HASH)
     assert jobs == [("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}), ("cpu", {"CUDA_VISIBLE_DEVICES": ""})]
+
+
+async def test_a_training_on_the_gpu_of_its_engine_lets_it_sleep(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_stage, "gpu_ids", lambda: ("GPU-1", "GPU-2"))
+    values = {"serving.sleep_for_training": True, "engine.backend": "vllm"}
+    settings, slot = (
+        load_settings(tmp_path, values),
+        EngineSlot(cast(Any, SimpleNamespace(urls=["http://127.0.0.1:1"]))),
+    )
+    on_vllm = replace(context, settings=settings, slot=slot)
+    job = job_for(settings, run_id="r", capability="d", source={"target": "desk"}, model=tmp_path, out=tmp_path)
+    for device, sleeps in ((TrainingDevice("cuda", ("GPU-1",)), True), (TrainingDevice("cuda", ("GPU-2",)), False)):
+        assert (await with_servers(on_vllm, job, device)).engine_sleeps is sleeps
+    assert not (await with_servers(on_vllm, job, ON_CPU)).engine_sleeps
 
 
 async def test_a_missing_gpu_ends_a_training_before_it_begins(context: Context, tmp_path: Path) -> None:

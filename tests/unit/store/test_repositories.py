@@ -154,6 +154,20 @@ def test_newest_training_runs_and_iteration_ranges(db: Session) -> None:
     assert adapters.adapters_of_runs(db, ["r1", "r-1"]) == {"r1": "date-reasoning@v1"}
 
 
+def test_the_newest_iterations_with_a_metric_are_those_of_a_run_like_this(db: Session) -> None:
+    configs: list[dict[str, int]] = [{"length": 8}, {"length": 8}, {"length": 9}, {"length": 8}]
+    for number, config in enumerate(configs):
+        started = later(20 + number)
+        training.save_training_run(db, replace(training_run(f"r-{number}"), started_at=started, config=config))
+    iterations = [IterationMetrics(f"r-{number}", 1, {"peak": float(number)}) for number in range(3)]
+    training.save_iterations(db, [*iterations, IterationMetrics("r-1", 2, {}), IterationMetrics("r-3", 1, {})])
+    model = training_run().model
+    assert training.newest_iterations(db, model, {"length": 8}, "peak") == iterations[1:2]
+    assert training.newest_iterations(db, model, {"length": 9}, "peak") == iterations[2:]
+    assert training.newest_iterations(db, model, {"length": 7}, "peak") == []
+    assert training.newest_iterations(db, "other", {"length": 8}, "peak") == []
+
+
 def test_adapter_versions_are_immutable(db: Session) -> None:
     assert adapters.get_adapter(db, "date-reasoning@v1") == adapter()
     adapters.save_adapter(db, replace(adapter(), created_at=later(500)))

@@ -44,7 +44,7 @@ def test_the_fingerprint_covers_exactly_the_fields_that_choose_the_weights(tmp_p
         {"device": "cuda", "attention": "sdpa", "gradient_checkpointing": True},
         {"processes": 2, "shard": True, "micro_batch_tokens": 99},
         {"report_to": ["wandb"], "tags": {"cycle": "c1"}},
-        {"engine_urls": ["http://127.0.0.1:8000"]},
+        {"engine_urls": ["http://127.0.0.1:8000"], "engine_sleeps": True},
     ]
     assert {dataclasses.replace(fixed, **change).fingerprint() for change in irrelevant_changes} == {  # type: ignore[arg-type]
         fixed.fingerprint()
@@ -86,6 +86,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ({"report_to": ["tensorboard", "excel"]}, "report_to is 'excel'"),
         ({"groups": 3, "rollouts": 5, "processes": 2}, "3 groups of 5 rollouts are no multiple of the 2 processes"),
         ({"shard": True}, "shard needs several processes"),
+        ({"overlap": 1, "engine_urls": ["http://h"], "engine_sleeps": True}, "samples during the update"),
     ],
 )
 def test_an_unusable_job_is_refused_by_name(change: dict[str, object], text: str) -> None:

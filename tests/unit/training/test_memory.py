@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traced.training.errors import DeviceFull
-from traced.training.memory import HostMeter, MeasuredPass, PassSize, fitting_tokens
+from traced.training.memory import GpuMeter, HostMeter, MeasuredPass, PassSize, fitting_tokens
 
 MIB = 2**20
 
@@ -42,6 +42,9 @@ class PlannedMeter:
 
     def peak(self) -> int:
         return self.cost * self.tokens
+
+    def highest(self) -> int:
+        return self.free
 
 
 def run(size: PassSize, meter: PlannedMeter, tokens: int, rows: int = 2) -> None:
@@ -111,3 +114,46 @@ def test_the_meter_of_the_host_sees_what_a_block_allocates() -> None:
     del block
     assert free > 0
     assert 30 * MIB < peak - used < 200 * MIB
+
+
+def test_the_highest_memory_outlives_the_measurement_of_a_pass() -> None:
+    HostMeter().start()  # forgets what earlier tests took
+    size = PassSize(4096, meter=HostMeter())
+    initial = size.highest_memory()
+    block = torch.ones(256 * MIB // 4)
+    del block
+    for _ in range(2):  # each measurement forgets the peak
+        size.next_iteration()
+        with size.running(2, 100):
+            pass
+    assert size.highest_memory() >= initial + 200 * MIB
+
+
+def test_a_kernel_that_keeps_the_peak_keeps_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(meter: HostMeter) -> tuple[int, int]:
+        raise PermissionError
+
+    monkeypatch.setattr(HostMeter, "start", refuse)
+    size = PassSize(4096, meter=HostMeter())
+    with size.running(2, 100):
+        pass
+    assert size.limit() == 4096
+    assert size.highest_memory() > 0
+
+
+def test_the_memory_of_a_gpu_counts_what_its_allocator_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"max_memory_reserved": 9 * MIB, "memory_reserved": 9 * MIB, "memory_allocated": MIB}
+    for name, value in values.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 * MIB, 80 * MIB))
+    resets: list[None] = []
+
+    def reset() -> None:
+        resets.append(None)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2 * MIB)
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    meter = GpuMeter()
+    assert meter.start() == (58 * MIB, MIB)
+    assert resets
+    assert meter.highest() == 9 * MIB

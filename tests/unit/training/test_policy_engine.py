@@ -1,5 +1,6 @@
 """Servers as a policy engine: names, confirmation, and the order of publication, on servers that record their calls."""
 
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from traced.inference.errors import EngineError
+from traced.core.ownership import own_identity
+from traced.inference.errors import EngineError, UnknownModelError
 from traced.inference.generation import Generation, Request, Sampling
 from traced.inference.model_files import ADAPTER_FILES, adapter_digest
 from traced.inference.replicas import Replicas
 from traced.training.errors import WrongPolicy
-from traced.training.policy_engine import ServerEngine, run_name
+from traced.training.policy_engine import ServerEngine, owner_file, run_name, unload_abandoned
 
 REQUEST = Request([1, 2], Sampling())
 
@@ -40,7 +42,8 @@ class Server:
 
     async def unload_adapter(self, name: str) -> None:
         self.calls.append(f"unload {name}")
-        del self.adapters[name]
+        if self.adapters.pop(name, None) is None:
+            raise UnknownModelError(name)
 
     async def generate(self, request: Request) -> Generation:
         self.calls.append(f"generate {request.adapter}")
@@ -63,7 +66,7 @@ def run(function: Callable[[], Awaitable[None]]) -> None:
 
 
 def engine_of(folder: Path, *servers: Server) -> ServerEngine:
-    return ServerEngine(Replicas(cast(Any, servers)), folder, "run", save, run)
+    return ServerEngine(Replicas(cast(Any, servers), patience_s=0.1), folder, "run", save, run)
 
 
 def generate(engine: ServerEngine) -> Generation:
@@ -111,6 +114,29 @@ def test_the_remains_of_a_killed_run_are_unloaded_and_those_of_others_are_not(tm
     assert "run-i3-aa" not in server.adapters
     assert "run2-i3-aa" in server.adapters
     assert not (tmp_path / "policy" / "run-i3-aa").exists()
+
+
+def test_adapters_of_ended_trainings_of_the_data_directory_are_unloaded(tmp_path: Path) -> None:
+    names = dict(
+        zip(("dead", "gone", "alive", "remote", "foreign"), (f"{n:012x}-i3-00c0ffee" for n in range(5)), strict=True)
+    )
+    folders = {kind: tmp_path / "data" / kind / "policy" for kind in names} | {"foreign": tmp_path / "other" / "policy"}
+    owners = {"dead": own_identity().replace(f"/{os.getpid()}/", "/1/"), "alive": own_identity(), "remote": "h/b/1/1"}
+    for kind, owner in owners.items():
+        folders[kind].mkdir(parents=True)
+        owner_file(folders[kind]).write_text(owner)
+    adapters = {name: folders[kind] / name for kind, name in names.items()} | {"live@v1": tmp_path / "data" / "x"}
+    server = Server("http://a", adapters=adapters)
+    anyio.run(unload_abandoned, cast(Any, [server]), tmp_path / "data")
+    assert set(server.adapters) == {names["alive"], names["remote"], names["foreign"], "live@v1"}
+
+
+def test_a_training_names_its_process_while_it_lives(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path / "policy", Server("http://a"))
+    engine.synchronise("w", 0)
+    assert owner_file(tmp_path / "policy").read_text() == own_identity()
+    engine.close()
+    assert not owner_file(tmp_path / "policy").exists()
 
 
 @pytest.mark.parametrize(

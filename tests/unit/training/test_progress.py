@@ -6,7 +6,7 @@ import pytest
 
 from traced.rollouts.errors import Fault, Infrastructure
 from traced.training.errors import NothingToLearn
-from traced.training.metrics import Metrics, append, check_progress, end_shares
+from traced.training.metrics import Metrics, append, end_shares, stall
 from traced.training.rollouts import Conversation, End, Rollout
 
 
@@ -29,6 +29,9 @@ FRUITFUL = fruitless(trajectories_kept=4, grad_norm=0.1)
 ALL_SUCCEEDED = fruitless(success=1.0)
 
 
+GROUPS_LOST = fruitless(lost_groups=7)
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -38,21 +41,27 @@ ALL_SUCCEEDED = fruitless(success=1.0)
         [fruitless(), fruitless(), ALL_SUCCEEDED],
         [ALL_SUCCEEDED] * 5,
         [fruitless()] * 3 + [FRUITFUL],
+        [FRUITFUL, fruitless(), fruitless(), GROUPS_LOST],
+        [GROUPS_LOST] * 4,
     ],
 )
 def test_a_run_goes_on(tmp_path: Path, rows: list[Metrics]) -> None:
-    check_progress(metrics_file(tmp_path / "metrics.jsonl", rows))
+    assert stall(metrics_file(tmp_path / "metrics.jsonl", rows)) == ""
 
 
-def test_three_iterations_without_a_trajectory_end_it_with_what_they_looked_like(tmp_path: Path) -> None:
-    path = metrics_file(tmp_path / "metrics.jsonl", [FRUITFUL, *[fruitless()] * 3])
+def test_a_run_without_any_signal_fails_with_what_its_rollouts_looked_like(tmp_path: Path) -> None:
+    path = metrics_file(tmp_path / "metrics.jsonl", [fruitless()] * 3)
     with pytest.raises(NothingToLearn) as error_info:
-        check_progress(path)
+        stall(path)
     message = str(error_info.value)
-    assert message.startswith("iterations 2 to 4 had nothing to learn from: mean reward 0.25, success 10%")
+    assert message.startswith("iterations 1 to 3 had nothing to learn from: mean reward 0.25, success 10%")
     for text in ("12 sampled tokens", "3.0 turns", "at the turn limit 10%", "cut off 20%", "training.rollouts"):
         assert text in message
-    assert "lost" not in message
+
+
+def test_a_run_that_learned_before_is_stalled_and_not_failed(tmp_path: Path) -> None:
+    path = metrics_file(tmp_path / "metrics.jsonl", [FRUITFUL, *[fruitless()] * 3])
+    assert stall(path).startswith("iterations 2 to 4 had nothing to learn from: mean reward 0.25, success 10%")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +77,7 @@ def test_three_iterations_without_a_trajectory_end_it_with_what_they_looked_like
 )
 def test_the_advice_fits_what_was_seen(tmp_path: Path, changes: Metrics, advice: str) -> None:
     with pytest.raises(NothingToLearn) as error_info:
-        check_progress(metrics_file(tmp_path / "metrics.jsonl", [fruitless(**changes)] * 3))
+        stall(metrics_file(tmp_path / "metrics.jsonl", [fruitless(**changes)] * 3))
     assert advice in error_info.value.hint
 
 
@@ -85,6 +94,8 @@ def test_ends_and_cut_answers_are_counted_over_the_rollouts_that_the_infrastruct
     at_length = rollout(1, [5] * 18, [1] * 18, End.MAX_LENGTH)
     failed = rollout(1, [5], [1])
     failed.failure = Infrastructure(Fault.SANDBOX, "gone")
-    shares = end_shares([finished, cut_early, at_turns, at_length, failed], end)
+    shares = end_shares([finished, cut_early, at_turns, at_length, failed], {end})
     assert shares == {"ended_by_environment": 0.5, "ended_by_turns": 0.25, "ended_by_length": 0.25, "cut_off": 0.5}
-    assert end_shares([failed], end)["cut_off"] == 0.0
+    assert end_shares([failed], {end})["cut_off"] == 0.0
+    call_end = 6
+    assert end_shares([rollout(1, [5, call_end], [1, 1])], {end, call_end})["cut_off"] == 0.0

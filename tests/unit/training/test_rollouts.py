@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,12 @@ from sandbox.contract import Message
 from sandbox.errors import AgentFault
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
+from tests.waiting import eventually
 from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.errors import ContextLengthError, EngineError, RequestError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
-from traced.training.errors import EngineLost, EnvironmentFailed
+from traced.training.errors import EngineLost, EnvironmentFailed, TrainingPaused
 from traced.training.in_process_engine import InProcessEngine
 from traced.training.policy_engine import EngineLoad
 from traced.training.rollouts import End, IterationRollouts, Rollout, RolloutFunction, RolloutLimits, Sampler
@@ -73,6 +75,12 @@ class FreeEngine:
 
     def synchronise(self, peft_model: Any, iteration: int) -> None:
         self.synchronised.append((peft_model, iteration))
+
+    def begin_update(self) -> None:
+        """The update has a device of its own."""
+
+    def end_update(self) -> None:
+        """Nothing sleeps."""
 
     def close(self) -> None:
         """Holds nothing."""
@@ -401,6 +409,48 @@ def test_the_next_iteration_is_sampled_during_the_update() -> None:
         return is_sampled
 
     assert in_sampler(use, engine)
+
+
+class SilentEngine(FreeEngine):
+    """Never answers."""
+
+    async def generate(self, request: Request, conversation: str) -> Generation:
+        self.requests.append((conversation, request))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_closing_cancels_the_rollouts_of_an_interrupted_iteration() -> None:
+    engine = SilentEngine()
+
+    def use(sampler: Sampler) -> bool:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None)
+        with ThreadPoolExecutor(1) as pool:
+            iteration = pool.submit(function, prompts(0), trainer_at(0))
+            eventually(lambda: bool(engine.requests))
+            function.close()
+            with pytest.raises(CancelledError):
+                iteration.result(20)
+        return True
+
+    assert in_sampler(use, engine)
+
+
+def test_a_pause_does_not_wait_for_rollouts_that_can_be_played_again() -> None:
+    engine, asked = SilentEngine(), []
+
+    def may_pause(iteration: int) -> bool:
+        asked.append(iteration)
+        return len(asked) == 2
+
+    def use(sampler: Sampler) -> None:
+        function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, may_pause=may_pause)
+        with pytest.raises(TrainingPaused, match="during the rollouts of iteration 3"):
+            function(prompts(2), trainer_at(2))
+        function.close()
+
+    in_sampler(use, engine)
+    assert asked == [2, 2]
 
 
 def test_a_resumed_run_samples_its_next_iteration_anew() -> None:
