@@ -58,6 +58,12 @@ class ScriptedEngine:
     def synchronise(self, peft_model: Any, iteration: int) -> None:
         save_adapter(peft_model, self._folder / str(iteration))
 
+    def begin_update(self) -> None:
+        """Do nothing."""
+
+    def end_update(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
