@@ -59,8 +59,8 @@ def products(inputs: Tensor, weights: Tensor, slots: Tensor, dtype: torch.dtype)
     output = torch.zeros(inputs.shape[0], matrices.shape[1], dtype=dtype)
     for slot in slots.unique().tolist():
         if slot != NO_ADAPTER:
-            chosen = slots == slot
-            output[chosen] = inputs[chosen] @ matrices[slot].to(dtype).T
+            rows = slots == slot
+            output[rows] = inputs[rows] @ matrices[slot].to(dtype).T
     return output
 
 

@@ -39,14 +39,14 @@ def test_the_second_product_is_added_or_set(add_inputs: bool) -> None:
     product = torch.zeros(6, 5)
     shrink(inputs, weights[:, 0], product, SLOTS)
     product[~WITH_ADAPTER] = 0
-    before = torch.randn(6, 9)
+    initial = torch.randn(6, 9)
     for apply, columns in (
         (lambda output: bgmv_expand(inputs, weights, output, SLOTS, add_inputs), slice(0, 5)),
         (lambda output: bgmv_expand_slice(inputs, weights, output, SLOTS, 2, 5, add_inputs), slice(2, 7)),
     ):
-        output, expected = before.clone(), before.clone()
+        output, expected = initial.clone(), initial.clone()
         apply(output)
-        expected[:, columns] = product + (before[:, columns] if add_inputs else 0)
+        expected[:, columns] = product + (initial[:, columns] if add_inputs else 0)
         torch.testing.assert_close(output, expected)
 
 

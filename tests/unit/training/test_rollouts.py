@@ -437,11 +437,11 @@ def test_closing_cancels_the_rollouts_of_an_interrupted_iteration() -> None:
 
 
 def test_a_pause_does_not_wait_for_rollouts_that_can_be_played_again() -> None:
-    engine, asked = SilentEngine(), []
+    engine, checks = SilentEngine(), []
 
     def may_pause(iteration: int) -> bool:
-        asked.append(iteration)
-        return len(asked) == 2
+        checks.append(iteration)
+        return len(checks) == 2
 
     def use(sampler: Sampler) -> None:
         function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, lambda *arguments: None, may_pause=may_pause)
@@ -450,7 +450,7 @@ def test_a_pause_does_not_wait_for_rollouts_that_can_be_played_again() -> None:
         function.close()
 
     in_sampler(use, engine)
-    assert asked == [2, 2]
+    assert checks == [2, 2]
 
 
 def test_a_resumed_run_samples_its_next_iteration_anew() -> None:
