@@ -142,9 +142,10 @@ async def test_a_crashed_engine_is_restarted_by_its_owner_alone(directory: Direc
     await asyncio.to_thread(user.connect)
     directory.engines[0].stop()
     tasks = [asyncio.create_task(shared.follow(lambda url: None)) for shared in (user, owner)]
-    await eventually_async(lambda: len(directory.engines) == 2)
+    await eventually_async(lambda: owner.process is not None and owner.process.alive)
     for task in tasks:
         task.cancel()
+    assert len(directory.engines) == 2
     assert (owner.process, user.process) == (directory.engines[1], None)
 
 

@@ -23,6 +23,7 @@ from traced.core.ownership import sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
+from traced.inference.replicas import Replicas
 from traced.pipeline import gate, synthesize
 from traced.pipeline import train as train_stage
 from traced.pipeline.context import Context, EngineSlot
@@ -160,7 +161,7 @@ async def test_a_training_on_the_gpu_of_its_engine_lets_it_sleep(
     values = {"serving.sleep_for_training": True, "engine.backend": "vllm"}
     settings, slot = (
         load_settings(tmp_path, values),
-        EngineSlot(cast(Any, SimpleNamespace(urls=["http://127.0.0.1:1"]))),
+        EngineSlot(cast(Any, SimpleNamespace(urls=["http://127.0.0.1:1"], replicas=Replicas([])))),
     )
     on_vllm = replace(context, settings=settings, slot=slot)
     job = job_for(settings, run_id="r", capability="d", source={"target": "desk"}, model=tmp_path, out=tmp_path)
