@@ -128,6 +128,12 @@ class RecordedRows:
         self.seconds = time.perf_counter() - began
         return self.rows
 
+    def begin_update(self) -> None:
+        """There is no engine."""
+
+    def end_update(self) -> None:
+        """There is no engine."""
+
     def _logprobs(self, trainer: GroupRelativeTrainer) -> list[list[float]]:
         rng, columns = random.Random(0), []
         for row in range(len(self.rows["prompt_ids"])):

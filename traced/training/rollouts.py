@@ -406,6 +406,14 @@ class RolloutFunction:
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
+    def begin_update(self) -> None:
+        """Let the engine sleep where it shares the trainer's GPU; it samples nothing until ``end_update``."""
+        self.sampler.engine.begin_update()
+
+    def end_update(self) -> None:
+        """Wake the engine up."""
+        self.sampler.engine.end_update()
+
     def close(self) -> None:
         """Cancel rollouts that are not needed any more, those of an interrupted iteration as well; close the engine."""
         futures = [sampling.future for sampling in (self._running, self._ahead) if sampling is not None]

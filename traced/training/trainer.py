@@ -248,7 +248,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             self.groups = group_advantages(last.rewards, self.num_generations)
             measured_rows = select_rows(batch, last.servers, last.policy, DRIFT_TOKENS)
             # Before the other processes get the rollouts, so that all of them begin their passes afterwards.
-            self.rollout_function.sampler.engine.begin_update()
+            self.rollout_function.begin_update()
             shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
         batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
         device = self.accelerator.device
@@ -281,7 +281,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         clear_device_cache(garbage_collection=True)
         self.accelerator.wait_for_everyone()
         if self.rollout_function is not None:
-            self.rollout_function.sampler.engine.end_update()
+            self.rollout_function.end_update()
 
     def _share(self, batch: Batch) -> Batch:
         return share_of(batch, self.accelerator.process_index, self.accelerator.num_processes)
