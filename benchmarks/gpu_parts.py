@@ -11,7 +11,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,7 +103,7 @@ class RecordedRows:
     seconds: float = 0.0
     last: Batch = field(init=False)
 
-    def __call__(self, prompts: list[str], trainer: GroupRelativeTrainer) -> Rows:
+    def __call__(self, prompts: Sequence[str], trainer: GroupRelativeTrainer) -> Rows:
         """Return the rows."""
         began = time.perf_counter()
         if "logprobs" not in self.rows:
@@ -171,7 +171,7 @@ def job(model_path: Path, out: Path, device: str, precision: str, **changes: Any
 def trainer_of(training_job: TrainingJob, rows: RecordedRows, metrics: list[Metrics]) -> Iterator[GroupRelativeTrainer]:
     """Build the trainer with these rows as its rollouts; its memory is released at the end."""
     trainer = grpo.build_trainer(training_job, None, None, metrics.append)
-    trainer.rollout_function = rows  # type: ignore[assignment]
+    trainer.rollout_function = rows
     try:
         yield trainer
     finally:

@@ -27,7 +27,7 @@ from sandbox.contract import Message, Task
 from traced.config.profiles import BUNDLED
 from traced.config.settings import Settings
 from traced.core.checks import Finding, raise_first
-from traced.core.errors import TracedError
+from traced.core.errors import ConfigError, TracedError
 from traced.inference import start
 from traced.inference.chat_format import ChatFormat, TurnFormat, load_chat_format
 from traced.inference.client import EngineClient
@@ -308,14 +308,28 @@ class EpisodeSize:
 
 
 def oracle_size(subject: Subject) -> EpisodeSize | None:
-    """Return the size of the target's largest episode among the first seeds, played by its oracle; None without one."""
-    episode_target = target(subject.settings.target.name)
+    """Return the size of the target's largest episode among the first seeds, played by its oracle; None without one.
+
+    Raises:
+        ConfigError: The target's environment or its oracle fails.
+    """
+    name = subject.settings.target.name
+    episode_target = target(name)
     sizes = []
     for seed in episode_target.splits["train"][:SEEDS]:
-        try:
-            task, messages = _oracle_episode(episode_target.environment(), seed)
-        except (AttributeError, NotImplementedError):
+        environment = episode_target.environment()
+        if not hasattr(environment, "oracle"):
             return None
+        try:
+            task, messages = _oracle_episode(environment, seed)
+        except NotImplementedError:
+            return None
+        # The environment is the user's code.
+        except Exception as error:
+            raise ConfigError(
+                f"the oracle of the target {name} fails at seed {seed}: {type(error).__name__}: {error}",
+                hint="correct oracle() or step() of the target's environment",
+            ) from error
         sizes.append(
             EpisodeSize(
                 len(subject.chat_format.render(messages, task.tools)),

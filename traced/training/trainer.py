@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -44,9 +44,33 @@ from traced.training.memory import PassSize
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
 
 if TYPE_CHECKING:
-    from traced.training.rollouts import RolloutFunction
+    from traced.training.rollouts import Batch as PlayedBatch
 
 T = TypeVar("T")
+
+
+class Rollouts(Protocol):
+    """What the trainer needs of its rollouts: TRL's ``rollout_func``, its last batch, and the engine behind it."""
+
+    last: "PlayedBatch"
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
+        """Return the rows of an iteration."""
+        ...
+
+    def begin_update(self) -> None:
+        """Leave the device to the update."""
+        ...
+
+    def end_update(self) -> None:
+        """Return when the engine serves requests again."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what still runs, and close the engine."""
+        ...
+
+
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
 CHECKPOINT = "checkpoint"
@@ -190,7 +214,7 @@ class GroupRelativeTrainer(GRPOTrainer):
     def __init__(
         self,
         *,
-        rollout_function: "RolloutFunction | None",
+        rollout_function: "Rollouts | None",
         pass_size: PassSize,
         sample_tokens: int,
         on_iteration: Callable[[dict[str, float]], None],

@@ -29,6 +29,7 @@ from traced.training.drift import judge
 from traced.training.job import TrainingJob, read_job
 from traced.training.metrics import Metrics
 from traced.training.policy_engine import EngineLoad
+from traced.training.rollouts import RolloutFunction
 
 SCRIPTED = "scripted:"
 MODULE = "tests.integration.training.bandit_run"
@@ -91,7 +92,7 @@ def planned_samples(job: TrainingJob) -> Iterator[None]:
         base = [weight for weight in trainer.model.parameters() if not weight.requires_grad]
         local = sum(weight.to_local().numel() if isinstance(weight, DTensor) else weight.numel() for weight in base)
         print("base weights:", local, "of", sum(weight.numel() for weight in base), flush=True)
-        if trainer.rollout_function is not None and not job.engine_urls:
+        if isinstance(trainer.rollout_function, RolloutFunction) and not job.engine_urls:
             shift_logprobs(trainer.rollout_function.sampler.engine)
         return trainer
 

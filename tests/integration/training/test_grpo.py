@@ -27,7 +27,7 @@ from traced.training.drift import Source
 from traced.training.errors import JobChangedError, NothingToLearn, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics, read_samples
-from traced.training.rollouts import Rollout
+from traced.training.rollouts import Rollout, RolloutFunction
 from traced.training.trainer import EPSILON, GroupRelativeTrainer
 
 
@@ -271,7 +271,7 @@ def test_the_gradient_is_that_of_the_papers_equation(
         metrics: list[Metrics] = []
         trainer = grpo.build_trainer(training_job, source, portal, metrics.append)
         trainer.add_callback(gradients)
-        assert trainer.rollout_function is not None
+        assert isinstance(trainer.rollout_function, RolloutFunction)
         sampler = trainer.rollout_function.sampler
         generate = sampler.engine.generate
         shift = torch.Generator().manual_seed(0)

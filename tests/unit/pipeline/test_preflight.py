@@ -119,6 +119,19 @@ def test_a_missing_tracker_is_refused_before_the_training(monkeypatch: pytest.Mo
     assert (result.ok, result.fix) == (False, "pip install wandb, or training.report_to = []")
 
 
+@pytest.mark.parametrize("error", [AttributeError("'Desk' object has no attribute 'ordres'"), KeyError("C381")])
+def test_an_oracle_that_fails_is_named_and_not_taken_for_none(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: object, seed: int) -> None:
+        raise error
+
+    monkeypatch.setattr(preflight, "_oracle_episode", fail)
+    result = by_name(list(findings(settings())))["preflight"]
+    assert (result.ok, "the oracle of the target desk fails at seed" in result.seen) == (False, True)
+    assert type(error).__name__ in result.seen
+
+
 def test_a_router_that_vllm_cannot_serve_is_a_warning() -> None:
     for router, words in (("hidden-state", 'routing.router = "labels"'), ("labels", "")):
         values = {"engine__backend": "vllm", "engine__urls": ["http://h"], "routing__router": router}
