@@ -10,11 +10,12 @@ How it fails: ``AlreadyRunning``, ``DoorError`` and the store's errors at start-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import sqlalchemy
 
@@ -41,6 +42,7 @@ from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
 from traced.daemon.settings_changes import keep, note_restart
 from traced.daemon.triggers import Triggers
+from traced.inference.shared_engine import engine_owners, is_starting
 from traced.jobs.attempts import backoff, executor, recover_lost_attempts
 from traced.jobs.retry import AttemptLedger
 from traced.llm.connection import LlmError, check_model
@@ -112,6 +114,7 @@ def _last_upkeep(control: Control) -> datetime:
     return control.since if event is None else min(event.at, control.now())
 
 
+ENGINE_POLL_S = 1.0
 GRACE_S = 90.0  # time for requests in flight, then for the spool; equals systemd's default
 
 
@@ -144,6 +147,37 @@ async def beside_router(settings: Settings) -> AsyncIterator[None]:
         supervision.cancel()
         await asyncio.gather(supervision, return_exceptions=True)
         await asyncio.to_thread(router.stop)
+
+
+async def router_engine(settings: Settings, draining: asyncio.Event, beat: Callable[[], object]) -> None:
+    """Return when the router has started the vLLM that stages use as well, so that no stage starts a second one.
+
+    Returns at once if the router starts no vLLM; when ``draining`` is set; and with a warning if no engine has been in
+    the course of its start for ``engine.start_timeout_s``. ``beat`` is called every ``ENGINE_POLL_S`` meanwhile.
+    """
+    engine = settings.engine
+    if not settings.serving.with_service or engine.urls:
+        return
+    # Imported here because its imports are large, and nothing else in the service needs them.
+    from traced.inference.start import backend
+
+    if backend(settings) != "vllm":
+        return
+    give_up_at = monotonic() + engine.start_timeout_s
+    while not draining.is_set() and not engine_owners(settings.data_dir):
+        if is_starting(settings.data_dir):
+            give_up_at = monotonic() + engine.start_timeout_s
+        elif monotonic() > give_up_at:
+            log.warning("the router starts no engine for %.0f s; stages start their own", engine.start_timeout_s)
+            return
+        beat()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(draining.wait(), ENGINE_POLL_S)
+
+
+async def _run_cycles(settings: Settings, loop: CycleLoop, draining: asyncio.Event) -> None:
+    await router_engine(settings, draining, loop.beat)
+    await loop.run(draining)
 
 
 SILENT_S = 600.0  # an attempt on another host counts as lost after this time without a heartbeat
@@ -221,7 +255,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
             manager.ready(_status_line(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
             _warn_if_model_missing(settings)
-            work = asyncio.ensure_future(run_until_forced(loop.run(lifecycle.draining), lifecycle))
+            work = asyncio.ensure_future(run_until_forced(_run_cycles(settings, loop, lifecycle.draining), lifecycle))
             work.add_done_callback(partial(_on_loop_end, lifecycle))
             await lifecycle.draining.wait()
             control.state = "draining"

@@ -131,6 +131,16 @@ def start_lock(data_dir: Path, is_given_up: Callable[[], bool] = lambda: False) 
         yield False
 
 
+def is_starting(data_dir: Path) -> bool:
+    """Return whether a process holds the lock under which engines start and stop."""
+    with contextlib.suppress(FileNotFoundError), (data_dir / FOLDER / LOCK).open("r") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def start_recorded(data_dir: Path, needs: EngineNeeds, start: Callable[[], T]) -> T:
     """Start an engine of this process and record it; the caller holds the lock."""
     engine = start()
