@@ -95,6 +95,8 @@ def run_demo(seed: int, engine: str, settings: Sequence[str], folder: Path) -> R
             left.add(line, at)
         code = process.wait()
         seconds = time.monotonic() - start
+        if code:
+            print(f"seed {seed} ended with code {code}: {folder / 'progress.log'}", file=sys.stderr)
         answer.seek(0)
         text = answer.read()
     return Run(seed, code, seconds, json.loads(text) if code == 0 else {}, left)

@@ -93,6 +93,7 @@ class Drift:
         ratio: exp of the mean of log p_trainer - log p_engine.
         p99: The 99th percentile of |log p_trainer - log p_engine|.
         distances: The mean |log p - log p_engine| in nats of the adapter and of each alternative.
+        kl_from_base: An estimate of KL(policy || base) in nats per token.
         reason: Why the training must stop; "" if it need not.
     """
 
@@ -101,6 +102,7 @@ class Drift:
     p99: float
     distances: dict[str, float]
     source: Source | None
+    kl_from_base: float = math.nan
     reason: str = ""
 
     @classmethod
@@ -111,6 +113,7 @@ class Drift:
     def metrics(self) -> dict[str, float]:
         """Return the figures under the names of the metrics."""
         return {
+            "kl_from_base": self.kl_from_base,
             "drift_tokens": self.tokens,
             "drift_ratio": self.ratio,
             "drift_p99": self.p99,
@@ -214,6 +217,7 @@ def judge(engines: Sequence[EngineTokens], bound: DriftBound) -> Drift:
         p99=float(np.quantile(np.abs(log_ratios), 0.99)),
         distances=_distances(engines),
         source=Source.ADAPTER if is_certain and not reasons else Source.NOT_DISTINGUISHABLE,
+        kl_from_base=_kl_from_base(engines),
         reason="; ".join(reasons),
     )
 
@@ -246,6 +250,17 @@ def _distances(engines: Sequence[EngineTokens]) -> dict[str, float]:
         if all(name in engine.alternatives for engine in engines):
             distances[name] = _mean_distance([(engine.sampled, engine.alternatives[name]) for engine in engines])
     return distances
+
+
+def _kl_from_base(engines: Sequence[EngineTokens]) -> float:
+    """Return the mean of r - 1 - log r with r = p_base / p_engine; NaN without the base's log-probs.
+
+    The estimator is the unbiased, non-negative "k3" of J. Schulman, "Approximating KL divergence" (2020).
+    """
+    if any("base" not in engine.alternatives for engine in engines):
+        return math.nan
+    log_ratios = np.concatenate([engine.alternatives["base"] - engine.sampled for engine in engines])
+    return float((np.exp(log_ratios) - 1 - log_ratios).mean())
 
 
 def _mean_distance(pairs: Sequence[tuple[Values, Values]]) -> float:

@@ -176,14 +176,6 @@ def empty_row(batch: Batch) -> Batch:
     return row | {name: torch.ones_like(row[name]) for name in ("prompt_mask", "completion_mask")}
 
 
-def evenly_spread(batch: Batch, tokens: int) -> Batch:
-    """Return every n-th row, so that rows as long as the longest would just fill ``tokens``; at least one."""
-    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
-    fitting = max(1, tokens // max(1, int(lengths.max())))
-    stride = -(-len(lengths) // fitting)
-    return {name: values[::stride] for name, values in batch.items()}
-
-
 @dataclass
 class PassSums:
     """Sums over passes: the loss, and over the policy's own tokens the entropy and the clipped ratios."""
@@ -207,7 +199,6 @@ class GroupRelativeTrainer(GRPOTrainer):
     Args:
         rollout_function: Plays the rollouts of an iteration; None in every process but the first.
         pass_size: The size of the passes.
-        sample_tokens: Tokens, padding included, of the rows on which the distance from the base is estimated.
         on_iteration: Is called with the metrics after every optimizer step, in the first process.
     """
 
@@ -216,16 +207,13 @@ class GroupRelativeTrainer(GRPOTrainer):
         *,
         rollout_function: "Rollouts | None",
         pass_size: PassSize,
-        sample_tokens: int,
         on_iteration: Callable[[dict[str, float]], None],
         **settings: Any,
     ) -> None:
         self.rollout_function = rollout_function
         self.pass_size = pass_size
-        self.sample_tokens = sample_tokens
         self.on_iteration = on_iteration
         self.groups = Advantages(torch.empty(0), torch.empty(0), 0)
-        self._kl_from_base = 0.0
         # With overlap the adapter of the last iteration has sampled, and is compared with the one before it.
         self._policies = PolicyHistory(3)
         self.drift = Drift.unmeasured()
@@ -250,7 +238,6 @@ class GroupRelativeTrainer(GRPOTrainer):
         batch, is_kept, measured_rows = self._rollouts(gather_object([row["prompt"] for row in inputs]))
         started = time.perf_counter()
         self._check_policy(module, measured_rows)
-        self._kl_from_base = self._measured_kl(module, self._share(evenly_spread(batch, self.sample_tokens)))
         total = int(is_kept.sum())
         share = self._share({name: values[is_kept] for name, values in batch.items()})
         self.pass_size.next_iteration()
@@ -288,7 +275,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         def logprobs(rows: Batch) -> Iterator[tuple[Batch, Tensor]]:
             for chunk in micro_batches(rows, self.pass_size.limit):
                 with self.pass_size.running(*_shape(chunk), is_measured=False):
-                    yield chunk, self._logprobs(module, chunk)[0]
+                    yield chunk, self._logprobs(module, chunk, with_entropy=False)[0]
 
         tokens = self._repeated_if_full(lambda: measure(module, self._policies, measured_rows, logprobs))
         base = next(weight for weight in module.parameters() if not weight.requires_grad)
@@ -396,40 +383,15 @@ class GroupRelativeTrainer(GRPOTrainer):
         self._newest_pass = PassSums(0.0, *(float(value) for value in sums))
         return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
 
-    def _logprobs(self, model: Any, chunk: Batch) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, model: Any, chunk: Batch, *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy [n, c] at each completion token, in nats, at the sampling temperature."""
         ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
         mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
         length = chunk["completion_ids"].size(1)
-        logprobs, entropies, _ = self._get_per_token_logps_and_entropies(model, ids, mask, length, compute_entropy=True)
+        logprobs, entropies, _ = self._get_per_token_logps_and_entropies(
+            model, ids, mask, length, compute_entropy=with_entropy
+        )
         return logprobs, entropies
-
-    def _measured_kl(self, module: Any, rows: Batch) -> float:
-        """Return an estimate of KL(policy || base) in nats: the mean over the rows' sampled tokens, 0 without any.
-
-        The estimator is the unbiased, non-negative "k3" of J. Schulman, "Approximating KL divergence" (2020): r - 1 -
-        log r with r = p_base / p_policy. The policy's log-probs are the engine's, the base's come from a forward pass
-        with the adapter off, at the sampling temperature.
-        """
-        # Dropout would draw random numbers, and training must be the same with and without this measurement.
-        module.eval()
-        try:
-            with torch.no_grad(), module.disable_adapter():
-                sums = self._repeated_if_full(lambda: self._kl_sums(module, rows))
-        finally:
-            module.train()
-        total, count = self._summed(sums)
-        return total / max(1, count)
-
-    def _kl_sums(self, module: Any, rows: Batch) -> tuple[float, float]:
-        total, count = 0.0, 0
-        for chunk in self._chunks(rows):
-            with self.pass_size.running(*_shape(chunk), is_measured=False):
-                log_ratio = self._logprobs(module, chunk)[0] - chunk["old_per_token_logps"]
-            mask = chunk["completion_mask"] * chunk["tool_mask"]
-            total += float(((log_ratio.exp() - 1 - log_ratio) * mask).sum())
-            count += int(mask.sum())
-        return total, count
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report the iteration, and pass its metrics to the trackers."""
@@ -460,7 +422,6 @@ class GroupRelativeTrainer(GRPOTrainer):
             "mean_turns": last.turns / last.scored,
             "clip_fraction": sums.per_token(sums.clipped),
             "entropy": sums.per_token(sums.entropy),
-            "kl_from_base": self._kl_from_base,
             "grad_norm": float(logs["grad_norm"]),
             "gradient_dropped": int(self._is_gradient_dropped),
             "loss": float(logs["loss"]),

@@ -23,7 +23,8 @@ from traced.core.errors import DiskError
 from traced.inference.generation import Generation, Request
 from traced.targets.registry import LocalSource
 from traced.training import grpo
-from traced.training.drift import Source
+from traced.training import trainer as trainer_module
+from traced.training.drift import Source, judge
 from traced.training.errors import JobChangedError, NothingToLearn, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics, read_samples
@@ -262,7 +263,8 @@ def test_the_gradient_is_that_of_the_papers_equation(
     The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the clip acts.
     """
     # An engine with such log-probs would be refused.
-    monkeypatch.setattr(GroupRelativeTrainer, "_check_policy", lambda *arguments: None)
+    monkeypatch.setattr(trainer_module, "DRIFT_TOKENS", 100_000)
+    monkeypatch.setattr(trainer_module, "judge", lambda *rest: dataclasses.replace(judge(*rest), reason=""))
     training_job = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
     gradients = Gradients()
     rollouts: list[Rollout] = []
@@ -297,8 +299,7 @@ def test_the_gradient_is_that_of_the_papers_equation(
         clipped = papers_loss(trainer.model, rollouts, training_job)
     assert metrics[0]["clip_fraction"] == pytest.approx(clipped, abs=1e-6)
     assert clipped > 0.05
-    if micro_batch_tokens > 100:  # what is measured there is all of them
-        assert metrics[0]["kl_from_base"] == pytest.approx(plain_kl_from_base(trainer.model, rollouts), rel=1e-3)
+    assert metrics[0]["kl_from_base"] == pytest.approx(plain_kl_from_base(trainer.model, rollouts), rel=1e-3)
     assert gradients.mixed_groups.keys() == state.keys()
     for name, parameter in trainer.model.named_parameters():
         if name in state:

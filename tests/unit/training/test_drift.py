@@ -22,6 +22,7 @@ from traced.training.drift import (
 
 FLOAT32, BFLOAT16 = BOUNDS[4], BOUNDS[2]
 N = 200
+PARTS = {"http://a": slice(0, 1), "http://b": slice(1, 3)}
 
 
 def explanations(seed: int, step: float = 0.1, n: int = N) -> tuple[Values, Values, Values, np.random.Generator]:
@@ -114,6 +115,14 @@ def test_nothing_measured_is_no_healthy_figure() -> None:
     without_previous = judge([EngineTokens("", adapter, adapter, {"base": base})], FLOAT32).metrics()
     assert math.isnan(without_previous["drift_previous"])
     assert without_previous["drift_base"] > 0
+
+
+def test_the_distance_from_the_base_is_over_the_tokens_of_all_engines() -> None:
+    sampled, base = np.log([0.5, 0.2, 0.1]), np.log([0.25, 0.4, 0.1])
+    engines = [EngineTokens(url, sampled[part], sampled[part], {"base": base[part]}) for url, part in PARTS.items()]
+    # r = 1/2, 2 and 1
+    expected = ((0.5 - 1 + math.log(2)) + (2 - 1 - math.log(2)) + 0) / 3
+    assert judge(engines, FLOAT32).kl_from_base == pytest.approx(expected)
 
 
 def test_the_score_is_minus_one_for_the_adapter_and_one_for_the_alternative() -> None:
