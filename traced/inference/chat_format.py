@@ -124,12 +124,17 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[Tool], *, answer_follows: bool = True
     ) -> tuple[str, str]:
         """Return the rendered text, and the mark that splits control tokens in it; ``encode`` takes both."""
-        mark = _unused_character([messages, tools])
         if self._family.syntax.single_call:
             messages = list(_single_calls(messages))
+        prepared = [self._for_template(message) for message in messages]
+        values = json.dumps([prepared, tools], ensure_ascii=False, default=str)
+        mark = next(chr(code) for code in PRIVATE_USE if chr(code) not in values)
+        # Most conversations have no control token in their texts, and looking through all of them takes long.
+        has_token = self._escaped_control_tokens and self._escaped_control_tokens.search(values)
+        split = self._with_split_tokens if has_token else lambda value, _: value
         rendered: str = self.tokenizer.apply_chat_template(
-            [self._with_split_tokens(self._for_template(message), mark) for message in messages],
-            tools=[self._with_split_tokens(tool, mark) for tool in tools] or None,
+            [split(message, mark) for message in prepared],
+            tools=[split(tool, mark) for tool in tools] or None,
             chat_template=self.template,
             add_generation_prompt=answer_follows,
             tokenize=False,
@@ -218,6 +223,12 @@ class ChatFormat:
         special = {token.content for token in tokens if token.special and len(token.content) > 1}
         meaningful = {token.content for token in tokens if token.content in self.template and len(token.content) > 1}
         return _any_of(special), _any_of(special | meaningful)
+
+    @cached_property
+    def _escaped_control_tokens(self) -> re.Pattern[str] | None:
+        """A pattern of the same tokens as they stand in JSON."""
+        tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if len(token.content) > 1}
+        return _any_of({json.dumps(token, ensure_ascii=False)[1:-1] for token in tokens})
 
     def _with_split_tokens(self, value: Any, mark: str, pattern: re.Pattern[str] | None = None) -> Any:
         """Split the control tokens in all texts of a message; the marks of calls may stand in an answer's text."""
@@ -413,11 +424,6 @@ def _configured_ends(folder: str) -> list[int]:
 
 def _any_of(tokens: set[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))) if tokens else None
-
-
-def _unused_character(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return next(chr(code) for code in PRIVATE_USE if chr(code) not in text)
 
 
 def _single_calls(messages: Sequence[Message]) -> Iterator[Message]:

@@ -13,11 +13,10 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import nn
 
+from traced.inference.embedded.lora import BASE, RowAdapters, use_in
 from traced.inference.errors import ModelError, RequestError, UnknownModelError
 from traced.inference.model_files import adapter_digest
 
-# PEFT's name for "no adapter" in a mixed batch.
-BASE = "__base__"
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -36,7 +35,10 @@ class AdapterSet:
         self._keys: dict[str, str] = {}
         self._hashes: dict[str, str] = {}
         self._loaded = 0
-        self._rows: list[str] = []
+        self._layers: set[nn.Module] = set()
+        self._rows: RowAdapters | None = None
+        if self.live:
+            self._serve_rows()
 
     def names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
@@ -78,7 +80,7 @@ class AdapterSet:
             self._delete(key)
             raise ModelError(f"adapter {name!r} at {path} does not fit the base model: {error}") from error
         self._keys[name], self._hashes[name] = key, digest
-        self._install_hooks()
+        self._serve_rows()
 
     def unload(self, name: str) -> None:
         """Unload an adapter that no running request uses; raises ``UnknownModelError``."""
@@ -88,34 +90,36 @@ class AdapterSet:
 
     def select(self, rows: list[str | None]) -> None:
         """Set the adapter of each row for the next forward pass."""
-        self._rows = [BASE if name is None else self._keys[name] for name in rows] if self._peft is not None else []
+        if self._peft is not None:
+            names = [BASE if name is None else self._keys[name] for name in rows]
+            if self._rows is None or self._rows.names != names:
+                self._rows = RowAdapters(names)
 
     def _inject(self, config: PeftConfig, key: str, path: Path) -> None:
         if self._peft is None:
             self._peft = PeftModel(self.forward_model, config, adapter_name=key)
-            self._install_hooks()
+            self._serve_rows()
         else:
             self._peft.add_adapter(key, config)
         outcome = self._peft.load_adapter(str(path), adapter_name=key)
         missing = [name for name in getattr(outcome, "missing_keys", []) if f".{key}." in name]
         if missing or getattr(outcome, "unexpected_keys", []):
             raise ValueError(f"{len(missing)} weights missing, unexpected: {outcome.unexpected_keys[:3]}")
+        weights = (weight for name, weight in self._peft.named_parameters() if f".{key}." in name)
+        # In a mixed batch they would spoil the rows of other adapters.
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise ValueError("its weights are not finite")
         self._peft.eval()
 
     def _delete(self, key: str) -> None:
         if self._peft is not None and key in self._peft.peft_config:
             self._peft.base_model.delete_adapter(key)
 
-    def _install_hooks(self) -> None:
-        # The hooks are permanent: PEFT's own ``adapter_names`` argument installs and removes them in every forward
-        # pass, which costs more than the arithmetic of a small model.
+    def _serve_rows(self) -> None:
         for module in self.forward_model.modules():
-            if isinstance(module, LoraLayer) and not getattr(module, "_traced_hooked", False):
-                module.register_forward_pre_hook(self._add_adapter_names, with_kwargs=True)
-                module._traced_hooked = True
-
-    def _add_adapter_names(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, {**kwargs, "adapter_names": self._rows}
+            if isinstance(module, LoraLayer) and module not in self._layers:
+                use_in(module, lambda: self._rows)
+                self._layers.add(module)
 
 
 def _read_config(name: str, path: Path) -> tuple[PeftConfig, str]:

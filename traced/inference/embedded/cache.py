@@ -214,6 +214,8 @@ class SlotTable:
             if slot.adapter != adapter or slot.cached <= shared - 1:
                 continue
             # At least the last prompt token has to be prefilled, because its logits are needed.
+            if not starts_alike(prompt, slot.tokens, shared):
+                continue
             length = min(common_prefix(prompt, slot.tokens), slot.cached, len(prompt) - 1)
             if length > shared or (length == shared > 0 and best is not None and best.active and not slot.active):
                 best, shared = slot, length
@@ -240,6 +242,11 @@ class SlotTable:
         slot.tokens, slot.cached, slot.adapter = list(prompt), reused, adapter
         slot.active, slot.used = True, self._tick
         return Placement(slot, reused, source)
+
+
+def starts_alike(a: list[int], b: list[int], length: int) -> bool:
+    """Return whether the first ``length`` tokens are the same, which is faster to find out than their number."""
+    return a[:length] == b[:length]
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:

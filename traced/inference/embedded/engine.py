@@ -21,7 +21,7 @@ from torch import Tensor
 
 from traced.inference.chat_format import ChatFormat
 from traced.inference.embedded.adapters import AdapterSet
-from traced.inference.embedded.cache import Placement, SlotTable, common_prefix
+from traced.inference.embedded.cache import Placement, SlotTable, common_prefix, starts_alike
 from traced.inference.embedded.decoding import RunningRequest, check_request, choose
 from traced.inference.embedded.forward import EmbeddingJob, Forward, Span
 from traced.inference.errors import EngineError, ServingError, UnknownModelError
@@ -244,10 +244,10 @@ class Engine:
         The prefix would be copied from a prompt among ``new_requests``, which are prefilled in this step.
         """
         prompt, adapter = running.request.prompt_ids, running.request.adapter
-        shared = max(
-            (common_prefix(prompt, a.request.prompt_ids) for a in new_requests if a.request.adapter == adapter),
-            default=0,
-        )
+        shared = 0
+        for other in new_requests:
+            if other.request.adapter == adapter and starts_alike(prompt, other.request.prompt_ids, shared + 1):
+                shared = common_prefix(prompt, other.request.prompt_ids)
         if shared < DEFER_GAIN:
             return False
         return shared >= self._slots.longest_prefix(prompt, adapter)[1] + DEFER_GAIN

@@ -81,7 +81,8 @@ class Forward:
         self._reserve(spans)
         tokens, positions = [0] * (high - low), [0] * (high - low)
         writes = [self.cache.scratch] * (high - low)
-        names: list[str | None] = [None] * (high - low)
+        # Rows that are not active get an adapter of the others: a pass with one adapter is the cheapest.
+        names = [spans[0].adapter] * (high - low)
         for span in spans:
             row = span.slot - low
             tokens[row], positions[row], writes[row] = span.tokens[0], span.start, span.start
