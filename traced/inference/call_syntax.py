@@ -167,7 +167,10 @@ def _with_arguments(value: object) -> object:
 
 @dataclass(frozen=True)
 class HarmonySyntax:
-    """gpt-oss's form: messages with a channel each; a call is a commentary message to ``functions.NAME``."""
+    """gpt-oss's form: messages with a channel each; a call is a commentary message to ``functions.NAME``.
+
+    The model also writes calls on the analysis channel, which otherwise has its thinking.
+    """
 
     markers: tuple[str, ...] = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
     single_call: bool = True
@@ -182,7 +185,7 @@ class HarmonySyntax:
             header, mark, rest = message.partition("<|message|>")
             body = re.split(r"<\|end\|>|<\|call\|>", rest)[0]
             channel, recipient = _channel(header), _recipient(header)
-            if mark and channel == "analysis":
+            if mark and channel == "analysis" and not recipient.startswith("functions."):
                 reasoning.append(body)
             elif mark and not recipient:
                 visible.append(body)
@@ -207,7 +210,8 @@ def _recipient(header: str) -> str:
 
 def _harmony_call(channel: str, recipient: str, header: str, body: str) -> Call | None:
     value = _json_value(body, 0)
-    if channel != "commentary" or not recipient.startswith("functions.") or header.count("to=") > 1 or value is None:
+    is_call = channel in {"commentary", "analysis"} and recipient.startswith("functions.") and header.count("to=") == 1
+    if not is_call or value is None:
         return None
     arguments, end = value
     if body[end:].strip():
