@@ -8,6 +8,7 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 - ``old_per_token_logps`` is the engine's log-prob of each sampled token, as in the paper; TRL without vLLM uses its own
   forward pass, whose ratio is 1 by construction.
 - One TRL step is one iteration, run in passes sized by the memory that they take, sorted by length.
+- Only sampled tokens are projected onto the vocabulary; TRL does so with all tokens after the prompt.
 - The loss is TRL's ``loss_type="grpo"``, without the collective operations of its metrics: processes have different
   numbers of passes, and a pass that ran out of memory is repeated.
 - Several processes: the first one samples for all, each computes the gradient of its share of the trajectories, and
@@ -36,6 +37,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.trainer import utils as trl_utils
 
 from traced.core.files import publish_folder
 from traced.training.drift import Drift, bound_for, judge
@@ -71,6 +73,11 @@ class Rollouts(Protocol):
         ...
 
 
+# TRL projects onto the vocabulary only positions with a label on a GPU, and all positions elsewhere, for the sake of
+# devices that would compile again for every number of positions. A CPU is none of these.
+trl_utils._use_triton = lambda device: True
+
+NO_LABEL = -100  # a position that is not scored
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
 CHECKPOINT = "checkpoint"
@@ -275,7 +282,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         def logprobs(rows: Batch) -> Iterator[tuple[Batch, Tensor]]:
             for chunk in micro_batches(rows, self.pass_size.limit):
                 with self.pass_size.running(*_shape(chunk), is_measured=False):
-                    yield chunk, self._logprobs(module, chunk, with_entropy=False)[0]
+                    yield chunk, self._logprobs(module, chunk)[0]
 
         tokens = self._repeated_if_full(lambda: measure(module, self._policies, measured_rows, logprobs))
         base = next(weight for weight in module.parameters() if not weight.requires_grad)
@@ -383,15 +390,17 @@ class GroupRelativeTrainer(GRPOTrainer):
         self._newest_pass = PassSums(0.0, *(float(value) for value in sums))
         return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
 
-    def _logprobs(self, model: Any, chunk: Batch, *, with_entropy: bool = True) -> tuple[Tensor, Tensor]:
-        """Return log-prob and entropy [n, c] at each completion token, in nats, at the sampling temperature."""
+    def _logprobs(self, model: Any, chunk: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-prob and entropy [n, c] at each sampled token, in nats, at the sampling temperature; else 0."""
         ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
         mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
-        length = chunk["completion_ids"].size(1)
-        logprobs, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, ids, mask, length, compute_entropy=with_entropy
-        )
-        return logprobs, entropies
+        is_sampled = (chunk["completion_mask"] * chunk["tool_mask"]).bool()
+        # TRL also scores the tokens of users and tools, most of a conversation, over the whole vocabulary.
+        labels = torch.full_like(ids, NO_LABEL)
+        labels[:, -is_sampled.shape[1] :] = chunk["completion_ids"].masked_fill(~is_sampled, NO_LABEL)
+        with self.accelerator.autocast():
+            output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        return output.log_probs[:, -is_sampled.shape[1] :], output.entropy[:, -is_sampled.shape[1] :]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report the iteration, and pass its metrics to the trackers."""

@@ -15,6 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
+from trl.trainer import utils as trl_utils
 
 from sandbox.contract import Message, Score
 from tests.unit.training.bandit import Bandit
@@ -365,6 +366,22 @@ def test_the_engines_logprobs_are_the_trainers(model_path: Path, tmp_path: Path)
     ]  # fmt: skip
     assert math.isnan(iterations[0]["drift_previous"])
     assert iterations[-1]["drift_previous"] > 100 * iterations[-1]["drift_adapter"]
+
+
+def test_only_sampled_tokens_are_projected_onto_the_vocabulary(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions: list[int] = []
+    apply = trl_utils._ChunkedLogProbFunction.apply
+
+    def spied(hidden: torch.Tensor, *rest: Any) -> Any:
+        positions.append(len(hidden))
+        return apply(hidden, *rest)
+
+    monkeypatch.setattr(trl_utils._ChunkedLogProbFunction, "apply", spied)
+    (metrics,) = train(job(model_path, tmp_path / "out", iterations=1))
+    # The check of the policy has two passes in the first iteration, with the adapter and without, the update one.
+    assert 0 < sum(positions) <= 3 * metrics["policy_tokens"]
 
 
 def test_some_rollouts_of_the_newest_iteration_can_be_read(model_path: Path, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def vllm(tmp_path: Path, **values: object) -> Settings:
-    given = {"engine.backend": "vllm", "serving.with_service": True, "engine.start_timeout_s": START_S}
-    return load_settings(tmp_path, {**given, **values})
+    defaults = {"engine.backend": "vllm", "serving.with_service": True, "engine.start_timeout_s": START_S}
+    return load_settings(tmp_path, {**defaults, **values})
 
 
 def record(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def record(tmp_path: Path) -> None:
     publish_file(record_file(tmp_path, tmp_path), json.dumps(asdict(engine)))
 
 
-async def waited(settings: Settings, draining: asyncio.Event | None = None) -> tuple[float, int]:
+async def wait(settings: Settings, draining: asyncio.Event | None = None) -> tuple[float, int]:
     """Return the seconds of the wait, and the calls of ``beat`` during it."""
     beats: list[float] = []
     started = time.monotonic()
@@ -43,7 +43,7 @@ async def waited(settings: Settings, draining: asyncio.Event | None = None) -> t
 
 
 async def test_it_waits_until_the_engine_is_recorded_and_pings_the_watchdog(tmp_path: Path) -> None:
-    waiting = asyncio.create_task(waited(vllm(tmp_path)))
+    waiting = asyncio.create_task(wait(vllm(tmp_path)))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     record(tmp_path)
@@ -54,7 +54,7 @@ async def test_it_waits_until_the_engine_is_recorded_and_pings_the_watchdog(tmp_
 
 async def test_a_stop_ends_the_wait(tmp_path: Path) -> None:
     draining = asyncio.Event()
-    waiting = asyncio.create_task(waited(vllm(tmp_path), draining))
+    waiting = asyncio.create_task(wait(vllm(tmp_path), draining))
     await asyncio.sleep(0.05)
     draining.set()
     assert (await waiting)[0] < START_S
@@ -64,13 +64,13 @@ async def test_a_router_without_an_engine_delays_cycles_only_for_the_time_of_a_s
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert (await waited(vllm(tmp_path, **{"engine.start_timeout_s": 0.05})))[0] < START_S
+        assert (await wait(vllm(tmp_path, **{"engine.start_timeout_s": 0.05})))[0] < START_S
     assert "stages start their own" in caplog.text
 
 
 async def test_a_long_start_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with start_lock(tmp_path):
-        waiting = asyncio.create_task(waited(vllm(tmp_path, **{"engine.start_timeout_s": 0.05})))
+        waiting = asyncio.create_task(wait(vllm(tmp_path, **{"engine.start_timeout_s": 0.05})))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         record(tmp_path)
@@ -87,4 +87,4 @@ async def test_a_long_start_is_waited_for(tmp_path: Path, caplog: pytest.LogCapt
     ],
 )
 async def test_it_does_not_wait_for_a_router_that_starts_no_vllm(tmp_path: Path, values: dict[str, object]) -> None:
-    assert (await waited(vllm(tmp_path, **values)))[1] == 0
+    assert (await wait(vllm(tmp_path, **values)))[1] == 0

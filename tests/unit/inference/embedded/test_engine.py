@@ -283,7 +283,7 @@ def test_a_failing_forward_pass_fails_its_requests_and_not_the_engine(monkeypatc
         engine.stop()
 
 
-def filled(directory: Path, part: str, value: float) -> Path:
+def adapter_with_constant_weights(directory: Path, part: str, value: float) -> Path:
     adapter = tiny.lora(tiny.qwen3(SIZE), seed=1)
     with torch.no_grad():
         for name, weight in adapter.named_parameters():
@@ -297,14 +297,14 @@ def test_an_adapter_with_weights_that_are_not_finite_is_refused(adapters: dict[s
     engine = Engine(tiny.qwen3(SIZE), WORDS, max_batch=2)
     engine.load_adapter("dates@v1", adapters["dates@v1"])
     with pytest.raises(ModelError, match="its weights are not finite"):
-        engine.load_adapter("bad", filled(tmp_path, "lora_B", float("nan")))
+        engine.load_adapter("bad", adapter_with_constant_weights(tmp_path, "lora_B", float("nan")))
     assert engine.adapters() == ["dates@v1"]
 
 
 @pytest.mark.parametrize("part", ["lora_A", "lora_B"])
 def test_an_adapter_that_overflows_fails_alone_and_leaves_no_trace(part: str, tmp_path: Path) -> None:
     engine, model = Engine(tiny.qwen3(SIZE), WORDS, max_batch=2), tiny.qwen3(SIZE)
-    engine.load_adapter("bad", filled(tmp_path, part, 3e38))
+    engine.load_adapter("bad", adapter_with_constant_weights(tmp_path, part, 3e38))
     (first, second, third) = prompts(3, seed=13, high=30)
     running = [engine._accept(greedy(first, 6, "bad")), engine._accept(greedy(second, 6))]
     engine._waiting.extend(running)

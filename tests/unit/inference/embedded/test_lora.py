@@ -16,10 +16,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stable": {"r": 4, "lora_alpha": 8, "use_rslora": True},
     "dora": {"r": 4, "lora_alpha": 8, "use_dora": True},
 }
-PLAIN = ("small", "large", "stable")
+PLAIN_LORA = ("small", "large", "stable")
 
 
-class Served:
+class ServedLayer:
     """A linear layer [5 -> 7] with these adapters, and how PEFT itself runs it."""
 
     def __init__(self, *names: str, dtype: torch.dtype = torch.float32) -> None:
@@ -65,54 +65,54 @@ ROWS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows_of_several_adapters(rows: list[str], dtype: torch.dtype, our_passes: list[Tensor]) -> None:
-    served = Served(*PLAIN, dtype=dtype)
+    target = ServedLayer(*PLAIN_LORA, dtype=dtype)
     x = torch.randn(4, 3, 5, dtype=dtype)
     with torch.no_grad():
-        expected = served.of_peft(x, adapter_names=rows)
-    result = served.run(x, rows)
+        expected = target.of_peft(x, adapter_names=rows)
+    result = target.run(x, rows)
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected)
     assert len(our_passes) == 1
 
 
 def test_a_row_has_the_same_result_beside_other_adapters() -> None:
-    served = Served(*PLAIN)
+    target = ServedLayer(*PLAIN_LORA)
     x = torch.randn(4, 3, 5)
-    alone = [served.run(x, [name] * 4)[row] for row, name in enumerate(ROWS[-1])]
-    torch.testing.assert_close(served.run(x, ROWS[-1]), torch.stack(alone))
+    single_results = [target.run(x, [name] * 4)[row] for row, name in enumerate(ROWS[-1])]
+    torch.testing.assert_close(target.run(x, ROWS[-1]), torch.stack(single_results))
 
 
 def test_a_layer_that_an_adapter_does_not_reach() -> None:
-    served, x = Served("small"), torch.randn(2, 3, 5)
-    result = served.run(x, ["of another layer", "small"])
-    torch.testing.assert_close(result, served.of_peft(x, adapter_names=[BASE, "small"]))
+    target, x = ServedLayer("small"), torch.randn(2, 3, 5)
+    result = target.run(x, ["of another layer", "small"])
+    torch.testing.assert_close(result, target.of_peft(x, adapter_names=[BASE, "small"]))
 
 
 def test_the_active_adapter_as_a_training_changes_it(our_passes: list[Tensor]) -> None:
-    served, x = Served("small"), torch.randn(2, 3, 5)
+    target, x = ServedLayer("small"), torch.randn(2, 3, 5)
     for _ in range(2):
         with torch.no_grad():
-            expected = served.of_peft(x)
-            torch.testing.assert_close(served.run(x, None), expected)
-            served.layer.lora_B["small"].weight.add_(0.5)
-    with served.model.disable_adapter():
-        torch.testing.assert_close(served.run(x, None), served.layer.base_layer(x))
+            expected = target.of_peft(x)
+            torch.testing.assert_close(target.run(x, None), expected)
+            target.layer.lora_B["small"].weight.add_(0.5)
+    with target.model.disable_adapter():
+        torch.testing.assert_close(target.run(x, None), target.layer.base_layer(x))
     assert len(our_passes) == 2
 
 
 def test_peft_keeps_what_is_not_plain_lora_and_every_training_pass(our_passes: list[Tensor]) -> None:
-    served, x = Served("dora", "small"), torch.randn(2, 3, 5)
-    torch.testing.assert_close(served.run(x, None), served.of_peft(x))
-    served.model.set_adapter("small")
-    served.layer(x).sum().backward()
-    assert served.layer.lora_A["small"].weight.grad is not None
+    target, x = ServedLayer("dora", "small"), torch.randn(2, 3, 5)
+    torch.testing.assert_close(target.run(x, None), target.of_peft(x))
+    target.model.set_adapter("small")
+    target.layer(x).sum().backward()
+    assert target.layer.lora_A["small"].weight.grad is not None
     assert our_passes == []
 
 
 def test_an_adapter_that_overflows_spoils_no_other_row() -> None:
-    served, x = Served("small", "large"), torch.ones(2, 3, 5)
+    target, x = ServedLayer("small", "large"), torch.ones(2, 3, 5)
     with torch.no_grad():
-        served.layer.lora_A["small"].weight.fill_(3e38)
-    mixed = served.run(x, ["small", "large"])
-    assert not mixed[0].isfinite().any()
-    torch.testing.assert_close(mixed[1], served.run(x, ["large", "large"])[1])
+        target.layer.lora_A["small"].weight.fill_(3e38)
+    outputs = target.run(x, ["small", "large"])
+    assert not outputs[0].isfinite().any()
+    torch.testing.assert_close(outputs[1], target.run(x, ["large", "large"])[1])
