@@ -3,8 +3,9 @@
 Invariants: completions carry the engine's own token ids and log-probs, and text is never re-tokenised; a malformed
 tool call of the model is plain content, not an exception; a client belongs to one event loop. A request in token ids is
 streamed and has no limit of total time: it fails if the engine sends nothing for ``silence_s``, for this or any other
-request of this client. A completion that the engine broke off is an error, not a short answer. Errors: ``RequestError``
-for an invalid request, ``EngineError`` if the engine fails or does not answer. Requests are not retried.
+request of this client, unless the engine sleeps. A completion that the engine broke off is an error, not a short
+answer. Errors: ``RequestError`` for an invalid request, ``EngineError`` if the engine fails or does not answer.
+Requests are not retried.
 """
 
 import asyncio
@@ -353,12 +354,15 @@ class EngineClient:
             return await self._while_alive(self._session().post(url, json=body, timeout=timeout))
 
     async def _while_alive(self, answer: Awaitable[T]) -> T:
-        """Wait for data; raises ``TimeoutError`` once the engine has sent nothing to any request for ``silence_s``."""
+        """Wait for data; raises ``TimeoutError`` if the engine is awake and sends nothing for ``silence_s``."""
         waiting = asyncio.ensure_future(answer)
         try:
             while not waiting.done():
                 remaining_s = self._last_data + self.silence_s - time.monotonic()
                 if remaining_s <= 0:
+                    if await self._waits_for_update():
+                        self._last_data = time.monotonic()
+                        continue
                     raise TimeoutError(f"no token and no other data for {self.silence_s:g} s (engine.silence_s)")
                 await asyncio.wait({waiting}, timeout=remaining_s)
         except BaseException:
@@ -367,6 +371,12 @@ class EngineClient:
             waiting.cancel()
             raise
         return waiting.result()
+
+    async def _waits_for_update(self) -> bool:
+        """Return whether the engine sleeps while a training updates its weights on the same GPU."""
+        with contextlib.suppress(EngineError):
+            return await self.is_sleeping()
+        return False
 
     async def _post(self, path: str, body: Mapping[str, object]) -> Any:
         return await self._request("POST", path, body)

@@ -49,6 +49,7 @@ class ScriptedServer:
     healthy: bool = True
     refuses_adapters: bool = False
     overloaded: int = 0  # requests that are refused for the moment
+    sleeping: bool = False
     url: str = ""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -69,6 +70,9 @@ class ScriptedServer:
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
+
+    async def is_sleeping(self, _: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": self.sleeping})
 
     async def models(self, _: web.Request) -> web.Response:
         names = [{"id": "base"}, *({"id": name, "parent": "base"} for name in sorted(self.adapters))]
@@ -96,6 +100,7 @@ async def running(*servers: ScriptedServer, silence_s: float = 5.0) -> AsyncIter
             application.router.add_post("/v1/completions", server.complete)
             application.router.add_post("/v1/chat/completions", server.complete)
             application.router.add_get("/health", server.health)
+            application.router.add_get("/is_sleeping", server.is_sleeping)
             application.router.add_get("/v1/models", server.models)
             application.router.add_post("/v1/load_lora_adapter", server.load)
             application.router.add_post("/v1/unload_lora_adapter", server.unload)
@@ -143,6 +148,26 @@ async def test_silence_fails_a_request_whatever_its_total_time() -> None:
     async with running(ScriptedServer(silent), silence_s=0.2) as (client,):
         with pytest.raises(EngineError, match=r"no token and no other data for 0.2 s \(engine.silence_s\)"):
             await client.generate(REQUEST)
+
+
+async def test_a_request_waits_as_long_as_the_engine_sleeps() -> None:
+    wake_up = asyncio.Event()
+
+    async def asleep(server: ScriptedServer, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        await wake_up.wait()
+        server.sleeping = False
+        await (two_tokens(server, response, body) if body["seed"] == 1 else asyncio.Event().wait())
+
+    server = ScriptedServer(asleep, sleeping=True)
+    async with running(server, silence_s=0.2) as (client,):
+        requests = [asyncio.create_task(client.generate(Request([1], Sampling(seed=seed)))) for seed in (1, 2)]
+        await asyncio.sleep(0.7)
+        assert not any(request.done() for request in requests)
+        wake_up.set()
+        assert (await requests[0]).ids == [7, 9]
+        # The silence counts again from then on.
+        with pytest.raises(EngineError, match="no token and no other data"):
+            await requests[1]
 
 
 async def test_a_request_waits_as_long_as_the_engine_answers_others() -> None:
