@@ -20,6 +20,7 @@ from traced.config.settings import Settings
 from traced.core.files import publish_file
 from traced.core.gpus import gpu_ids
 from traced.inference.adapter_base import base_check
+from traced.inference.adapter_use import name_on_engine, names_in_use, record_use, unload_unused
 from traced.inference.chat_format import ChatFormat, load_chat_format
 from traced.inference.client import BASE, EngineClient
 from traced.inference.engine_process import EngineProcess, VllmOptions, free_port, start_embedded, start_vllm
@@ -189,6 +190,7 @@ class RunningEngine:
 
     backend: BackendInUse
     replicas: Replicas
+    data_dir: Path
     chat_format: ChatFormat | None
     max_length: int
     process: EngineProcess | None = None
@@ -231,10 +233,10 @@ class RunningEngine:
         async with self._lock:
             if name not in self.served_names:
                 await asyncio.to_thread(self.check_adapter, path)
-                # The name carries the digest, because a shared server may hold an adapter of the same name with other
-                # weights. It differs from a version's name, so that the router does not unload it.
-                served_name = f"{name}+{adapter_digest(path)[:12]}"
+                served_name = name_on_engine(name, adapter_digest(path))
                 await self._check_slots(served_name)
+                if self.process is None:
+                    record_use(self.data_dir, {*self.served_names.values(), served_name})
                 await self.replicas.load_adapter(served_name, path)
                 self.served_names[name] = served_name
 
@@ -244,8 +246,10 @@ class RunningEngine:
             self.monitor.cancel()
         is_owner = self.process is not None or (self.shared is not None and self.shared.process is not None)
         try:
+            if self.process is None:
+                record_use(self.data_dir, ())
             if not is_owner:
-                for name in self.served_names.values():
+                for name in set(self.served_names.values()) - names_in_use(self.data_dir):
                     await self.replicas.unload_adapter(name)
             # The clients first: their open requests would raise errors if the engine stopped before.
             await self.replicas.aclose()
@@ -293,7 +297,9 @@ async def connect(settings: Settings) -> RunningEngine:
     # A shared engine that has ended is started again, which takes its time.
     patience_s = settings.engine.start_timeout_s if shared else PATIENCE_S
     replicas = Replicas(clients, patience_s=patience_s)
-    engine = RunningEngine(name, replicas, None, settings.engine.max_length, process, base_check(settings), shared)
+    engine = RunningEngine(
+        name, replicas, settings.data_dir, None, settings.engine.max_length, process, base_check(settings), shared
+    )
     if shared is not None:
         engine.monitor = asyncio.create_task(shared.follow(engine.use))
     try:
@@ -302,6 +308,8 @@ async def connect(settings: Settings) -> RunningEngine:
         if name != "openai":
             engine.chat_format = load_chat_format(resolve_model(settings.model.spec, settings.data_dir).path)
             engine.max_length = min([engine.max_length, *[await _context_length(client) for client in clients]])
+        if process is None:
+            await unload_unused(clients, settings.data_dir)
     except BaseException:
         await engine.close()
         raise

@@ -68,7 +68,9 @@ def test_a_cycle_does_not_serve_an_adapter_of_another_base(tmp_path: Path) -> No
     folder = adapter(tmp_path, model(tmp_path / "one", b"1"))
     other = model(tmp_path / "two", b"2")
     # Without servers: the refusal comes before any request.
-    engine = RunningEngine("vllm", Replicas([]), None, 8, check_adapter=lambda path: check_base(path, other, tmp_path))
+    engine = RunningEngine(
+        "vllm", Replicas([]), tmp_path, None, 8, check_adapter=lambda path: check_base(path, other, tmp_path)
+    )
     with pytest.raises(ModelError, match="was trained on one"):
         asyncio.run(engine.serve("skill@v1", folder))
     assert engine.served_names == {}
