@@ -1,6 +1,7 @@
 """The router and a stage on one vLLM: both use the router's server, and neither disturbs the other's adapters."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import StringIO
@@ -33,6 +34,7 @@ from traced.training.process import train
 
 USER = questions(1, seed=3)[0]
 EVALUATED = "skill-0@v2"
+OF_EVALUATION = f"{EVALUATED}+0123456789ab"
 FOREIGN = "0123456789ab-i1-01234567"  # named like the adapter of a training, from another data directory
 
 
@@ -95,9 +97,13 @@ async def test_a_killed_stages_adapters_are_unloaded_by_the_next_one(deployment:
     async with stage(deployment) as context:
         with pytest.raises(TrainerDied):
             await train(await training(context, "killed"), kill)
+        folder = shutil.copytree(
+            deployment.installation.versions[EVALUATED].path, context.data_dir / "of an evaluation"
+        )
+    call(deployment, "/v1/load_lora_adapter", lora_name=OF_EVALUATION, lora_path=str(folder.absolute()))
     foreign = deployment.installation.versions[EVALUATED].path
     call(deployment, "/v1/load_lora_adapter", lora_name=FOREIGN, lora_path=str(Path(foreign).absolute()))
-    abandoned = set(names_at(deployment)) - {*LIVE, FOREIGN}
+    abandoned = set(names_at(deployment)) - {*LIVE, FOREIGN, OF_EVALUATION}
     assert len(abandoned) == 1
     assert all(map(NAME.fullmatch, abandoned))
     async with stage(deployment) as context:
