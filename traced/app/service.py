@@ -3,7 +3,8 @@
     lock -> store -> recovery -> API -> loop ... SIGTERM -> drain -> end
 
 Invariants: one instance per data directory; READY is sent once the API listens; watchdog pings come from the cycle
-loop; interrupted work continues at the next start; background failures are logged and never end the service.
+loop, and before its start from the wait for the router's engine; interrupted work continues at the next start;
+background failures are logged and never end the service.
 How it fails: ``AlreadyRunning``, ``DoorError`` and the store's errors at start-up.
 """
 
@@ -42,7 +43,9 @@ from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
 from traced.daemon.settings_changes import keep, note_restart
 from traced.daemon.triggers import Triggers
-from traced.inference.shared_engine import engine_owners, is_starting
+from traced.inference.errors import ModelError
+from traced.inference.model_files import base_model
+from traced.inference.shared_engine import is_starting, read_record, record_file
 from traced.jobs.attempts import backoff, executor, recover_lost_attempts
 from traced.jobs.retry import AttemptLedger
 from traced.llm.connection import LlmError, check_model
@@ -114,7 +117,8 @@ def _last_upkeep(control: Control) -> datetime:
     return control.since if event is None else min(event.at, control.now())
 
 
-ENGINE_POLL_S = 1.0
+ENGINE_POLL_S = 1.0  # polling interval for the router's engine
+ENGINE_STARTS = 2  # starts of the router's engine that may fail before cycles no longer wait for it
 GRACE_S = 90.0  # time for requests in flight, then for the spool; equals systemd's default
 
 
@@ -152,8 +156,9 @@ async def beside_router(settings: Settings) -> AsyncIterator[None]:
 async def router_engine(settings: Settings, draining: asyncio.Event, beat: Callable[[], object]) -> None:
     """Return when the router has started the vLLM that stages use as well, so that no stage starts a second one.
 
-    Returns at once if the router starts no vLLM; when ``draining`` is set; and with a warning if no engine has been in
-    the course of its start for ``engine.start_timeout_s``. ``beat`` is called every ``ENGINE_POLL_S`` meanwhile.
+    Returns at once if the router starts no vLLM; when ``draining`` is set; and with a warning if its start has failed
+    ``ENGINE_STARTS`` times, or if no engine has been starting for ``engine.start_timeout_s``. ``beat`` is called every
+    ``ENGINE_POLL_S`` meanwhile.
     """
     engine = settings.engine
     if not settings.serving.with_service or engine.urls:
@@ -163,12 +168,21 @@ async def router_engine(settings: Settings, draining: asyncio.Event, beat: Calla
 
     if backend(settings) != "vllm":
         return
-    give_up_at = monotonic() + engine.start_timeout_s
-    while not draining.is_set() and not engine_owners(settings.data_dir):
-        if is_starting(settings.data_dir):
+    try:
+        file = record_file(settings.data_dir, base_model(settings).path)
+    except ModelError:
+        # The check before a cycle reports it.
+        return
+    log.info("cycles wait until the router's engine answers")
+    was_starting, failures, give_up_at = False, 0, monotonic() + engine.start_timeout_s
+    while not draining.is_set() and read_record(file) is None:
+        starts = is_starting(settings.data_dir)
+        failures += was_starting and not starts
+        was_starting = starts
+        if starts:
             give_up_at = monotonic() + engine.start_timeout_s
-        elif monotonic() > give_up_at:
-            log.warning("the router starts no engine for %.0f s; stages start their own", engine.start_timeout_s)
+        if failures == ENGINE_STARTS or monotonic() > give_up_at:
+            log.warning("the router has no engine (see logs/router.log); stages start their own")
             return
         beat()
         with suppress(TimeoutError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from traced.config.settings import Settings
 from traced.core.files import publish_file
 from traced.inference.errors import ModelError
-from traced.inference.model_files import DIGEST_KEPT_FROM_BYTES, WEIGHT_SUFFIXES, ModelFiles, base_model
+from traced.inference.model_files import DIGEST_KEPT_FROM_BYTES, WEIGHT_SUFFIXES, ModelFiles, base_model, file_state
 
 FILE = "base_model.json"
 
@@ -57,12 +57,12 @@ def base_check(settings: Settings) -> Callable[[Path], None]:
 def base_digest(folder: Path, data_dir: Path) -> str:
     """Return the SHA-256 over the names and contents of a model's weight files; raises ``ModelError``.
 
-    The digest of large files is read from the data directory as long as their sizes and times are the same.
+    The digest of large files is read from the data directory as long as they have not changed.
     """
     cache_file = data_dir / "models" / "digests.json"
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES)
-        states = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        states = [[file.name, *file_state(file)] for file in files]
         if sum(file.stat().st_size for file in files) < DIGEST_KEPT_FROM_BYTES:
             return _digest(files)
         key, digests = str(folder.resolve()), _cached(cache_file)

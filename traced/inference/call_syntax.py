@@ -185,12 +185,13 @@ class HarmonySyntax:
             header, mark, rest = message.partition("<|message|>")
             body = re.split(r"<\|end\|>|<\|call\|>", rest)[0]
             channel, recipient = _channel(header), _recipient(header)
-            if mark and channel == "analysis" and not recipient.startswith("functions."):
+            call = _harmony_call(channel, recipient, header, body) if mark else None
+            if call and not malformed:
+                calls.append(call)
+            elif mark and channel == "analysis":
                 reasoning.append(body)
             elif mark and not recipient:
                 visible.append(body)
-            elif mark and not malformed and (call := _harmony_call(channel, recipient, header, body)):
-                calls.append(call)
             elif message.strip():
                 # A header without a message, or a call that cannot run.
                 malformed = malformed or bool(recipient)

@@ -11,6 +11,7 @@ Requests are not retried.
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import re
 import time
@@ -29,7 +30,7 @@ from traced.inference.generation import Generation, Request
 from traced.inference.routing_prompt import ANSWER, label_ids_in
 
 T = TypeVar("T")
-
+log = logging.getLogger(__name__)
 
 # Shorter than the 5 s of uvicorn, and so of vLLM, so that a connection is rarely reused while the server closes it.
 KEEP_ALIVE_S = 4.0
@@ -42,6 +43,10 @@ BASE = "base"
 # The most log-probs per token that vLLM returns by default.
 TOP_LOGPROBS = 20
 SILENCE_S = 300.0
+# A silent engine is asked this often whether it sleeps, and has ``PROBE_S`` to answer.
+SLEEP_POLL_S = 30.0
+PROBE_S = 5.0
+SLEEP_LIMIT_S = 3600.0
 REFUSED_FOR_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} 1(\.0)?')
 # A server's first chunk repeats the token ids of the prompt, in one line.
@@ -85,6 +90,8 @@ class EngineClient:
         self.silence_s = silence_s
         # Monotonic second of the last data from the engine, for any streamed request.
         self._last_data = time.monotonic()
+        self._probed_at = -math.inf
+        self._asleep_since: float | None = None
         # The engine's own name for the base model.
         self.base = base
         self._headers = {"Authorization": f"Bearer {key}"} if key else None
@@ -331,7 +338,7 @@ class EngineClient:
                     raise _http_error(url, response, await response.text(errors="replace"))
                 rest = b""
                 while data := await self._while_alive(response.content.readany()):
-                    self._last_data = time.monotonic()
+                    self._last_data, self._asleep_since = time.monotonic(), None
                     *lines, rest = (rest + data).split(b"\n")
                     for event in _events(lines):
                         if "error" in event:
@@ -356,15 +363,15 @@ class EngineClient:
     async def _while_alive(self, answer: Awaitable[T]) -> T:
         """Wait for data; raises ``TimeoutError`` if the engine is awake and sends nothing for ``silence_s``."""
         waiting = asyncio.ensure_future(answer)
+        step_s = min(self.silence_s / 10, SLEEP_POLL_S)
         try:
             while not waiting.done():
-                remaining_s = self._last_data + self.silence_s - time.monotonic()
-                if remaining_s <= 0:
-                    if await self._waits_for_update():
-                        self._last_data = time.monotonic()
-                        continue
+                silent_s = time.monotonic() - self._last_data
+                if silent_s >= self.silence_s:
                     raise TimeoutError(f"no token and no other data for {self.silence_s:g} s (engine.silence_s)")
-                await asyncio.wait({waiting}, timeout=remaining_s)
+                await asyncio.wait({waiting}, timeout=min(step_s, self.silence_s - silent_s))
+                if not waiting.done() and time.monotonic() - self._last_data >= step_s:
+                    await self._look_for_sleep(step_s)
         except BaseException:
             # A response that arrives at this moment would stay open.
             waiting.add_done_callback(_close_response)
@@ -372,11 +379,28 @@ class EngineClient:
             raise
         return waiting.result()
 
-    async def _waits_for_update(self) -> bool:
-        """Return whether the engine sleeps while a training updates its weights on the same GPU."""
-        with contextlib.suppress(EngineError):
-            return await self.is_sleeping()
-        return False
+    async def _look_for_sleep(self, every_s: float) -> None:
+        """Exclude the time in which the engine sleeps, for the update of a training, from its silence.
+
+        An engine that is not woken up within ``SLEEP_LIMIT_S`` counts as silent.
+        """
+        now = time.monotonic()
+        # Once for all requests that wait.
+        if now - self._probed_at < every_s:
+            return
+        self._probed_at = now
+        is_asleep = False
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(PROBE_S):
+                is_asleep = await self.is_sleeping()
+        if not is_asleep:
+            self._asleep_since = None
+            return
+        if self._asleep_since is None:
+            self._asleep_since = now
+            log.info("engine %s sleeps: requests wait until a training wakes it up", self.url)
+        if now - self._asleep_since < SLEEP_LIMIT_S:
+            self._last_data = time.monotonic()
 
     async def _post(self, path: str, body: Mapping[str, object]) -> Any:
         return await self._request("POST", path, body)

@@ -135,16 +135,20 @@ def weights_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _file_digest(file: Path) -> bytes:
+def file_state(file: Path) -> tuple[int, ...]:
+    """Return numbers that change whenever the content of a file does, also if its size and time are kept."""
     state = file.stat()
-    # Small files are read each time: two changes within a tick of the clock leave the same time.
-    if state.st_size < DIGEST_KEPT_FROM_BYTES:
-        return _read_digest(file)
-    return _kept_digest(file.resolve(), state.st_size, state.st_mtime_ns)
+    return state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
+
+
+def _file_digest(file: Path) -> bytes:
+    state = file_state(file)
+    # Small files are read each time: two changes within a tick of the clock leave the same times.
+    return _read_digest(file) if state[0] < DIGEST_KEPT_FROM_BYTES else _kept_digest(file.resolve(), state)
 
 
 @lru_cache(maxsize=256)
-def _kept_digest(file: Path, size: int, mtime_ns: int) -> bytes:
+def _kept_digest(file: Path, state: tuple[int, ...]) -> bytes:
     return _read_digest(file)
 
 

@@ -135,7 +135,7 @@ def is_starting(data_dir: Path) -> bool:
     """Return whether a process holds the lock under which engines start and stop."""
     with contextlib.suppress(FileNotFoundError), (data_dir / FOLDER / LOCK).open("r") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False

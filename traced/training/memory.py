@@ -1,7 +1,8 @@
 """How many padded tokens one forward and backward pass may have, from the memory that a pass is seen to take.
 
-The first pass of an iteration is measured; it has the longest rows, whose tokens cost most. Where a device runs out of
-memory all the same, the size is halved for the rest of the run and the passes of the iteration start again
+The first pass of an iteration is measured; it has the longest rows, whose tokens cost most. Passes with a larger share
+of sampled tokens take more for the projection onto the vocabulary, which the margin has to cover. Where a device runs
+out of memory all the same, the size is halved for the rest of the run and the passes of the iteration start again
 (``traced.training.trainer``). The sum over the passes does not depend on their sizes, except for rounding.
 
 The same meters give the most memory that the process has taken so far, which goes into the metrics of an iteration.

@@ -88,7 +88,7 @@ def measure(
 
     Args:
         logprobs: Runs the model, as it is then, on rows in chunks; yields each chunk with the log-probs [n, c] of its
-            completion tokens.
+            sampled tokens, 0 elsewhere.
     """
 
     def columns(name: str) -> dict[str, Values]:

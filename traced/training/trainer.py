@@ -75,7 +75,8 @@ class Rollouts(Protocol):
 
 # TRL projects onto the vocabulary only positions with a label on a GPU, and all positions elsewhere, for the sake of
 # devices that would compile again for every number of positions. A CPU is none of these.
-trl_utils._use_triton = lambda device: True
+_scores_labels_only = trl_utils._use_triton
+trl_utils._use_triton = lambda device: device.type == "cpu" or _scores_labels_only(device)
 
 NO_LABEL = -100  # a position that is not scored
 EPSILON = 1e-4  # as in TRL; keeps the quotient finite

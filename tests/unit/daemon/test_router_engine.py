@@ -14,6 +14,7 @@ from traced.app.service import router_engine
 from traced.config.settings import Settings, load_settings
 from traced.core.files import publish_file
 from traced.core.ownership import own_identity
+from traced.inference.model_files import BUNDLED
 from traced.inference.shared_engine import EngineRecord, record_file, start_lock
 
 START_S = 5.0
@@ -29,9 +30,9 @@ def vllm(tmp_path: Path, **values: object) -> Settings:
     return load_settings(tmp_path, {**defaults, **values})
 
 
-def record(tmp_path: Path) -> None:
-    engine = EngineRecord("http://127.0.0.1:9", 7, own_identity(), str(tmp_path), 10, 16)
-    publish_file(record_file(tmp_path, tmp_path), json.dumps(asdict(engine)))
+def record(tmp_path: Path, model: Path = BUNDLED) -> None:
+    engine = EngineRecord("http://127.0.0.1:9", 7, own_identity(), str(model), 10, 16)
+    publish_file(record_file(tmp_path, model), json.dumps(asdict(engine)))
 
 
 async def wait(settings: Settings, draining: asyncio.Event | None = None) -> tuple[float, int]:
@@ -44,6 +45,7 @@ async def wait(settings: Settings, draining: asyncio.Event | None = None) -> tup
 
 async def test_it_waits_until_the_engine_is_recorded_and_pings_the_watchdog(tmp_path: Path) -> None:
     waiting = asyncio.create_task(wait(vllm(tmp_path)))
+    record(tmp_path, tmp_path)  # the engine of another model
     await asyncio.sleep(0.1)
     assert not waiting.done()
     record(tmp_path)
@@ -65,6 +67,19 @@ async def test_a_router_without_an_engine_delays_cycles_only_for_the_time_of_a_s
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert (await wait(vllm(tmp_path, **{"engine.start_timeout_s": 0.05})))[0] < START_S
+    assert "stages start their own" in caplog.text
+
+
+async def test_an_engine_whose_starts_fail_delays_no_cycle_for_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = asyncio.create_task(wait(vllm(tmp_path)))
+    for _ in range(2):
+        assert not waiting.done()
+        with start_lock(tmp_path):
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)
+    assert (await waiting)[0] < START_S
     assert "stages start their own" in caplog.text
 
 

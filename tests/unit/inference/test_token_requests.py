@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from tests.unit.inference import tiny
 from tests.waiting import eventually_async
+from traced.inference import client as client_module
 from traced.inference import replicas as replicas_module
 from traced.inference.chat_format import ChatFormat
 from traced.inference.client import UNCHANGED_DISTRIBUTION, EngineClient
@@ -50,6 +51,7 @@ class ScriptedServer:
     refuses_adapters: bool = False
     overloaded: int = 0  # requests that are refused for the moment
     sleeping: bool = False
+    hangs: bool = False  # with the question whether it sleeps
     url: str = ""
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -72,6 +74,8 @@ class ScriptedServer:
         return web.Response(status=200 if self.healthy else 503)
 
     async def is_sleeping(self, _: web.Request) -> web.Response:
+        if self.hangs:
+            await asyncio.sleep(2)
         return web.json_response({"is_sleeping": self.sleeping})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -168,6 +172,19 @@ async def test_a_request_waits_as_long_as_the_engine_sleeps() -> None:
         # The silence counts again from then on.
         with pytest.raises(EngineError, match="no token and no other data"):
             await requests[1]
+
+
+@pytest.mark.parametrize("limit", ["PROBE_S", "SLEEP_LIMIT_S"])
+async def test_an_engine_that_hangs_or_sleeps_for_ever_is_silent(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, limit, 0.1)
+
+    async def silent(_: ScriptedServer, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    server = ScriptedServer(silent, sleeping=True, hangs=limit == "PROBE_S")
+    async with running(server, silence_s=0.3) as (client,):
+        with pytest.raises(EngineError, match="no token and no other data"):
+            await asyncio.wait_for(client.generate(REQUEST), 3)
 
 
 async def test_a_request_waits_as_long_as_the_engine_answers_others() -> None:

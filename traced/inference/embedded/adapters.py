@@ -1,8 +1,8 @@
 """Several LoRA adapters on one base model; one batch may mix rows of different adapters.
 
 Invariants: a name is never loaded twice with different content; rows without an adapter never use LoRA weights; a
-failed load leaves the set of adapters unchanged. If the engine wraps a live ``PeftModel`` (the trainer's), the set
-stays empty, and rows run through the model with its current weights. Not covered: methods other than LoRA.
+failed load leaves the set of adapters unchanged. Not covered: methods other than LoRA, DoRA, and adapters that replace
+whole modules or tokens.
 """
 
 from pathlib import Path
@@ -21,14 +21,10 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterSet:
-    """The adapters loaded on a model.
-
-    ``forward_model`` is the model to call; ``live`` tells whether the engine wraps a ``PeftModel`` that is trained.
-    """
+    """The adapters loaded on ``forward_model``, the model to call."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.live = isinstance(model, PeftModel)
-        self.forward_model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.forward_model: Any = model
         self._peft: PeftModel | None = None
         # PEFT's name by adapter name. The names differ because module names allow no dots, and because a name may be
         # loaded again.
@@ -36,9 +32,7 @@ class AdapterSet:
         self._hashes: dict[str, str] = {}
         self._loaded = 0
         self._layers: set[nn.Module] = set()
-        self._rows: RowAdapters | None = None
-        if self.live:
-            self._serve_rows()
+        self._rows = RowAdapters([])
 
     def names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
@@ -61,11 +55,9 @@ class AdapterSet:
 
         Raises:
             ModelError: The directory is incomplete, unreadable, not LoRA, or does not fit the base model.
-            RequestError: The name is loaded with other weights, or the engine wraps a live PEFT model.
+            RequestError: The name is loaded with other weights.
         """
         config, digest = _read_config(name, path)
-        if self.live:
-            raise RequestError(f"cannot load adapter {name!r}: the engine wraps a live PEFT model")
         if name in self._keys:
             if self._hashes[name] == digest:
                 return
@@ -92,7 +84,7 @@ class AdapterSet:
         """Set the adapter of each row for the next forward pass."""
         if self._peft is not None:
             names = [BASE if name is None else self._keys[name] for name in rows]
-            if self._rows is None or self._rows.names != names:
+            if self._rows.names != names:
                 self._rows = RowAdapters(names)
 
     def _inject(self, config: PeftConfig, key: str, path: Path) -> None:
@@ -102,10 +94,10 @@ class AdapterSet:
         else:
             self._peft.add_adapter(key, config)
         outcome = self._peft.load_adapter(str(path), adapter_name=key)
-        missing = [name for name in getattr(outcome, "missing_keys", []) if f".{key}." in name]
+        missing = [name for name in getattr(outcome, "missing_keys", []) if key in name.split(".")]
         if missing or getattr(outcome, "unexpected_keys", []):
             raise ValueError(f"{len(missing)} weights missing, unexpected: {outcome.unexpected_keys[:3]}")
-        weights = (weight for name, weight in self._peft.named_parameters() if f".{key}." in name)
+        weights = (weight for name, weight in self._peft.named_parameters() if key in name.split("."))
         # In a mixed batch they would spoil the rows of other adapters.
         if not all(bool(weight.isfinite().all()) for weight in weights):
             raise ValueError("its weights are not finite")
@@ -132,5 +124,8 @@ def _read_config(name: str, path: Path) -> tuple[PeftConfig, str]:
         raise ModelError(f"adapter {name!r}: {path}/adapter_config.json is not readable: {error}") from error
     if not isinstance(config, LoraConfig):
         raise ModelError(f"adapter {name!r} at {path} is {config.peft_type}, and only LORA is served")
+    if config.modules_to_save or config.trainable_token_indices or config.use_dora:
+        # PEFT would use such modules for the rows of other adapters too, and refuses DoRA in a mixed batch.
+        raise ModelError(f"adapter {name!r} at {path} has modules_to_save, token indices or DoRA; only LoRA is served")
     config.inference_mode = True
     return config, adapter_digest(path)

@@ -1,5 +1,7 @@
 """The engine against transformers' own generate and a plain forward pass, in every way requests can share a batch."""
 
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -317,24 +319,27 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_no_trace(part: str, tm
     assert [g.ids for g in generations] == [reference(model, first, 6), reference(model, third, 6)]
 
 
-def test_a_live_peft_model_is_followed_as_its_weights_change(adapters: dict[str, Path]) -> None:
-    live = tiny.lora(tiny.qwen3(SIZE), seed=3)
-    engine = Engine(live, WORDS)
+def test_a_model_is_followed_as_its_weights_change() -> None:
+    model = tiny.qwen3(SIZE)
+    engine = Engine(model, WORDS)
     (prompt,) = prompts(1, seed=14)
-    implementation = live.config._attn_implementation
     for step in range(2):
         (generation,) = engine.generate([Request(prompt, Sampling(1.0, 8, seed=step))])
-        assert generation.logprobs == pytest.approx(full_logprobs(live, prompt, generation.ids, 1.0), abs=1e-4)
+        assert generation.logprobs == pytest.approx(full_logprobs(model, prompt, generation.ids, 1.0), abs=1e-4)
         with torch.no_grad():
-            for weight in live.parameters():
-                if weight.requires_grad:
-                    weight.add_(0.05)
-    assert live.config._attn_implementation == implementation
-    loss = live(input_ids=torch.tensor([prompt]), labels=torch.tensor([prompt])).loss
-    loss.backward()
-    assert all(w.grad is not None for w in live.parameters() if w.requires_grad)
-    with pytest.raises(RequestError, match="live"):
-        engine.load_adapter("dates@v1", adapters["dates@v1"])
+            for weight in model.parameters():
+                weight.add_(0.05)
+
+
+@pytest.mark.parametrize("change", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
+def test_an_adapter_that_would_change_other_rows_is_refused(
+    change: dict[str, Any], adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapters["dates@v1"], tmp_path / "adapter"))
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match="only LoRA is served"):
+        Engine(tiny.qwen3(SIZE), WORDS).load_adapter("bad", folder)
 
 
 def test_unloading_waits_for_the_last_request(adapters: dict[str, Path]) -> None:

@@ -14,7 +14,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "small": {"r": 2, "lora_alpha": 8},
     "large": {"r": 6, "lora_alpha": 6},
     "stable": {"r": 4, "lora_alpha": 8, "use_rslora": True},
-    "dora": {"r": 4, "lora_alpha": 8, "use_dora": True},
+    "bias": {"r": 4, "lora_alpha": 8, "lora_bias": True},
 }
 PLAIN_LORA = ("small", "large", "stable")
 
@@ -30,11 +30,11 @@ class ServedLayer:
             self.model.add_adapter(name, configs[name])
         self.layer: Any = self.model.eval().base_model.model[0]
         self.of_peft = self.layer.forward
-        self.rows: RowAdapters | None = None
+        self.rows = RowAdapters([])
         use_in(self.layer, lambda: self.rows)
 
-    def run(self, x: Tensor, rows: list[str] | None) -> Tensor:
-        self.rows = None if rows is None else RowAdapters(rows)
+    def run(self, x: Tensor, rows: list[str]) -> Tensor:
+        self.rows = RowAdapters(rows)
         with torch.inference_mode():
             result: Tensor = self.layer(x)
         return result
@@ -46,7 +46,7 @@ def our_passes(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     inputs: list[Tensor] = []
     with_lora = lora._with_lora
 
-    def record(layer: Any, selected: RowAdapters | None, x: Tensor) -> Tensor:
+    def record(layer: Any, selected: RowAdapters, x: Tensor) -> Tensor:
         inputs.append(x)
         return with_lora(layer, selected, x)
 
@@ -71,7 +71,8 @@ def test_rows_of_several_adapters(rows: list[str], dtype: torch.dtype, our_passe
         expected = target.of_peft(x, adapter_names=rows)
     result = target.run(x, rows)
     assert result.dtype == dtype
-    torch.testing.assert_close(result, expected)
+    # In bfloat16 PEFT rounds the product before it adds it.
+    torch.testing.assert_close(result, expected, **({} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.01}))
     assert len(our_passes) == 1
 
 
@@ -88,21 +89,12 @@ def test_a_layer_that_an_adapter_does_not_reach() -> None:
     torch.testing.assert_close(result, target.of_peft(x, adapter_names=[BASE, "small"]))
 
 
-def test_the_active_adapter_as_a_training_changes_it(our_passes: list[Tensor]) -> None:
-    target, x = ServedLayer("small"), torch.randn(2, 3, 5)
-    for _ in range(2):
-        with torch.no_grad():
-            expected = target.of_peft(x)
-            torch.testing.assert_close(target.run(x, None), expected)
-            target.layer.lora_B["small"].weight.add_(0.5)
-    with target.model.disable_adapter():
-        torch.testing.assert_close(target.run(x, None), target.layer.base_layer(x))
-    assert len(our_passes) == 2
-
-
-def test_peft_keeps_what_is_not_plain_lora_and_every_training_pass(our_passes: list[Tensor]) -> None:
-    target, x = ServedLayer("dora", "small"), torch.randn(2, 3, 5)
-    torch.testing.assert_close(target.run(x, None), target.of_peft(x))
+def test_peft_keeps_what_is_not_plain_lora_and_passes_with_a_gradient(our_passes: list[Tensor]) -> None:
+    target, x = ServedLayer("bias", "small"), torch.randn(2, 3, 5)
+    rows = ["small", "bias"]
+    expected = target.of_peft(x, adapter_names=rows)
+    torch.testing.assert_close(target.run(x, rows), expected.detach())
+    target.rows = RowAdapters(["small", "small"])
     target.model.set_adapter("small")
     target.layer(x).sum().backward()
     assert target.layer.lora_A["small"].weight.grad is not None
