@@ -50,6 +50,9 @@ class StageLine:
         """
         if self.finished_at is not None:
             return 0.0
+        if self.total and self.done >= self.total:
+            # More than was planned, for example episodes that were lost.
+            return None
         steps, measured_s = self._since_first_step(now)
         if self.total and steps:
             return max(measured_s * (self.total - self.done) / steps, 0.0)

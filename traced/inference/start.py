@@ -35,7 +35,8 @@ BackendInUse = Literal["embedded", "vllm", "openai"]
 # Where make vllm and make vllm-cpu install vLLM, relative to the working directory or the source tree.
 VLLM_PYTHON = Path(".vllm/bin/python")
 VLLM_VARIABLE = "TRACED_VLLM_PYTHON"
-# Adapters of a training that an engine holds besides the live ones: the current and the previous iteration's.
+# Adapters of a training that an engine holds besides the live ones: the current and the previous iteration's, and with
+# training.overlap the next one's.
 TRAINING_ADAPTERS = 2
 # vLLM's own default, and what leaves a trainer on the same GPU about as much.
 WHOLE_GPU, SHARED_GPU = 0.9, 0.45
@@ -161,8 +162,9 @@ def start_for_router(settings: Settings, port: int) -> EngineProcess:
 
 
 def max_adapters(settings: Settings) -> int:
-    """Return the number of adapters that an engine of these settings holds: live ones and a training's."""
-    return settings.serving.max_adapters + TRAINING_ADAPTERS
+    """Return the number of adapters that an engine of these settings holds: live ones and those of trainings."""
+    training = settings.training
+    return settings.serving.max_adapters + training.at_once * (TRAINING_ADAPTERS + training.overlap)
 
 
 def _chat_template(settings: Settings, chat_format: ChatFormat) -> Path:
@@ -325,7 +327,8 @@ async def _models(client: EngineClient) -> list[str]:
     try:
         models = await client.models()
     except EngineError as error:
-        raise EngineError(error.message, hint="engine.urls: is the server running?") from error
+        # As for an engine of traced's own: an outage, and no fault of what a stage works on.
+        raise EngineStartError(error.message, hint="engine.urls: is the server running?") from error
     if not models:
         raise RequestError(f"{client.url} lists no model", hint="engine.model")
     return models

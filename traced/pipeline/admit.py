@@ -20,7 +20,7 @@ from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
-from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
+from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes, step_timeout_s
 
 ERROR_EXAMPLES = 50
 
@@ -102,7 +102,8 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
         temperature = context.settings.training.temperature
         policy = await model_policy(context, BASE, temperature)
         jobs = [EpisodeJob(seed, trial, "", str(seed)) for seed in seeds for trial in range(rollouts)]
-        limits = Limits(context.settings.training.max_turns, context.settings.collect.concurrency)
+        step_s = step_timeout_s(context.settings.sandbox.call_seconds)
+        limits = Limits(context.settings.training.max_turns, context.settings.collect.concurrency, step_s)
         # Every seed gets a group, even if all its episodes are lost, so that groups are in the order of the seeds.
         groups: dict[int, list[float]] = {seed: [] for seed in seeds}
 

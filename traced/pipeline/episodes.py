@@ -20,7 +20,7 @@ from traced.inference.client import Completion
 from traced.inference.errors import EngineError
 from traced.inference.policies import Policy
 from traced.pipeline.context import Context
-from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
+from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, step_timeout_s, trajectory_id
 
 BATCH = 32  # trajectories per transaction
 ROUNDS = 2  # runs of an episode before it counts as lost
@@ -143,7 +143,8 @@ async def _run(
 ) -> list[Trajectory]:
     """Run the episodes, store them as they end, and return those lost to infrastructure failures."""
     settings = context.settings
-    limits = Limits(settings.collect.max_turns, settings.collect.concurrency)
+    step_s = step_timeout_s(settings.sandbox.call_seconds)
+    limits = Limits(settings.collect.max_turns, settings.collect.concurrency, step_s)
     batch: list[Trajectory] = []
     failures: list[Trajectory] = []
     running = run_episodes(

@@ -173,6 +173,16 @@ def _engine(settings: Settings) -> Finding:
             f"engine.vllm_args sets --max-lora-rank to {rank}, below training.lora_r = {lora_r}",
             "remove this flag from engine.vllm_args, or lower training.lora_r",
         )
+    slots, adapters = int(_number(flags, "--max-loras", 0)), start.max_adapters(settings)
+    if slots < adapters or "--no-enable-lora" in flags:
+        # With more adapters than slots, vLLM reassigns the slot of a running request (vLLM issue 47724).
+        return Finding(
+            "engine",
+            False,
+            f"engine.vllm_args leaves {0 if '--no-enable-lora' in flags else slots} slots for adapters; "
+            f"serving.max_adapters and the trainings need {adapters}",
+            "remove --max-loras and --no-enable-lora from engine.vllm_args, or lower serving.max_adapters",
+        )
     kind = "a GPU" if build.gpu else "a CPU"
     return Finding("engine", True, f"vLLM {build.version} for {kind}, adapters up to rank {rank}")
 

@@ -215,7 +215,7 @@ FAULT_BY_ERROR = {
     "DiskError": FaultAttribution.INFRASTRUCTURE,
     "TrainingPaused": FaultAttribution.NOBODY,
     "TrainerDied": FaultAttribution.UNCLEAR,
-    "EngineLost": FaultAttribution.UNCLEAR,
+    "EngineLost": FaultAttribution.INFRASTRUCTURE,
     # traced.inference.errors
     "ModelError": FaultAttribution.INFRASTRUCTURE,
     "EngineStartError": FaultAttribution.INFRASTRUCTURE,

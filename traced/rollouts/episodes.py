@@ -31,6 +31,9 @@ from traced.rollouts.errors import Fault, Infrastructure, attribute
 T = TypeVar("T")
 
 
+STEP_TIMEOUT_S, STEP_MARGIN_S = 30.0, 10.0
+
+
 @dataclass(frozen=True)
 class EpisodeJob:
     """One episode to run: the environment's seed, and what identifies it in the store."""
@@ -41,13 +44,21 @@ class EpisodeJob:
     task_id: str
 
 
+def step_timeout_s(call_seconds: float) -> float:
+    """Return the seconds of an environment's step: above ``sandbox.call_seconds``, whose own limit acts first.
+
+    The sandbox attributes the failure to the environment.
+    """
+    return max(STEP_TIMEOUT_S, call_seconds + STEP_MARGIN_S)
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of an episode (assistant messages, seconds of one environment step), and of concurrent episodes."""
 
     max_turns: int = 16
     concurrency: int = 32
-    step_timeout_s: float = 30.0
+    step_timeout_s: float = STEP_TIMEOUT_S
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from traced.inference.model_files import ModelFiles, load_model
 from traced.training.adapter_folder import save_adapter
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
 from traced.training.footprint import MetaModel
-from traced.training.job import TrainingJob, TrainingResult
+from traced.training.job import OpenSource, TrainingJob, TrainingResult
 from traced.training.lora import lora_config
 from traced.training.memory import GpuMeter, HostMeter, PassSize
 from traced.training.metrics import (
@@ -57,8 +57,6 @@ from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 FLASH_ATTENTION = "flash_attention_2"
 LONGEST_ROLLOUTS_S = 24 * 3600
-
-OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
 
 
 def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: OpenSource) -> TrainingResult:

@@ -8,15 +8,18 @@ they are never imported here.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from traced.core.seeds import derive_seed
 from traced.inference.model_files import weights_digest
 from traced.training.errors import JobError
+
+if TYPE_CHECKING:
+    from sandbox.episodes import EpisodeSource
 
 PAUSE, METRICS, SAMPLES = "pause", "metrics.jsonl", "samples.json"
 # Fields that do not choose the weights, or only say how long to train: changing them keeps the checkpoints usable.
@@ -225,6 +228,30 @@ class TrainingResult:
     seconds: float
     solved: bool = False
     stalled: str = ""
+
+
+OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager["EpisodeSource"]]
+
+
+class Trainer(Protocol):
+    """Trains the adapter of a job and continues where an earlier call stopped; ``traced.training.grpo.train`` is TRL's.
+
+    ``traced.training.process`` runs it in a process of its own, on the device of the job.
+    """
+
+    def __call__(
+        self, job: TrainingJob, on_metric: Callable[[dict[str, float]], None], open_source: OpenSource
+    ) -> TrainingResult:
+        """Train the adapter in ``job.adapter``.
+
+        Args:
+            on_metric: Is called with the metrics of every iteration of this call.
+            open_source: Returns the source of the job's episodes.
+
+        Raises:
+            TrainingError: The training cannot begin or continue.
+        """
+        ...
 
 
 def folder_of_run(data_dir: Path, cycle_id: str, capability: str, environment: str) -> Path:

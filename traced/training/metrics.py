@@ -97,7 +97,9 @@ def _has_signal(metrics: Metrics) -> bool:
 
 
 def _is_fruitless(metrics: Metrics) -> bool:
-    return not _has_signal(metrics) and metrics["success"] < 1.0 and not metrics.get("lost_groups")
+    # With most groups lost, the iteration says nothing about the environment.
+    is_outage = metrics.get("lost_groups", 0) > metrics.get("groups", 0) / 2
+    return not _has_signal(metrics) and metrics["success"] < 1.0 and not is_outage
 
 
 def _diagnosis(means: Metrics) -> str:

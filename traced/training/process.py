@@ -25,7 +25,7 @@ from traced.processes.job import Failure, Job, Report, ReportKind, Result
 from traced.processes.parent import follow_parent
 from traced.training import errors
 from traced.training.errors import EngineLost, TrainerDied, TrainingError
-from traced.training.job import TrainingJob, TrainingResult, job_from, open_source, read_job
+from traced.training.job import Trainer, TrainingJob, TrainingResult, job_from, open_source, read_job
 from traced.training.metrics import Metrics
 from traced.training.processes import leave_group
 
@@ -117,10 +117,12 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     # Imported here because the import takes seconds: a job that cannot run fails before it.
     from traced.training import grpo
 
+    trainer: Trainer = grpo.train
+
     def report_metrics(metrics: Metrics) -> None:
         reporter.progress("iteration", int(metrics["iteration"]), metrics=metrics)
 
-    return asdict(grpo.train(job, report_metrics, lambda _: source))
+    return asdict(trainer(job, report_metrics, lambda _: source))
 
 
 def follow() -> int:

@@ -14,6 +14,7 @@ from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.embedded.engine import Engine
 from traced.inference.engine_sleep import EngineSleep
 from traced.inference.replicas import Replicas
+from traced.rollouts.episodes import step_timeout_s
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob
@@ -32,7 +33,8 @@ def rollout_function(
 ) -> RolloutFunction:
     """Return the rollout function of a job; ``source`` lives on the portal's loop, ``model`` is still without PEFT."""
     length = min(job.max_length, model.config.max_position_embeddings)
-    limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
+    step_s = max(job.step_timeout_s, step_timeout_s(float(job.limits.get("call_seconds", 0.0))))
+    limits = RolloutLimits(job.max_turns, length, job.max_tokens, step_s, job.temperature)
     engine = _policy_engine(job, portal, model, tokenizer, length)
     sampler = Sampler(source, engine, TurnFormat(ChatFormat(tokenizer)), portal, limits)
 

@@ -15,6 +15,8 @@ from traced.training.job import TrainingJob
 
 PROJECT = "traced"
 TENSORBOARD = "tensorboard"
+# W&B refuses longer tags and ends the run; the beginning of an environment's hash identifies it.
+WANDB_TAG_LENGTH = 64
 
 
 def check_trackers(job: TrainingJob) -> None:
@@ -32,7 +34,7 @@ def tracking_variables(job: TrainingJob) -> dict[str, str]:
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(job.out),
         "WANDB_PROJECT": PROJECT,
-        "WANDB_TAGS": ",".join(f"{name}:{value}" for name, value in sorted(job.tags.items())),
+        "WANDB_TAGS": ",".join(f"{name}:{value}"[:WANDB_TAG_LENGTH] for name, value in sorted(job.tags.items())),
     }
     mlflow = {
         "MLFLOW_TRACKING_URI": f"sqlite:///{job.out.resolve() / 'mlflow.db'}",
@@ -62,7 +64,7 @@ def tracker_callbacks(job: TrainingJob) -> list[Any]:
     if TENSORBOARD in job.report_to:
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(os.environ.get("TENSORBOARD_LOGGING_DIR", str(job.out / TENSORBOARD)))
+        writer = SummaryWriter(os.environ.get("TENSORBOARD_LOGGING_DIR", str(job.out / TENSORBOARD / job.run_id)))
         writer.add_text("tags", json.dumps({"run": job.run_id, **job.tags}, sort_keys=True))
         callbacks.append(TensorBoardCallback(writer))
     return callbacks

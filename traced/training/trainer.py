@@ -22,6 +22,7 @@ gradient clipping, AdamW, checkpoints and resuming. This subclass changes:
 Not covered: evaluation during training, KL terms in the loss, completions without log-probs.
 """
 
+import logging
 import os
 import shutil
 import time
@@ -40,7 +41,7 @@ from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
 from traced.core.files import publish_folder
-from traced.training.drift import Drift, bound_for, judge
+from traced.training.drift import Drift, Source, bound_for, judge
 from traced.training.errors import WrongPolicy
 from traced.training.memory import PassSize
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from traced.training.rollouts import Batch as PlayedBatch
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Rollouts(Protocol):
@@ -288,6 +290,13 @@ class GroupRelativeTrainer(GRPOTrainer):
         tokens = self._repeated_if_full(lambda: measure(module, self._policies, measured_rows, logprobs))
         base = next(weight for weight in module.parameters() if not weight.requires_grad)
         self.drift = judge(tokens, bound_for(base.element_size()))
+        if self.drift.source is Source.NOT_DISTINGUISHABLE:
+            log.info(
+                "iteration %d: adapter, previous adapter and base are not distinguishable on %d tokens; the engines "
+                "have confirmed the name of the adapter",
+                self.state.global_step + 1,
+                self.drift.tokens,
+            )
         # The others end with the first process, which has the reason.
         if self.drift.reason and self.rollout_function is not None:
             raise WrongPolicy(
@@ -424,6 +433,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "reward": sum(rewards) / len(rewards),
             "success": last.successes / last.scored,
             "mixed_groups": self.groups.mixed_groups / groups,
+            "groups": groups,
             "lost_groups": last.lost_groups,
             "retried": last.retried,
             "trajectories_kept": int(self.groups.mask.sum()),

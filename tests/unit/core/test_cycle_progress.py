@@ -79,6 +79,18 @@ def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
     assert progress.seconds_left() == 20
 
 
+def test_time_left_is_unknown_while_a_stage_does_more_than_planned() -> None:
+    progress, clock, _ = plain_progress()
+    progress.plan("a", "A", 1000)
+    progress.start("a", "A", total=4)
+    for _ in range(4):
+        clock.now += 10
+        progress.advance("a")
+    assert progress.seconds_left() is None
+    progress.finish("a")
+    assert progress.seconds_left() == 0
+
+
 def test_what_precedes_the_first_step_is_not_taken_for_the_pace() -> None:
     progress, clock, _ = plain_progress()
     progress.plan("a", "A", 20)

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from traced.config.settings import load_settings
 from traced.core.ownership import own_identity
 from traced.inference import start
 from traced.inference.adapter_use import FOLDER, name_on_engine, names_in_use, record_use, unload_unused
-from traced.inference.errors import EngineError
+from traced.inference.errors import EngineError, EngineStartError
 from traced.inference.replicas import Replicas
 from traced.inference.start import RunningEngine
 
@@ -95,3 +96,11 @@ async def test_an_engine_unloads_at_its_end_what_no_other_process_uses(
     (tmp_path / FOLDER / "other.json").write_text(json.dumps({"owner": own_identity("other"), "adapters": [OTHER]}))
     await engine.close()
     assert set(server.adapters) == {OTHER}
+
+
+async def test_a_server_that_is_down_is_an_outage_and_no_fault_of_the_stage(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {"engine.backend": "vllm", "engine.urls": ["http://127.0.0.1:9"]})
+    # An ``EngineStartError`` counts against the infrastructure (``traced.processes.job``).
+    with pytest.raises(EngineStartError, match="no answer from the engine") as error_info:
+        await start.connect(settings)
+    assert error_info.value.hint == "engine.urls: is the server running?"

@@ -46,6 +46,9 @@ REFUSALS = {
 }
 
 
+ALL_TEMPLATES = sorted(file.stem for file in families.TEMPLATES.glob("*.jinja"))
+
+
 @cache
 def chat_format(name: str) -> ChatFormat:
     return ChatFormat(families.tokenizer(name))
@@ -385,3 +388,11 @@ def test_parallel_calls_become_single_ones_where_the_template_has_no_others(name
     text = form.tokenizer.decode(form.render(history, []))
     places = [text.index(part) for part in ("first", '{"a": 1}', "R1", "second", '{"b": 2}', "R2")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL_TEMPLATES) - set(EXACT) - {f"{name}_training" for name in EXACT}))
+def test_every_template_that_trl_ships_is_exact_or_refused_with_a_reason(name: str) -> None:
+    problem = chat_format(name).exactness_problem()
+    assert problem == "" or problem.startswith("the chat template (")
+    if not problem:
+        TurnFormat(chat_format(name)).between([user("Thanks.")])

@@ -201,6 +201,14 @@ def test_a_rank_above_that_of_the_flags_is_refused(tmp_path: Path, monkeypatch: 
     assert next(quick_checks(settings(engine__backend="vllm"))).ok
 
 
+@pytest.mark.parametrize("flags", [["--max-loras=4"], ["--no-enable-lora"]])
+def test_too_few_slots_for_adapters_are_refused(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "detect_build", lambda python: _Build())
+    result = next(quick_checks(settings(engine__backend="vllm", engine__vllm_args=flags)))
+    assert not result.ok
+    assert "slots for adapters; serving.max_adapters and the trainings need" in result.seen
+
+
 class _Build:
     version, gpu = "0.0", False
 

@@ -34,7 +34,7 @@ from traced.inference.errors import (
 from traced.llm.connection import LlmError
 from traced.processes.job import FAULT_BY_ERROR, FaultAttribution, JobOutcome, StartError, attribute_fault, describe
 from traced.rollouts.errors import SimulatorError
-from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
+from traced.training.errors import EngineLost, EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
 
 INPUT, UNCLEAR, INFRASTRUCTURE, ANSWER, NOBODY = FaultAttribution
 
@@ -58,6 +58,7 @@ ERRORS: list[tuple[Exception, FaultAttribution]] = [
     (EngineTooOld("1.39", "1.40"), INFRASTRUCTURE),
     (ModelError("no model directory"), INFRASTRUCTURE),
     (EngineStartError("silent"), INFRASTRUCTURE),
+    (EngineLost("no engine answers"), INFRASTRUCTURE),
     (ModelUnavailable("503 for 300 s"), INFRASTRUCTURE),
     (ModelRefused("the key is not accepted"), INFRASTRUCTURE),
     (LlmError("the setting llm.model is empty"), INFRASTRUCTURE),

@@ -29,7 +29,7 @@ FRUITFUL = fruitless(trajectories_kept=4, grad_norm=0.1)
 ALL_SUCCEEDED = fruitless(success=1.0)
 
 
-GROUPS_LOST = fruitless(lost_groups=7)
+GROUPS_LOST = fruitless(lost_groups=7, groups=8)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,12 @@ def test_a_run_without_any_signal_fails_with_what_its_rollouts_looked_like(tmp_p
     assert message.startswith("iterations 1 to 3 had nothing to learn from: mean reward 0.25, success 10%")
     for text in ("12 sampled tokens", "3.0 turns", "at the turn limit 10%", "cut off 20%", "training.rollouts"):
         assert text in message
+
+
+def test_a_group_that_is_lost_in_every_iteration_excuses_nothing(tmp_path: Path) -> None:
+    path = metrics_file(tmp_path / "metrics.jsonl", [fruitless(lost_groups=1, groups=8)] * 3)
+    with pytest.raises(NothingToLearn):
+        stall(path)
 
 
 def test_a_run_that_learned_before_is_stalled_and_not_failed(tmp_path: Path) -> None:

@@ -31,6 +31,14 @@ def test_a_run_is_named_tagged_and_stored_beside_its_job_and_sent_nowhere(tmp_pa
     assert variables["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mlflow.db"
 
 
+def test_a_tag_has_at_most_the_length_that_wandb_accepts(tmp_path: Path) -> None:
+    run = job(tmp_path, report_to=["wandb"], tags={"environment": "0123456789abcdef" * 4, "cycle": "c1"})
+    tags = tracking_variables(run)["WANDB_TAGS"].split(",")
+    assert [tag.partition(":")[0] for tag in tags] == ["cycle", "environment"]
+    assert all(0 < len(tag) <= 64 for tag in tags)
+    assert tags[1].startswith("environment:0123456789abcdef")
+
+
 def test_what_a_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = job(tmp_path, report_to=["wandb"])
     for name in tracking_variables(run):

@@ -1,0 +1,82 @@
+"""Episodes that are lost to a failing engine are played again within the run."""
+
+from collections import Counter
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sandbox.contract import Message, Tool
+from store.database import open_store, sqlite_url, write_session
+from store.types import Outcome, Trajectory
+from tests.unit.store.chain import save_chain
+from traced.config.settings import load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.inference.client import Completion
+from traced.inference.errors import EngineError
+from traced.inference.model_files import ModelFiles
+from traced.pipeline.context import Context
+from traced.pipeline.episodes import episodes
+from traced.rollouts.episodes import EpisodeJob, step_timeout_s
+from traced.targets.registry import target
+
+JOBS = [EpisodeJob(seed, 0, "train", str(seed)) for seed in range(6)]
+
+
+class UnsteadyPolicy:
+    """Ends every conversation; its engine fails ``failures`` times for each of the episodes ``lost``."""
+
+    def __init__(self, lost: set[int], failures: int) -> None:
+        self.lost, self.failures = lost, failures
+        self.calls: Counter[str] = Counter()
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        key = str(messages)
+        self.calls[key] += 1
+        if len(self.calls) - 1 in self.lost and self.calls[key] <= self.failures:
+            raise EngineError("the engine is gone")
+        return Completion({"role": "assistant", "content": "Good bye."}, [1], [2], [-0.1], "stop")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with write_session(store) as session:
+        save_chain(session)
+    progress = Progress(Console(file=StringIO()))
+    settings = load_settings(tmp_path, {"collect.concurrency": 1})
+    yield Context(settings, store, target("desk"), ModelFiles("tiny", tmp_path), "c1", progress, Meter())
+    store.dispose()
+
+
+async def play(context: Context, policy: UnsteadyPolicy) -> tuple[list[Trajectory], int]:
+    """Return the trajectories, and the number of reported ones."""
+    ticks: list[Trajectory | None] = []
+    async with target("desk").source() as source:
+        trajectories = await episodes(context, source, JOBS, policy, model="base", temperature=1.0, tick=ticks.append)
+    return trajectories, len(ticks)
+
+
+async def test_lost_episodes_are_played_again_and_reported_once(context: Context) -> None:
+    policy = UnsteadyPolicy(set(range(6)), failures=1)
+    trajectories, reported = await play(context, policy)
+    assert [trajectory.task_id for trajectory in trajectories] == [job.task_id for job in JOBS]
+    assert all(trajectory.outcome is not Outcome.INFRASTRUCTURE for trajectory in trajectories)
+    assert reported == len(JOBS)
+    # Stored: a second call plays none.
+    calls = policy.calls.total()
+    assert (await play(context, policy))[0] == trajectories
+    assert policy.calls.total() == calls
+
+
+async def test_most_episodes_lost_twice_end_the_stage_with_the_reason(context: Context) -> None:
+    with pytest.raises(EngineError, match=r"6 of 6 episodes of .* were lost to .*: the engine is gone"):
+        await play(context, UnsteadyPolicy(set(range(6)), failures=2))
+
+
+@pytest.mark.parametrize(("call_seconds", "step_s"), [(5.0, 30.0), (600.0, 610.0)])
+def test_a_step_has_longer_than_a_call_in_the_sandbox(call_seconds: float, step_s: float) -> None:
+    assert step_timeout_s(call_seconds) == step_s
