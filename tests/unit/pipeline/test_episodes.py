@@ -62,10 +62,10 @@ async def play(context: Context, policy: UnsteadyPolicy) -> tuple[list[Trajector
 
 async def test_lost_episodes_are_played_again_and_reported_once(context: Context) -> None:
     policy = UnsteadyPolicy(set(range(6)), failures=1)
-    trajectories, reported = await play(context, policy)
+    trajectories, count = await play(context, policy)
     assert [trajectory.task_id for trajectory in trajectories] == [job.task_id for job in JOBS]
     assert all(trajectory.outcome is not Outcome.INFRASTRUCTURE for trajectory in trajectories)
-    assert reported == len(JOBS)
+    assert count == len(JOBS)
     # Stored: a second call plays none.
     calls = policy.calls.total()
     assert (await play(context, policy))[0] == trajectories
