@@ -46,6 +46,7 @@ class Replica:
         requested_at: Monotonic second since which requests wait for the sleeping engine; None if none does.
         wake_error: Why the engine could not be woken up; "" if it could.
         wake_event: Set it to have the engine checked at once.
+        wake_s: Seconds that the last wake-up took.
     """
 
     client: EngineClient
@@ -58,6 +59,7 @@ class Replica:
     requested_at: float | None = None
     wake_error: str = ""
     wake_event: asyncio.Event = field(default_factory=asyncio.Event)
+    wake_s: float = 0.0
 
     @property
     def url(self) -> str:
@@ -222,7 +224,9 @@ class Pool:
                 self._note_waiting_request()
             if not self._must_wake(replica):
                 return False
+            started = self.clock()
             await replica.client.wake_up()
+            replica.wake_s = self.clock() - started
         except ServingError as error:
             replica.wake_error = replica.problem = f"asleep, and it cannot be woken up: {error}"
             log.warning("engine %s: %s", replica.url, replica.problem)
@@ -235,7 +239,10 @@ class Pool:
         if not replica.sleep_reason and replica.asleep_since is not None:
             # The lease of a training that has just begun may not have been read yet.
             return self.clock() - replica.asleep_since >= LEASE_S
-        return replica.requested_at is not None and self.clock() - replica.requested_at + POLL_S >= self.wake_after_s
+        if replica.requested_at is None:
+            return False
+        # Waking takes its time as well, seconds for a large model.
+        return self.clock() - replica.requested_at + POLL_S + replica.wake_s >= self.wake_after_s
 
     async def _unload(self, replica: Replica, engine_adapters: set[str]) -> None:
         for name in sorted(engine_adapters - set(self.adapters)):

@@ -148,9 +148,13 @@ def sleeps_during_updates(settings: Settings, training_gpus: Sequence[str], gpus
 
 
 def needs_of(settings: Settings) -> EngineNeeds:
-    """Return what the settings need of an engine that several processes share."""
+    """Return what a process with these settings needs of an engine that several processes share.
+
+    It has one training at most: a service runs each training in a process of its own.
+    """
     model = resolve_model(settings.model.spec, settings.data_dir)
-    return EngineNeeds(model.path, max_adapters(settings), settings.training.lora_r)
+    adapters = settings.serving.max_adapters + _training_adapters(settings)
+    return EngineNeeds(model.path, adapters, settings.training.lora_r)
 
 
 def start_for_router(settings: Settings, port: int) -> EngineProcess:
@@ -163,8 +167,11 @@ def start_for_router(settings: Settings, port: int) -> EngineProcess:
 
 def max_adapters(settings: Settings) -> int:
     """Return the number of adapters that an engine of these settings holds: live ones and those of trainings."""
-    training = settings.training
-    return settings.serving.max_adapters + training.at_once * (TRAINING_ADAPTERS + training.overlap)
+    return settings.serving.max_adapters + settings.training.at_once * _training_adapters(settings)
+
+
+def _training_adapters(settings: Settings) -> int:
+    return TRAINING_ADAPTERS + settings.training.overlap
 
 
 def _chat_template(settings: Settings, chat_format: ChatFormat) -> Path:

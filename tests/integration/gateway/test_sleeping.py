@@ -129,6 +129,23 @@ async def test_it_is_woken_before_requests_wait_longer_than_busy_s(tmp_path: Pat
         assert gateway.engine.wakes == 1
 
 
+async def test_the_time_that_waking_took_counts_as_waiting(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, settings=SLEEP) as gateway, trainer(gateway) as sleep:
+        gateway.engine.wake_delay_s = 1.5
+        waits = []
+        for wakes in (1, 2):
+            await sleep.begin_update()
+            await wait_until_status(gateway, "asleep: ")
+            first = time.monotonic()
+            assert (await gateway.ask("base")).status_code == 503
+            await eventually_async(lambda: gateway.engine.wakes == wakes)  # noqa: B023
+            waits.append(time.monotonic() - first)
+            await until_answered(gateway, 200)
+        # busy_s is 2. The first time the router does not know yet how long it takes.
+        assert waits[0] > 2.5
+        assert waits[1] < waits[0] - 0.7
+
+
 async def test_a_request_that_came_before_the_sleep_was_noticed_waits_no_longer(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, settings=SLEEP) as gateway, trainer(gateway):
         await until_answered(gateway, 200)

@@ -80,6 +80,7 @@ class Upstream:
     refuses_sleep: bool = False
     refuses_wake: bool = False
     wakes: int = 0
+    wake_delay_s: float = 0.0
     ill: bool = False  # fails /health
     slots: "Slots | None" = None
     url: str = ""
@@ -182,6 +183,7 @@ class Upstream:
         if self.refuses_wake:
             return web.json_response({"error": {"message": "CUDA out of memory"}}, status=500)
         self.faults += not self.asleep
+        await asyncio.sleep(self.wake_delay_s)
         self.wake()
         self.wakes += 1
         return web.json_response({"status": "awake"})
