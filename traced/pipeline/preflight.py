@@ -63,6 +63,13 @@ TESTED_LIMITS = (
     "engine.max_tokens",
     "collect.max_turns",
 )
+# Settings whose larger values take more memory.
+MEMORY_SETTINGS = (
+    "training.lora_r",
+    "training.at_once",
+    "training.processes",
+    "training.micro_batch_tokens",
+)
 ReadGpus = Callable[[], Readings]
 
 
@@ -79,9 +86,11 @@ def check_cycle(settings: Settings, gpus: ReadGpus = read_gpus) -> None:
 
 
 def needs_model_checks(settings: Settings) -> bool:
-    """Return whether the model and its limits are others than those that are tested with the package."""
+    """Return whether model, limits or use of memory are others than those that are tested with the package."""
     is_limited = any(_value(settings, key) < _default(key) for key in TESTED_LIMITS)
-    return settings.model.spec != BUNDLED or bool(settings.engine.urls) or is_limited
+    needs_memory = any(_value(settings, key) > _default(key) for key in MEMORY_SETTINGS)
+    is_on_cpu = settings.devices.train_on == Settings.model_fields["devices"].default.train_on
+    return settings.model.spec != BUNDLED or bool(settings.engine.urls) or is_limited or needs_memory or not is_on_cpu
 
 
 def quick_checks(settings: Settings, gpus: ReadGpus = read_gpus) -> Iterator[Finding]:

@@ -154,6 +154,26 @@ async def test_silence_fails_a_request_whatever_its_total_time() -> None:
             await client.generate(REQUEST)
 
 
+async def test_a_cancelled_request_ends_at_the_engine() -> None:
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(_: ScriptedServer, response: web.StreamResponse, body: dict[str, Any]) -> None:
+        has_begun.set()
+        try:
+            while True:
+                await send(response, {"choices": [{"token_ids": [7], "logprobs": {"token_logprobs": [-0.5]}}]})
+                await asyncio.sleep(0.01)
+        finally:
+            # As vLLM, which stops a request when its connection is closed.
+            has_ended.set()
+
+    async with running(ScriptedServer(endless)) as (client,):
+        request = asyncio.create_task(client.generate(REQUEST))
+        await has_begun.wait()
+        request.cancel()
+        await asyncio.wait_for(has_ended.wait(), 3)
+
+
 async def test_a_request_waits_as_long_as_the_engine_sleeps() -> None:
     wake_up = asyncio.Event()
 

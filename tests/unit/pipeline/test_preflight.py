@@ -72,8 +72,14 @@ def test_a_cycle_of_the_bundled_model_loads_no_model(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(preflight, "load_chat_format", refuse)
     check_cycle(settings())
-    assert not needs_model_checks(settings(training__max_length=2000))
-    for change in ({"training__max_length": 100}, {"model__spec": "/m"}, {"engine__urls": ["http://h"]}):
+    assert not needs_model_checks(settings(training__max_length=2000, training__at_once=1))
+    for change in (
+        {"training__max_length": 100},
+        {"model__spec": "/m"},
+        {"engine__urls": ["http://h"]},
+        {"training__lora_r": 64},
+        {"devices__train_on": "cuda"},
+    ):
         assert needs_model_checks(settings(**change))
 
 
