@@ -20,7 +20,8 @@ from traced.inference.errors import EngineError
 from traced.pipeline.collect import collected
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
-from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes, step_timeout_s
+from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
+from traced.rollouts.step_limit import step_timeout_s
 
 ERROR_EXAMPLES = 50
 

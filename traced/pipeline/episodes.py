@@ -20,7 +20,8 @@ from traced.inference.client import Completion
 from traced.inference.errors import EngineError
 from traced.inference.policies import Policy
 from traced.pipeline.context import Context
-from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, step_timeout_s, trajectory_id
+from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
+from traced.rollouts.step_limit import step_timeout_s
 
 BATCH = 32  # trajectories per transaction
 ROUNDS = 2  # runs of an episode before it counts as lost

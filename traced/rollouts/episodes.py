@@ -27,11 +27,9 @@ from traced.inference.chat_format import ChatFormat
 from traced.inference.errors import ContextLengthError
 from traced.inference.policies import Policy
 from traced.rollouts.errors import Fault, Infrastructure, attribute
+from traced.rollouts.step_limit import STEP_TIMEOUT_S
 
 T = TypeVar("T")
-
-
-STEP_TIMEOUT_S, STEP_MARGIN_S = 30.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -42,14 +40,6 @@ class EpisodeJob:
     trial: int
     split: str
     task_id: str
-
-
-def step_timeout_s(call_seconds: float) -> float:
-    """Return the seconds of an environment's step: above ``sandbox.call_seconds``, whose own limit acts first.
-
-    The sandbox attributes the failure to the environment.
-    """
-    return max(STEP_TIMEOUT_S, call_seconds + STEP_MARGIN_S)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from traced.inference.chat_format import ChatFormat, TurnFormat
 from traced.inference.embedded.engine import Engine
 from traced.inference.engine_sleep import EngineSleep
 from traced.inference.replicas import Replicas
-from traced.rollouts.episodes import step_timeout_s
+from traced.rollouts.step_limit import step_timeout_s
 from traced.training.adapter_folder import save_adapter
 from traced.training.in_process_engine import InProcessEngine, sampling_copy
 from traced.training.job import TrainingJob

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.gateway.place import USER, V1, V2, RunningGateway, running_gateway, until_offered
 from tests.integration.gateway.upstream import Slots
 from tests.waiting import eventually_async
+from traced.inference.start import max_adapters
 
 CLIENTS = 16
 TURNS = 12  # promotions and rollbacks
@@ -78,7 +79,8 @@ async def test_no_adapter_is_loaded_into_an_engine_whose_slots_are_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_gateway(tmp_path, settings={"serving.max_adapters": 1}) as gateway:
-        gateway.engine.adapters |= {f"policy-{number}": "/x" for number in range(3)}
+        # The slots of the router's adapter and of all trainings at once.
+        gateway.engine.adapters |= {f"policy-{number}": "/x" for number in range(max_adapters(gateway.settings))}
         gateway.promote(V1)
         await eventually_async(lambda: f"is full: {V1} waits" in caplog.text)
         assert gateway.engine.loads == []

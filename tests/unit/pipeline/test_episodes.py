@@ -20,23 +20,24 @@ from traced.inference.errors import EngineError
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import episodes
-from traced.rollouts.episodes import EpisodeJob, step_timeout_s
+from traced.rollouts.episodes import EpisodeJob
+from traced.rollouts.step_limit import step_timeout_s
 from traced.targets.registry import target
 
 JOBS = [EpisodeJob(seed, 0, "train", str(seed)) for seed in range(6)]
 
 
 class UnsteadyPolicy:
-    """Ends every conversation; its engine fails ``failures`` times for each of the episodes ``lost``."""
+    """Ends every conversation; its engine fails the first ``failures`` times in each."""
 
-    def __init__(self, lost: set[int], failures: int) -> None:
-        self.lost, self.failures = lost, failures
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
         self.calls: Counter[str] = Counter()
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
         key = str(messages)
         self.calls[key] += 1
-        if len(self.calls) - 1 in self.lost and self.calls[key] <= self.failures:
+        if self.calls[key] <= self.failures:
             raise EngineError("the engine is gone")
         return Completion({"role": "assistant", "content": "Good bye."}, [1], [2], [-0.1], "stop")
 
@@ -61,7 +62,7 @@ async def play(context: Context, policy: UnsteadyPolicy) -> tuple[list[Trajector
 
 
 async def test_lost_episodes_are_played_again_and_reported_once(context: Context) -> None:
-    policy = UnsteadyPolicy(set(range(6)), failures=1)
+    policy = UnsteadyPolicy(failures=1)
     trajectories, count = await play(context, policy)
     assert [trajectory.task_id for trajectory in trajectories] == [job.task_id for job in JOBS]
     assert all(trajectory.outcome is not Outcome.INFRASTRUCTURE for trajectory in trajectories)
@@ -74,7 +75,7 @@ async def test_lost_episodes_are_played_again_and_reported_once(context: Context
 
 async def test_most_episodes_lost_twice_end_the_stage_with_the_reason(context: Context) -> None:
     with pytest.raises(EngineError, match=r"6 of 6 episodes of .* were lost to .*: the engine is gone"):
-        await play(context, UnsteadyPolicy(set(range(6)), failures=2))
+        await play(context, UnsteadyPolicy(failures=2))
 
 
 @pytest.mark.parametrize(("call_seconds", "step_s"), [(5.0, 30.0), (600.0, 610.0)])
