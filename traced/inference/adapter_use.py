@@ -52,7 +52,8 @@ def names_in_use(data_dir: Path) -> set[str]:
     """Return the names that live processes use, and delete the files of those that have ended."""
     names: set[str] = set()
     for file in (data_dir / FOLDER).glob("*.json"):
-        with contextlib.suppress(FileNotFoundError):
+        # A file that cannot be read states no use.
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             record = json.loads(file.read_text(encoding="utf-8"))
             # None: on another machine, where it may be alive.
             if is_alive(record["owner"]) is False:

@@ -77,6 +77,13 @@ async def test_adapters_of_others_stay(tmp_path: Path, root: str) -> None:
     assert set(server.adapters) == {NAME}
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_broken_record_states_no_use(tmp_path: Path, text: str) -> None:
+    record_use(tmp_path, {NAME})
+    (tmp_path / FOLDER / "broken.json").write_text(text)
+    assert names_in_use(tmp_path) == {NAME}
+
+
 def test_a_process_on_another_machine_counts_as_alive(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir(parents=True)
     owner = "/".join(["another machine", *own_identity().split("/")[1:]])

@@ -2,22 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from sandbox.contract import Message, Tool
-from store.database import open_store, sqlite_url, write_session
 from store.types import Outcome, Trajectory
-from tests.unit.store.chain import save_chain
-from traced.config.settings import load_settings
-from traced.core.progress import Progress
-from traced.core.resources import Meter
+from tests.unit.pipeline.contexts import context_with_chain
 from traced.inference.client import Completion
 from traced.inference.errors import EngineError
-from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
 from traced.pipeline.episodes import episodes
 from traced.rollouts.episodes import EpisodeJob
@@ -44,13 +37,8 @@ class UnsteadyPolicy:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as session:
-        save_chain(session)
-    progress = Progress(Console(file=StringIO()))
-    settings = load_settings(tmp_path, {"collect.concurrency": 1})
-    yield Context(settings, store, target("desk"), ModelFiles("tiny", tmp_path), "c1", progress, Meter())
-    store.dispose()
+    with context_with_chain(tmp_path, {"collect.concurrency": 1}) as context:
+        yield context
 
 
 async def play(context: Context, policy: UnsteadyPolicy) -> tuple[list[Trajectory], int]:

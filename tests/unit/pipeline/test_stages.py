@@ -2,33 +2,28 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
-from store.database import open_store, sqlite_url, write_session
+from store.database import write_session
 from store.records import RunState
 from store.repositories.adapters import get_training_run
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import list_stage_events
 from store.types import GateAnswer, GateResult, Label, Verdict
-from tests.unit.store.chain import CAPABILITY, HASH, T0, save_chain
+from tests.unit.pipeline.contexts import context_with_chain
+from tests.unit.store.chain import CAPABILITY, HASH, T0
 from traced.config.settings import load_settings
 from traced.core.errors import CapabilityError, GateError, StageError
 from traced.core.ownership import sandbox_owner
-from traced.core.progress import Progress
-from traced.core.resources import Meter
-from traced.inference.model_files import ModelFiles
 from traced.inference.replicas import Replicas
 from traced.pipeline import gate, synthesize
 from traced.pipeline import train as train_stage
 from traced.pipeline.context import Context, EngineSlot
 from traced.pipeline.train import job_for, stop, train, with_servers
-from traced.targets.registry import target
 from traced.training.device import ON_CPU, TrainingDevice
 from traced.training.errors import JobError, NothingToLearn, TrainerDied
 from traced.training.job import TrainingJob
@@ -38,13 +33,8 @@ OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 30
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with write_session(store) as session:
-        save_chain(session)
-    progress = Progress(Console(file=StringIO()))
-    model = ModelFiles("tiny", tmp_path)
-    yield Context(load_settings(tmp_path, OVERRIDES), store, target("desk"), model, "c1", progress, Meter())
-    store.dispose()
+    with context_with_chain(tmp_path, OVERRIDES) as context:
+        yield context
 
 
 def test_a_job_has_its_share_of_the_threads_and_the_sandbox_as_it_is_set(context: Context, tmp_path: Path) -> None:

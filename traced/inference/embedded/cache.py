@@ -245,7 +245,7 @@ class SlotTable:
 
 
 def starts_alike(a: list[int], b: list[int], length: int) -> bool:
-    """Return whether the first ``length`` tokens are the same, which is faster to find out than their number."""
+    """Return whether the first ``length`` tokens are the same, which is cheaper than counting them."""
     return a[:length] == b[:length]
 
 

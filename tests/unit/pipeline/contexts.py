@@ -1,0 +1,29 @@
+"""A context over a store with a complete chain, without an engine."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from store.database import open_store, sqlite_url, write_session
+from tests.unit.store.chain import save_chain
+from traced.config.settings import load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.inference.model_files import ModelFiles
+from traced.pipeline.context import Context
+from traced.targets.registry import target
+
+
+@contextmanager
+def context_with_chain(folder: Path, overrides: Mapping[str, object]) -> Iterator[Context]:
+    """Yield the context of cycle "c1" on the desk, with these settings."""
+    store = open_store(sqlite_url(folder / "traced.db"))
+    with write_session(store) as session:
+        save_chain(session)
+    progress = Progress(Console(file=StringIO()))
+    settings = load_settings(folder, dict(overrides))
+    yield Context(settings, store, target("desk"), ModelFiles("tiny", folder), "c1", progress, Meter())
+    store.dispose()
