@@ -118,10 +118,10 @@ def test_nothing_measured_is_no_healthy_figure() -> None:
 
 
 def test_the_distance_from_the_base_is_over_the_tokens_of_all_engines() -> None:
-    sampled, base = np.log([0.5, 0.2, 0.1]), np.log([0.25, 0.4, 0.1])
+    sampled, base = np.log([0.5, 0.2, 0.1]), np.log([0.125, 0.4, 0.1])
     engines = [EngineTokens(url, sampled[part], sampled[part], {"base": base[part]}) for url, part in PARTS.items()]
-    # r = 1/2, 2 and 1
-    expected = ((0.5 - 1 + math.log(2)) + (2 - 1 - math.log(2)) + 0) / 3
+    # r = 1/4, 2 and 1
+    expected = ((0.25 - 1 + math.log(4)) + (2 - 1 - math.log(2)) + 0) / 3
     assert judge(engines, FLOAT32).kl_from_base == pytest.approx(expected)
 
 
