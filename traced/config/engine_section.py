@@ -55,6 +55,9 @@ class EngineSection(Section):
     silence_s: float = Field(
         default=300.0, gt=0, description="seconds without data from an engine after which its requests fail"
     )
+    patience_s: float = Field(
+        default=60.0, ge=0, description="seconds during which requests wait for an engine that does not answer"
+    )
 
 
 def _unchanged(value: Any) -> Any:

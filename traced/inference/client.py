@@ -3,9 +3,9 @@
 Invariants: completions carry the engine's own token ids and log-probs, and text is never re-tokenised; a malformed
 tool call of the model is plain content, not an exception; a client belongs to one event loop. A request in token ids is
 streamed and has no limit of total time: it fails if the engine sends nothing for ``silence_s``, for this or any other
-request of this client, unless the engine sleeps. A completion that the engine broke off is an error, not a short
-answer. Errors: ``RequestError`` for an invalid request, ``EngineError`` if the engine fails or does not answer.
-Requests are not retried.
+request of this client, unless the engine sleeps. Other requests fail if nothing arrives for ``silence_s``. A completion
+that the engine broke off is an error, not a short answer. Errors: ``RequestError`` for an invalid request,
+``EngineError`` if the engine fails or does not answer. Requests are not retried.
 """
 
 import asyncio
@@ -83,9 +83,7 @@ class Completion:
 class EngineClient:
     """Client of one engine; close it with ``aclose`` or use it as an asynchronous context manager."""
 
-    def __init__(
-        self, url: str, *, timeout_s: float = 120.0, silence_s: float = SILENCE_S, key: str = "", base: str = BASE
-    ) -> None:
+    def __init__(self, url: str, *, silence_s: float = SILENCE_S, key: str = "", base: str = BASE) -> None:
         self.url = url
         self.silence_s = silence_s
         # Monotonic second of the last data from the engine, for any streamed request.
@@ -95,7 +93,7 @@ class EngineClient:
         # The engine's own name for the base model.
         self.base = base
         self._headers = {"Authorization": f"Bearer {key}"} if key else None
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
         self._checked_labels: set[tuple[str, ...]] = set()
         # Created at the first request, because it belongs to the running event loop.
         self._http: aiohttp.ClientSession | None = None

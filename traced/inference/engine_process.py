@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -369,6 +370,23 @@ def start_vllm(options: VllmOptions, *, data_dir: Path, port: int, timeout_s: fl
         engine.stop()
         raise
     return engine
+
+
+def flag_value(flags: Sequence[str], name: str) -> str:
+    """Return the last value of a command line's flag, written as "--flag value" or "--flag=value"; "" without it."""
+    values = [value for text, value in pairwise(flags) if text == name]
+    joined = [text.partition("=")[2] for text in flags if text.startswith(f"{name}=")]
+    # traced writes its own flags as two words, and the user's come after them.
+    return [*values, *joined][-1] if values or joined else ""
+
+
+def flag_number(flags: Sequence[str], name: str, default: float) -> float:
+    """Return the last value of a flag as a number; the default without one."""
+    try:
+        return float(flag_value(flags, name) or default)
+    except ValueError:
+        # vLLM reports a value that is no number itself.
+        return default
 
 
 @functools.cache

@@ -1,10 +1,10 @@
 """Let vLLM sleep during a trainer's update on the same GPU: the trainer's side of the protocol.
 
 The trainer samples through the engine, so the engine is awake during rollouts and sleeps (level 1: weights in host
-memory, no key-value cache) during the update only:
+memory, no key-value cache) while the trainer loads its model and during the update only:
 
-    await sleep.begin_update()      # before the first forward pass
-    ...                             # forward, backward, optimizer; then free the allocator's cache
+    await sleep.begin_update()      # before the model is loaded, and before the first forward pass
+    ...                             # forward, backward, optimizer; then the base moves to host memory
     await sleep.end_update()        # before the new adapter is loaded and the next rollouts begin
 
 Requests that run when the engine is put to sleep are completed first; vLLM queues later ones until it is awake. The
@@ -36,7 +36,7 @@ class EngineSleep:
         timeout_s: Seconds in which an engine has to be awake again.
     """
 
-    def __init__(self, clients: Sequence[EngineClient], *, timeout_s: float = 120.0) -> None:
+    def __init__(self, clients: Sequence[EngineClient], *, timeout_s: float) -> None:
         self._clients = clients
         self._timeout_s = timeout_s
         self._refusing: set[str] = set()
@@ -55,7 +55,9 @@ class EngineSleep:
 
     async def _sleep(self, client: EngineClient) -> None:
         try:
-            await client.sleep()
+            # A trainer of this run that was killed may have left it asleep.
+            if not await client.is_sleeping():
+                await client.sleep()
         except ServingError as error:
             log.warning("engine %s does not sleep, the update shares the GPU with it: %s", client.url, error)
             self._refusing.add(client.url)

@@ -31,7 +31,6 @@ T = TypeVar("T")
 AFFINITY = 4
 RETRY_S = 1.0
 POLL_S = 0.1
-PATIENCE_S = 60.0
 ATTEMPTS = 4
 # Between two requests to an engine that is overloaded and states no time.
 BACK_OFF_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -68,7 +67,7 @@ def preferred(urls: Sequence[str], conversation: str) -> str:
 class Replicas:
     """A client of one or more engines; close it with ``aclose``."""
 
-    def __init__(self, clients: Sequence[EngineClient], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, clients: Sequence[EngineClient], *, patience_s: float = 60.0) -> None:
         self.replicas = [Replica(client) for client in clients]
         self.patience_s = patience_s
         self._adapters: dict[str, Path] = {}
@@ -172,7 +171,10 @@ class Replicas:
                 return favourite if favourite.busy <= least_busy.busy + AFFINITY else least_busy
             if time.monotonic() > give_up_at:
                 problems = "; ".join(f"{replica.client.url}: {replica.problem}" for replica in self.replicas)
-                raise EngineError(f"no engine answers: {problems}", hint="traced doctor")
+                raise EngineError(
+                    f"no engine answers for {self.patience_s:g} s: {problems}",
+                    hint="traced doctor; engine.patience_s is how long requests wait for an engine",
+                )
             running = [r.recovery for r in self.replicas if r.recovery is not None and not r.recovery.done()]
             if running:
                 await asyncio.wait(running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)

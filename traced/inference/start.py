@@ -27,7 +27,7 @@ from traced.inference.engine_process import EngineProcess, VllmOptions, free_por
 from traced.inference.errors import EngineError, EngineStartError, RequestError
 from traced.inference.model_files import adapter_digest, resolve_model
 from traced.inference.policies import ChatPolicy, Policy, TokenPolicy
-from traced.inference.replicas import PATIENCE_S, Replicas
+from traced.inference.replicas import Replicas
 from traced.inference.shared_engine import EngineNeeds, SharedEngine, start_lock, start_recorded
 from traced.processes.child_process import ROOT
 
@@ -39,7 +39,7 @@ VLLM_VARIABLE = "TRACED_VLLM_PYTHON"
 # training.overlap the next one's.
 TRAINING_ADAPTERS = 2
 # vLLM's own default, and what leaves a trainer on the same GPU about as much.
-WHOLE_GPU, SHARED_GPU = 0.9, 0.45
+WHOLE_GPU, SHARED_GPU, ALTERNATING_GPU = 0.9, 0.45, 0.8
 
 
 def backend(settings: Settings) -> BackendInUse:
@@ -122,7 +122,9 @@ def gpu_share(settings: Settings, gpus: Sequence[str]) -> float:
     """
     if settings.engine.gpu_share:
         return settings.engine.gpu_share
-    return SHARED_GPU if trains_on_engine_gpu(settings, gpus) else WHOLE_GPU
+    if not trains_on_engine_gpu(settings, gpus):
+        return WHOLE_GPU
+    return ALTERNATING_GPU if alternates_with_training(settings) else SHARED_GPU
 
 
 def trains_on_engine_gpu(settings: Settings, gpus: Sequence[str]) -> bool:
@@ -140,11 +142,22 @@ def sleeps_during_updates(settings: Settings, training_gpus: Sequence[str], gpus
         training_gpus: The UUIDs of the training's GPUs.
         gpus: Those of the machine; an engine that traced starts takes the first one, servers at ``engine.urls`` any.
     """
-    serving = settings.serving
-    if not serving.sleep_for_training or settings.training.overlap or backend(settings) != "vllm":
+    if not _sleeps_for_training(settings):
         return False
-    engine_gpus = serving.devices or (gpus if settings.engine.urls else gpus[:1])
+    engine_gpus = settings.serving.devices or (gpus if settings.engine.urls else gpus[:1])
     return any(gpu in engine_gpus for gpu in training_gpus)
+
+
+def alternates_with_training(settings: Settings) -> bool:
+    """Return whether, on a GPU that both use, the engine and the base of a training hold memory in turns.
+
+    The base of a sharded training stays on its GPUs.
+    """
+    return _sleeps_for_training(settings) and not settings.training.shard
+
+
+def _sleeps_for_training(settings: Settings) -> bool:
+    return settings.serving.sleep_for_training and not settings.training.overlap and backend(settings) == "vllm"
 
 
 def needs_of(settings: Settings) -> EngineNeeds:
@@ -304,7 +317,7 @@ async def connect(settings: Settings) -> RunningEngine:
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
     clients = [EngineClient(server_root(url), silence_s=settings.engine.silence_s, key=key) for url in urls]
     # A shared engine that has ended is started again, which takes its time.
-    patience_s = settings.engine.start_timeout_s if shared else PATIENCE_S
+    patience_s = settings.engine.start_timeout_s if shared else settings.engine.patience_s
     replicas = Replicas(clients, patience_s=patience_s)
     engine = RunningEngine(
         name, replicas, settings.data_dir, None, settings.engine.max_length, process, base_check(settings), shared

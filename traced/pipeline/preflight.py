@@ -13,15 +13,12 @@ import asyncio
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import psutil
 
 from sandbox.contract import Message, Task
 from traced.config.profiles import BUNDLED
@@ -31,30 +28,25 @@ from traced.core.errors import ConfigError, TracedError
 from traced.inference import start
 from traced.inference.chat_format import ChatFormat, TurnFormat, load_chat_format
 from traced.inference.client import EngineClient
-from traced.inference.engine_process import VllmOptions, detect_build
+from traced.inference.engine_process import VllmOptions, detect_build, flag_number
 from traced.inference.errors import EngineStartError, TemplateError
 from traced.inference.model_files import ModelFiles, base_model
 from traced.inference.server_check import check_server
-from traced.jobs.devices import DeviceReading, NvmlProbe, Readings
+from traced.jobs.devices import NvmlProbe, Readings
 from traced.jobs.idleness import suitable_devices
+from traced.pipeline.memory_check import MemoryCheck, has_gpu_engine
 from traced.targets.registry import target
 
 if TYPE_CHECKING:
-    from traced.training.footprint import Footprint, MemoryNeed, MetaModel
+    from traced.training.footprint import Footprint, MetaModel
 
-GIB = 2**30
 # Seeds whose oracle's episodes are counted.
 SEEDS = 8
 # Messages after which an oracle that does not end is stopped.
 MAX_TURNS = 200
 # Below this share of the base's parameters, an adapter most likely misses a large part of the model.
 MIN_SHARE = 0.005
-# The metric of an iteration with the most bytes that a process of the training has taken so far.
-PEAK = "peak_memory"
-# Above this share of the memory, an estimate is a warning: it may not fit.
-TIGHT = 0.95
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-UTILIZATION = "--gpu-memory-utilization"
 # Settings of the bundled model that are tested with the package; larger values fit as well.
 TESTED_LIMITS = (
     "training.max_turns",
@@ -115,7 +107,8 @@ def model_checks(settings: Settings, gpus: ReadGpus = read_gpus) -> Iterator[Fin
     if settings.training.shard:
         yield _split(subject)
     yield from _servers(subject)
-    yield from _memory(subject, gpus)
+    reads_gpus = settings.devices.train_on != "cpu" or has_gpu_engine(settings)
+    yield from MemoryCheck(settings, subject.files, subject.footprint, gpus().devices if reads_gpus else ()).findings()
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
@@ -174,7 +167,7 @@ def _engine(settings: Settings) -> Finding:
         flags = _flags(settings, build.gpu)
     except EngineStartError as error:
         return Finding("engine", False, error.message, error.hint)
-    rank, lora_r = int(_number(flags, "--max-lora-rank", 0)), settings.training.lora_r
+    rank, lora_r = int(flag_number(flags, "--max-lora-rank", 0)), settings.training.lora_r
     if rank < lora_r:
         return Finding(
             "engine",
@@ -182,7 +175,7 @@ def _engine(settings: Settings) -> Finding:
             f"engine.vllm_args sets --max-lora-rank to {rank}, below training.lora_r = {lora_r}",
             "remove this flag from engine.vllm_args, or lower training.lora_r",
         )
-    slots, adapters = int(_number(flags, "--max-loras", 0)), start.max_adapters(settings)
+    slots, adapters = int(flag_number(flags, "--max-loras", 0)), start.max_adapters(settings)
     if slots < adapters or "--no-enable-lora" in flags:
         # With more adapters than slots, vLLM reassigns the slot of a running request (vLLM issue 47724).
         return Finding(
@@ -202,22 +195,6 @@ def _flags(settings: Settings, gpu: bool) -> list[str]:
         Path(), start.max_adapters(settings), settings.training.lora_r, engine.max_length, extra_flags=engine.vllm_args
     )
     return options.flags(0, gpu=gpu)
-
-
-def flag(flags: Sequence[str], name: str) -> str:
-    """Return the last value of a command line's flag, written as "--flag value" or "--flag=value"; "" without it."""
-    values = [value for text, value in pairwise(flags) if text == name]
-    joined = [text.partition("=")[2] for text in flags if text.startswith(f"{name}=")]
-    # traced writes its own flags as two words, and the user's come after them.
-    return [*values, *joined][-1] if values or joined else ""
-
-
-def _number(flags: Sequence[str], name: str, default: float) -> float:
-    try:
-        return float(flag(flags, name) or default)
-    except ValueError:
-        # vLLM reports a value that is no number itself.
-        return default
 
 
 def _router(settings: Settings) -> Finding:
@@ -434,153 +411,6 @@ def _servers(subject: Subject) -> list[Finding]:
         probe.chmod(0o755)
         subject.meta.save_probe(probe)
         return [finding for of_server in asyncio.run(check_all(probe)) for finding in of_server]
-
-
-def _memory(subject: Subject, gpus: ReadGpus) -> Iterator[Finding]:
-    settings = subject.settings
-    gpu_readings = gpus().devices if settings.devices.train_on != "cpu" or _has_gpu_engine(settings) else ()
-    device = _smallest([d for d in suitable_devices(gpu_readings, settings.devices.train_on) if d.kind == "cuda"])
-    training, engine = trainer_need(subject, device), engine_need(subject)
-    peak = measured_peak(settings, subject.files.name, "cuda" if device is not None else "cpu")
-    serves_on_gpu = _has_gpu_engine(settings)
-    gpu_names = [device.id for device in gpu_readings if device.kind == "cuda"]
-    share = _engine_share(settings, gpu_names) if serves_on_gpu and not settings.engine.urls else 0.0
-    if device is not None:
-        # On the engine's own GPU both have to fit: a training samples while it trains.
-        reserved = int(share * device.memory_total) if start.trains_on_engine_gpu(settings, gpu_names) else 0
-        yield _fits(
-            "memory of the trainer",
-            training,
-            Capacity(device.name, device.memory_total, reserved),
-            _gpu_fix(share),
-            peak,
-        )
-    else:
-        ram = psutil.virtual_memory().total
-        engine_bytes = 0 if serves_on_gpu or settings.engine.urls else engine.minimum
-        count = settings.training.at_once
-        yield _fits(
-            f"memory of {count} trainings" if count > 1 else "memory of the trainer",
-            type(training)(training.minimum * count, training.estimate * count),
-            Capacity("the machine", ram, engine_bytes),
-            "training.at_once = 1, or a lower training.max_length and training.micro_batch_tokens",
-            peak,
-        )
-    if settings.engine.urls:
-        return
-    if serves_on_gpu and (card := _smallest(list(gpu_readings))) is not None:
-        place = f"{share:.0%} of {card.name}"
-        yield _fits(
-            "memory of the engine", engine, Capacity(place, int(card.memory_total * share)), "a higher engine.gpu_share"
-        )
-    elif not serves_on_gpu:
-        ram = psutil.virtual_memory().total
-        yield _fits(
-            "memory of the engine", engine, Capacity("the machine", ram), "engine.max_length, or a smaller model"
-        )
-
-
-def trainer_need(subject: Subject, gpu: DeviceReading | None) -> "MemoryNeed":
-    """Return the memory of one training process on this GPU, or on the CPU with its copy of the base for rollouts."""
-    from traced.training.footprint import BFLOAT16, CUDA_BYTES, FLOAT32, MemoryNeed
-
-    training, sizes = subject.settings.training, subject.footprint
-    row = min(training.max_length, sizes.positions)
-    # A GPU's memory sets the size of a pass, down to one rollout; a sharded pass that does not fit is not repeated.
-    tokens = row if gpu and not training.shard else max(row, training.micro_batch_tokens)
-    recompute = training.gradient_checkpointing == "on" or (training.gradient_checkpointing == "auto" and bool(gpu))
-    need = sizes.training(
-        tokens,
-        weight_bytes=BFLOAT16 if gpu else FLOAT32,
-        recompute=recompute,
-        shards=training.processes if training.shard else 1,
-    )
-    copies = CUDA_BYTES if gpu else 0
-    if start.backend(subject.settings) == "embedded":
-        copies += sizes.parameters * (BFLOAT16 if gpu else FLOAT32)
-    return MemoryNeed(need.minimum + copies, need.estimate + copies)
-
-
-def measured_peak(settings: Settings, model: str, device: str) -> str:
-    """Return the peak of the last training of this model on such a device with these settings, in words; "" without."""
-    # Imported here because a check without a store does without its libraries.
-    from store.database import connect, read_session
-    from store.errors import StoreError
-    from store.repositories.adapters import newest_iterations
-
-    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
-        return ""
-    training = settings.training
-    config = {"max_length": training.max_length, "processes": training.processes, "device": device}
-    try:
-        store = connect(settings.store_url)
-        try:
-            with read_session(store) as session:
-                iterations = newest_iterations(session, model, config, PEAK)
-        finally:
-            store.dispose()
-    except StoreError:
-        # What is wrong with the store is another check's finding.
-        return ""
-    if not iterations:
-        return ""
-    highest = max((entry.values for entry in iterations), key=lambda values: values[PEAK])
-    size, tokens = highest[PEAK] / GIB, highest["pass_tokens"]
-    return f"; a process of the last training took {size:.1f} GiB, in passes of up to {tokens:,.0f} tokens (measured)"
-
-
-def engine_need(subject: Subject) -> "MemoryNeed":
-    """Return the memory of the engine with its adapters: at least one conversation, likely ``engine.max_batch``."""
-    from traced.training.footprint import BFLOAT16, FLOAT32
-
-    settings, sizes = subject.settings, subject.footprint
-    return sizes.serving(
-        start.max_adapters(settings),
-        min(settings.engine.max_length, sizes.positions),
-        weight_bytes=BFLOAT16 if _has_gpu_engine(settings) else FLOAT32,
-        sequences=settings.engine.max_batch if start.backend(settings) == "embedded" else 1,
-    )
-
-
-def _has_gpu_engine(settings: Settings) -> bool:
-    if start.backend(settings) != "vllm" or settings.engine.urls:
-        return False
-    python = start.find_vllm_python(settings)
-    return python is not None and detect_build(str(python)).gpu
-
-
-def _engine_share(settings: Settings, gpus: Sequence[str]) -> float:
-    return _number(settings.engine.vllm_args, UTILIZATION, start.gpu_share(settings, gpus))
-
-
-def _gpu_fix(engine_share: float) -> str:
-    lower = "a lower training.max_length, several GPUs (training.processes, training.shard), or a smaller model"
-    return f"a lower engine.gpu_share leaves room beside the engine; or {lower}" if engine_share else lower
-
-
-def _smallest(devices: Sequence[DeviceReading]) -> DeviceReading | None:
-    return min(devices, key=lambda device: device.memory_total, default=None)
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """Memory of a place in bytes, and what the engine reserves of it."""
-
-    place: str
-    total: int
-    reserved: int = 0
-
-
-def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str, peak: str = "") -> Finding:
-    free = capacity.total - capacity.reserved
-    note = f", {capacity.reserved / GIB:.1f} GiB of it for the engine" if capacity.reserved else ""
-    observed = (
-        f"about {need.estimate / GIB:.1f} GiB (estimated){peak}; "
-        f"{capacity.place} has {capacity.total / GIB:.1f} GiB{note}"
-    )
-    if need.minimum > free:
-        return Finding(name, False, f"at least {need.minimum / GIB:.1f} GiB, {observed}", fix)
-    return Finding(name, True, observed, warning=f"may not fit: {fix}" if need.estimate > TIGHT * free else "")
 
 
 def _value(settings: Settings, key: str) -> int:

@@ -48,6 +48,7 @@ class Footprint:
         layers: Number of layers.
         hidden: Width of the residual stream.
         layer_width: Inputs and outputs of the linear layers that one token passes in a layer, added up.
+        layer_experts: Number of the stacked weights of experts in a layer; 0 without.
         cache_width: Numbers that a token adds to the key-value cache, over all layers.
         positions: The longest context that the model supports.
     """
@@ -59,6 +60,7 @@ class Footprint:
     layers: int
     hidden: int
     layer_width: int
+    layer_experts: int
     cache_width: int
     positions: int
 
@@ -80,7 +82,11 @@ class Footprint:
         activations_kept = self.layers * self.hidden * weight_bytes * tokens
         # PEFT computes the adapter's part of each linear layer in float32.
         layer = self.layer_width * (weight_bytes + FLOAT32) * tokens
-        activations = activations_kept + layer if recompute else activations_kept + layer * self.layers
+        # PEFT makes a copy of all experts of a layer, with the adapter's product added. A gradient takes a third more:
+        # that of gate and up, two thirds, comes when the copy of down, one third, is free.
+        copies = self.layer_experts * weight_bytes
+        layers_kept = 1 if recompute else self.layers
+        activations = activations_kept + (layer + copies) * layers_kept + copies // 3
         return MemoryNeed(weights + activations_kept, weights + activations)
 
     def serving(self, adapters: int, tokens: int, *, weight_bytes: int, sequences: int = 1) -> MemoryNeed:
@@ -128,6 +134,7 @@ class MetaModel:
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             layer_width=self._layer_width(text),
+            layer_experts=sum(self.stacked.values()) // text.num_hidden_layers,
             cache_width=2 * text.num_hidden_layers * heads * width,
             positions=getattr(text, "max_position_embeddings", None) or 2**31,
         )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
@@ -33,6 +34,7 @@ from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
 from traced.inference.chat_format import ChatFormat
+from traced.inference.engine_sleep import EngineSleep
 from traced.inference.model_files import ModelFiles, load_model
 from traced.training.adapter_folder import save_adapter
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
@@ -49,6 +51,7 @@ from traced.training.metrics import (
     truncate_after,
     write_samples,
 )
+from traced.training.policy_engine import engine_clients
 from traced.training.processes import other_processes
 from traced.training.rollouts import Rollout
 from traced.training.sampling import rollout_function
@@ -167,10 +170,14 @@ class _SharedControl(TrainerCallback):
 
 
 class _WakesEngine(TrainerCallback):
-    """Wakes up the engine after the optimizer's step."""
+    """Wakes up the engine once the model is loaded, and after each step of the optimizer."""
 
     def __init__(self, trainer: GroupRelativeTrainer) -> None:
         self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wake it up before the first adapter is loaded."""
+        self.trainer.wake_engine()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Wake it up before its next adapter is loaded, or before the training ends."""
@@ -247,11 +254,14 @@ def build_trainer(
     """
     logging.set_verbosity_error()
     arguments = _arguments(job)
+    device = str(arguments.device)
+    if job.engine_sleeps:
+        _leave_device_to_model(job, portal)
     files = ModelFiles(Path(job.model_path).name, Path(job.model_path))
     model, tokenizer = load_model(
         files,
         dtype=job.dtype,
-        device=str(arguments.device),
+        device=device,
         attention=None if job.attention == "auto" else job.attention,
         processes=job.processes if job.shard else 1,
     )
@@ -275,6 +285,22 @@ def build_trainer(
     # The callback prints metrics to stdout, which carries the job's reports.
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _leave_device_to_model(job: TrainingJob, portal: BlockingPortal | None) -> None:
+    """Return once the engines sleep, in every process: the model may not fit beside an engine that is awake."""
+    if portal is not None:
+        portal.call(_begin_update, job)
+    PartialState().wait_for_everyone()
+
+
+async def _begin_update(job: TrainingJob) -> None:
+    clients = engine_clients(job)
+    try:
+        await EngineSleep(clients, timeout_s=job.engine_silence_s).begin_update()
+    finally:
+        for client in clients:
+            await client.aclose()
 
 
 @dataclass

@@ -203,8 +203,6 @@ class ServerEngine:
     def synchronise(self, peft_model: Any, iteration: int) -> None:
         """Publish the current adapter under a new name, have every server confirm it, and unload the last one."""
         if not self._is_clean:
-            # A process of this run that was killed during an update leaves the servers asleep.
-            self.end_update()
             self._run(self._unload_remains)
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             publish_file(owner_file(self._folder), own_identity())

@@ -53,7 +53,7 @@ def rollout_function(
 def _policy_engine(job: TrainingJob, portal: BlockingPortal, model: Any, tokenizer: Any, length: int) -> PolicyEngine:
     if job.engine_urls:
         clients = engine_clients(job)
-        sleep = EngineSleep(clients) if job.engine_sleeps else None
+        sleep = EngineSleep(clients, timeout_s=job.engine_silence_s) if job.engine_sleeps else None
         name = run_name(job.run_id, job.out)
         replicas = Replicas(clients, patience_s=job.engine_patience_s)
         return ServerEngine(replicas, job.out / POLICY, name, save_adapter, portal.call, sleep=sleep)

@@ -44,6 +44,7 @@ from traced.core.files import publish_folder
 from traced.training.drift import Drift, Source, bound_for, judge
 from traced.training.errors import WrongPolicy
 from traced.training.memory import PassSize
+from traced.training.offload import OffloadedBase
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         # With overlap the adapter of the last iteration has sampled, and is compared with the one before it.
         self._policies = PolicyHistory(3)
         self.drift = Drift.unmeasured()
+        self._offloaded: OffloadedBase | None = None
         self._update_seconds = 0.0
         self._is_gradient_dropped = False
         self._newest_pass = PassSums()
@@ -272,6 +274,8 @@ class GroupRelativeTrainer(GRPOTrainer):
             self.rollout_function.begin_update()
             shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
         batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
+        if self._offloaded is not None:
+            self._offloaded.to_device()
         device = self.accelerator.device
         measured_rows = replace(measured_rows, rows=_to_device(measured_rows.rows, device))
         return _to_device(batch, device), is_kept.to(device), measured_rows
@@ -305,7 +309,11 @@ class GroupRelativeTrainer(GRPOTrainer):
             )
 
     def wake_engine(self) -> None:
-        """Wake up the engine once every process has applied the update and has freed its cache."""
+        """Wake up the engine once every process has left the device to it: base in host memory, cache cleared."""
+        if self._offloaded is None and not self._is_sharded:
+            self._offloaded = OffloadedBase(self.model)
+        if self._offloaded is not None:
+            self._offloaded.to_host()
         clear_device_cache(garbage_collection=True)
         self.accelerator.wait_for_everyone()
         if self.rollout_function is not None:

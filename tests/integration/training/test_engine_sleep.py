@@ -24,6 +24,7 @@ from traced.targets.registry import LocalSource
 from traced.training import grpo, trainer
 from traced.training.errors import TrainerDied, WrongPolicy
 from traced.training.job import TrainingJob
+from traced.training.offload import OffloadedBase
 from traced.training.process import train
 
 pytestmark = pytest.mark.slow
@@ -76,13 +77,19 @@ def test_rollouts_come_while_it_is_awake_and_updates_while_it_sleeps(
     # Where the other processes get the rollouts, and where the first one waits for their steps.
     spy(monkeypatch, trainer, "broadcast_object_list", lambda: proxy.record("share"))
     spy(monkeypatch, trainer, "clear_device_cache", lambda: proxy.record("free"))
+    # The base is in host memory whenever the engine is awake.
+    spy(monkeypatch, OffloadedBase, "to_device", lambda: proxy.record("base on device"))
+    spy(monkeypatch, OffloadedBase, "to_host", lambda: proxy.record("base in host memory"))
+    spy(monkeypatch, grpo, "load_model", lambda: proxy.record("load model"))
     spy(monkeypatch, Accelerator, "wait_for_everyone", lambda: proxy.record("wait"))
     with running(proxy) as url:
         grpo.train(job(tmp_path / "out", url), lambda _: None, lambda _: LocalSource("bandit", Bandit))
-    asleep = [(name, True) for name in ("share", "pass", "step", "free", "wait", "wake")]
+    leave = [(name, True) for name in ("base in host memory", "free", "wait", "wake")]
+    asleep = [*((name, True) for name in ("share", "base on device", "pass", "step")), *leave]
+    start = [("sleep", False), ("load model", True), *leave]
     first = [("load", False), ("sample", False), ("sleep", False), *asleep]
     second = [("load", False), ("unload", False), *first[1:]]
-    assert proxy.events == [*first, *second, ("unload", False)]
+    assert proxy.events == [*start, *first, *second, ("unload", False)]
 
 
 def test_with_several_processes_the_first_one_puts_it_to_sleep(server: EngineProcess, tmp_path: Path) -> None:
@@ -90,7 +97,7 @@ def test_with_several_processes_the_first_one_puts_it_to_sleep(server: EnginePro
     with running(proxy) as url:
         metrics = run(job(tmp_path / "out", url, processes=2, iterations=1))
     assert len(metrics) == 1
-    assert [name for name, _ in proxy.events] == ["load", "sample", "sleep", "wake", "unload"]
+    assert [name for name, _ in proxy.events] == ["sleep", "wake", "load", "sample", "sleep", "wake", "unload"]
 
 
 async def test_it_is_awake_after_an_update_that_failed(server: EngineProcess, tmp_path: Path) -> None:
@@ -99,11 +106,14 @@ async def test_it_is_awake_after_an_update_that_failed(server: EngineProcess, tm
         with pytest.raises(WrongPolicy):
             await train(job(tmp_path / "out", url), print)
         assert not proxy.is_asleep
-    assert [name for name, _ in proxy.events] == ["load", "sample", "sleep", "unload", "wake"]
+    assert [name for name, _ in proxy.events] == ["sleep", "wake", "load", "sample", "sleep", "unload", "wake"]
 
 
-async def test_it_is_awake_after_a_trainer_that_was_killed_in_an_update(server: EngineProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sleeps", [1, 2], ids=["while it loaded its model", "in an update"])
+async def test_it_is_awake_after_a_trainer_that_was_killed(server: EngineProcess, tmp_path: Path, sleeps: int) -> None:
     def kill() -> None:
+        if sum(name == "sleep" for name, _ in proxy.events) < sleeps:
+            return
         [child] = [p for p in psutil.Process().children() if str(tmp_path) in " ".join(p.cmdline())]
         child.kill()
 
@@ -115,6 +125,7 @@ async def test_it_is_awake_after_a_trainer_that_was_killed_in_an_update(server: 
         # A process that was killed with its parent: the next one wakes the engine before it loads an adapter.
         proxy.is_asleep, proxy.on_sleep, proxy.events = True, lambda: None, []
         grpo.train(job(tmp_path / "out", url), lambda _: None, lambda _: LocalSource("bandit", Bandit))
-    assert [name for name, _ in proxy.events][:5] == ["wake", "unload", "load", "sample", "sleep"]
+    remains = ["unload"] * (sleeps - 1)
+    assert [name for name, _ in proxy.events][: 4 + len(remains)] == ["wake", *remains, "load", "sample", "sleep"]
     assert ("load", True) not in proxy.events
     assert proxy.events[-1] == ("unload", False)

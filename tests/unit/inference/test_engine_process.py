@@ -15,6 +15,7 @@ from traced.inference.engine_process import (
     _last_lines,
     cpu_variables,
     detect_build,
+    flag_value,
     start_vllm,
 )
 from traced.inference.errors import EngineStartError
@@ -135,3 +136,8 @@ def test_a_failed_start_shows_the_first_error_of_the_log(tmp_path: Path) -> None
     lines = _last_lines(EngineProcess("", log, EndedChild())).splitlines()  # type: ignore[arg-type]
     assert lines[:2] == [f"  {first}", "  ..."]
     assert lines[-1] == "  RuntimeError: later"
+
+
+def test_the_last_value_of_a_flag_holds() -> None:
+    flags = ["--a", "1", "--b=2", "--a=3"]
+    assert (flag_value(flags, "--a"), flag_value(flags, "--b"), flag_value(flags, "--c")) == ("3", "2", "")

@@ -4,23 +4,18 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from store.database import open_store, write_session
-from store.records import IterationMetrics
-from store.repositories.adapters import save_iterations, save_training_run
-from tests.unit.store.chain import T0, save_chain, training_run
 from traced.config.settings import Settings, load_settings
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError
 from traced.inference.model_files import BUNDLED
 from traced.jobs.devices import DeviceReading, ForeignProcess, Readings
 from traced.pipeline import preflight, preflight_worker
-from traced.pipeline.preflight import check_cycle, findings, flag, model_checks, needs_model_checks, quick_checks
+from traced.pipeline.preflight import check_cycle, findings, model_checks, needs_model_checks, quick_checks
 from traced.processes.child import Reporter
 
 GIB = 2**30
@@ -219,11 +214,6 @@ class _Build:
     version, gpu = "0.0", False
 
 
-def test_the_last_value_of_a_flag_holds() -> None:
-    flags = ["--a", "1", "--b=2", "--a=3"]
-    assert (flag(flags, "--a"), flag(flags, "--b"), flag(flags, "--c")) == ("3", "2", "")
-
-
 def test_a_template_that_rewrites_history_is_refused_with_the_reason(tmp_path: Path) -> None:
     spec = other_model(tmp_path / "m")
     role = "{{ m.role if loop.last else 'old' }}"
@@ -257,70 +247,3 @@ def test_a_model_whose_layers_cannot_be_split_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("traced.training.footprint.MetaModel.can_be_split", False)
     result = by_name(list(model_checks(values, gpus())))["shards"]
     assert (result.ok, "training.shard = false" in result.fix) == (False, True)
-
-
-def memory(tmp_path: Path, probe: preflight.ReadGpus, **values: Any) -> list[Finding]:
-    layers = ["full_attention"] * 10
-    # About 2.4 billion parameters, and no weights.
-    spec = other_model(
-        tmp_path / "m", hidden_size=4096, intermediate_size=16384, num_hidden_layers=10, layer_types=layers
-    )
-    large = settings(model__spec=spec, **{"training__max_length": 1024, **values})
-    return [finding for finding in model_checks(large, probe) if finding.name.startswith("memory")]
-
-
-def test_a_training_that_cannot_fit_the_gpu_is_refused(tmp_path: Path) -> None:
-    result = memory(tmp_path, gpus(gpu(4)), engine__backend="embedded")[0]
-    assert not result.ok
-    assert "H4 has 4.0 GiB" in result.seen
-    assert "training.shard" in result.fix
-
-
-@pytest.mark.parametrize("shard", [True, False])
-def test_a_sharded_pass_has_to_fit_as_it_is_set(tmp_path: Path, shard: bool) -> None:
-    values = {"training__processes": 2, "training__shard": shard, "training__micro_batch_tokens": 2 * 10**6}
-    assert memory(tmp_path, gpus(gpu(80)), engine__backend="vllm", **values)[0].ok is not shard
-
-
-@pytest.mark.parametrize("share", [{"engine__gpu_share": 0.9}, {"engine__vllm_args": ["--gpu-memory-utilization=0.9"]}])
-def test_an_engine_that_takes_the_only_gpu_leaves_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
-    trainer, engine = memory(tmp_path, gpus(gpu(24)), engine__backend="vllm", **share)
-    assert (trainer.ok, "21.6 GiB of it for the engine" in trainer.seen) == (False, True)
-    assert "engine.gpu_share" in trainer.fix
-    assert engine.ok
-
-
-def test_the_default_share_of_the_only_gpu_leaves_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
-    trainer, engine = memory(tmp_path, gpus(gpu(24)), engine__backend="vllm")
-    assert (trainer.ok, engine.ok) == (True, True)
-    assert "10.8 GiB of it for the engine" in trainer.seen
-    assert "45% of H24" in engine.seen
-
-
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_the_peak_of_the_last_training_is_beside_the_estimate(tmp_path: Path, device: str) -> None:
-    limits = settings(training__max_length=900)
-    store = open_store(limits.store_url)
-    with write_session(store) as session:
-        save_chain(session)
-        for number, (kind, length) in enumerate([(device, 900), (device, 901), ("elsewhere", 900)]):
-            config = {"max_length": length, "processes": 1, "device": kind}
-            run = replace(training_run(f"r-{number}"), model="m", config=config, started_at=T0 + timedelta(days=number))
-            save_training_run(session, run)
-            peaks = [{"peak_memory": (1.5 + number) * GIB, "pass_tokens": 4096.0}, {"peak_memory": 1.0 * GIB}]
-            save_iterations(session, [IterationMetrics(run.id, place, peak) for place, peak in enumerate(peaks)])
-    store.dispose()
-    probe = gpus(gpu(24)) if device == "cuda" else gpus()
-    trainer = memory(tmp_path, probe, training__max_length=900)[0]
-    assert "(estimated); a process of the last training took 1.5 GiB, in passes of up to 4,096 tokens" in trainer.seen
-    assert "last training" not in memory(tmp_path, probe, training__max_length=500)[0].seen
-
-
-def test_two_gpus_keep_engine_and_trainer_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_has_gpu_engine", lambda settings: True)
-    results = memory(tmp_path, gpus(gpu(24), gpu(24, "GPU-2")), engine__backend="vllm")
-    assert [finding.ok for finding in results] == [True, True]
