@@ -55,7 +55,7 @@ from traced.training.policy_engine import engine_clients
 from traced.training.processes import other_processes
 from traced.training.rollouts import Rollout
 from traced.training.sampling import rollout_function
-from traced.training.tracking import check_trackers, tracker_callbacks
+from traced.training.tracking import check_trackers, trackers
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 FLASH_ATTENTION = "flash_attention_2"
@@ -85,9 +85,10 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         start_blocking_portal() as portal,
         _entered_source(portal, open_source(job)) as source,
         other_processes(bounded),
+        trackers(job) as tracker_callbacks,
     ):
         trainer = build_trainer(bounded, source, portal, record)
-        for callback in (*tracker_callbacks(job), _EndsEarly(job), *_process_callbacks(job, trainer)):
+        for callback in (*tracker_callbacks, _EndsEarly(job), *_process_callbacks(job, trainer)):
             trainer.add_callback(callback)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

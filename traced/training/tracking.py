@@ -5,15 +5,19 @@ tags. Its files are in the job's folder unless the tracker's own variables say o
 ``MLFLOW_TRACKING_URI`` ...). Nothing is sent anywhere by default.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from traced.training.errors import JobError
 from traced.training.job import TrainingJob
 
 PROJECT = "traced"
+# MLflow itself needs pandas below version 3; this package has what a training reports with.
+PACKAGES = {"mlflow": "mlflow-skinny"}
 TENSORBOARD = "tensorboard"
 # W&B refuses longer tags and ends the run; the beginning of an environment's hash identifies it.
 WANDB_TAG_LENGTH = 64
@@ -24,7 +28,8 @@ def check_trackers(job: TrainingJob) -> None:
     missing = [name for name in job.report_to if importlib.util.find_spec(name) is None]
     if missing:
         raise JobError(
-            f"report_to is {missing[0]!r}, and this library is not installed", hint=f"pip install {missing[0]}"
+            f"report_to is {missing[0]!r}, and this library is not installed",
+            hint=f"pip install {PACKAGES.get(missing[0], missing[0])}",
         )
 
 
@@ -50,9 +55,32 @@ def set_variables(job: TrainingJob) -> None:
         os.environ.setdefault(name, value)
 
 
-def tracker_callbacks(job: TrainingJob) -> list[Any]:
-    """Return the callbacks of the job's trackers; call it in the process that reports."""
+@contextlib.contextmanager
+def trackers(job: TrainingJob) -> Iterator[list[Any]]:
+    """Yield the callbacks of the job's trackers, in the process that reports; complete their files after the block."""
     check_trackers(job)
+    try:
+        yield _callbacks(job)
+    except BaseException:
+        _end_runs(job, has_failed=True)
+        raise
+    _end_runs(job, has_failed=False)
+
+
+def _end_runs(job: TrainingJob, *, has_failed: bool) -> None:
+    if "wandb" in job.report_to:
+        import wandb
+
+        # W&B writes in a process of its own, which would end with this one before it has written everything.
+        if wandb.run is not None:
+            wandb.finish(exit_code=int(has_failed))
+    if "mlflow" in job.report_to:
+        import mlflow
+
+        mlflow.end_run("FAILED" if has_failed else "FINISHED")
+
+
+def _callbacks(job: TrainingJob) -> list[Any]:
     if not job.report_to:
         return []
     set_variables(job)

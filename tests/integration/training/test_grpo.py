@@ -530,16 +530,3 @@ def test_the_experts_of_a_mixture_are_trained(tmp_path: Path) -> None:
     assert all(weight.any() for weight in experts.values())
     config = json.loads((training_job.adapter / "adapter_config.json").read_text())
     assert config["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
-
-
-@pytest.mark.optional
-def test_the_iterations_are_reported_to_tensorboard_under_the_runs_name(model_path: Path, tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    training_job = job(model_path, tmp_path / "out", report_to=["tensorboard"], tags={"cycle": "c7"}, iterations=2)
-    metrics = train(training_job)
-    events = accumulator.EventAccumulator(str(training_job.out / "tensorboard"))
-    events.Reload()
-    assert [event.value for event in events.Scalars("train/reward")] == pytest.approx([m["reward"] for m in metrics])
-    assert [event.step for event in events.Scalars("train/kl_from_base")] == [1, 2]
-    [tags] = events.Tensors("tags/text_summary")
-    assert json.loads(tags.tensor_proto.string_val[0]) == {"cycle": "c7", "run": "r"}

@@ -13,7 +13,7 @@ from traced.training.errors import JobError
 from traced.training.footprint import MetaModel
 from traced.training.job import TrainingJob
 from traced.training.process import _as_job
-from traced.training.tracking import check_trackers, set_variables, tracker_callbacks, tracking_variables
+from traced.training.tracking import check_trackers, set_variables, trackers, tracking_variables
 
 
 def job(out: Path, **changes: Any) -> TrainingJob:
@@ -49,14 +49,15 @@ def test_what_a_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_without_trackers_nothing_is_set(tmp_path: Path) -> None:
     assert tracking_variables(job(tmp_path)) == {}
-    assert tracker_callbacks(job(tmp_path)) == []
+    with trackers(job(tmp_path)) as callbacks:
+        assert callbacks == []
 
 
 def test_a_tracker_without_its_library_is_refused_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(JobError, match=r"report_to is 'mlflow'.*pip install mlflow"):
+    with pytest.raises(JobError, match=r"report_to is 'mlflow'.*pip install mlflow-skinny"):
         check_trackers(job(tmp_path, report_to=["mlflow"]))
     check_trackers(job(tmp_path))
 
