@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sqlalchemy import text
 from sqlmodel import Session, col, select
 
 from store.content import insert_new
@@ -45,6 +46,15 @@ class Lease:
     def live(self, at: datetime) -> bool:
         """Return whether the lease has not expired at the time ``at``."""
         return at < self.expires_at
+
+
+def lock_all(session: Session) -> None:
+    """Let nobody else change a lease before the end of this transaction, which acquires several devices.
+
+    Otherwise two requests that lock the same rows in different orders would end each other as a deadlock.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("LOCK TABLE leases IN EXCLUSIVE MODE"))
 
 
 def acquire(

@@ -75,3 +75,11 @@ def test_exactly_one_process_wins_each_device(database: str, tmp_path: Path, of_
 
 def test_a_device_never_has_two_holders(database: str, tmp_path: Path) -> None:
     assert race(database, tmp_path, "turns", 25) == [["one"] * 25] * RACERS
+
+
+def test_two_of_three_gpus_are_leased_at_once_in_any_order(database: str, tmp_path: Path) -> None:
+    assert race(database, tmp_path, "pairs", 20) == [["2"] * 20] * RACERS
+    engine = open_store(database)
+    with write_session(engine) as session:
+        assert list_leases(session) == []
+    engine.dispose()

@@ -31,7 +31,7 @@ from store.database import write_session
 from store.errors import LeaseLost, StoreError, StoreUnavailable
 from store.records import Event
 from store.repositories.events import save_event
-from store.repositories.leases import Lease, acquire, get_lease, heartbeat, release
+from store.repositories.leases import Lease, acquire, get_lease, heartbeat, lock_all, release
 from traced.config.service_sections import DevicesSection
 from traced.core.ownership import own_identity
 from traced.core.time_windows import closed_reason
@@ -275,6 +275,7 @@ class _DeviceWait:
         """Acquire ``count`` of the devices or none, and return the leases of all that were tried: ours or others'."""
         leases: dict[str, Lease | None] = {}
         with write_session(self.engine) as session:
+            lock_all(session)
             for device in devices:
                 leases[device] = self._acquire_one(session, device)
                 acquired = [name for name, lease in leases.items() if lease and lease.holder == self.request.holder]
