@@ -36,7 +36,7 @@ from traced.evaluation.report import prompt_sentence, summary_table, write_repor
 from traced.inference.model_files import base_model
 from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.cycles import find_cycle
-from traced.pipeline.evaluate import COMPARISON, TYPICAL_CAPABILITIES, expected_comparison_s, grpo_on_target
+from traced.pipeline.evaluate import COMPARISON, TRAINING, TYPICAL_CAPABILITIES, expected_comparison_s, grpo_on_target
 from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.preflight import check_cycle
 from traced.pipeline.promote import decide
@@ -86,7 +86,8 @@ def _run_exclusively(options: DemoOptions) -> DemoResult:
     cycle = _cycle(options)
     progress = Progress(options.console)
     if options.compare:
-        progress.plan(f"train {ON_TARGET}", COMPARISON, expected_comparison_s(options.settings, TYPICAL_CAPABILITIES))
+        expected_s = expected_comparison_s(options.settings, TYPICAL_CAPABILITIES)
+        progress.plan(f"train {ON_TARGET}", COMPARISON, expected_s, TRAINING)
     with Meter() as meter, progress.display():
         result = asyncio.run(_run(options, cycle.id, progress, meter))
         while result.waiting and options.console.is_terminal and not options.keep:

@@ -1,9 +1,11 @@
 """Live progress of a command on stderr: its stages, figures and time left; plain lines without a terminal.
 
 Time left is the expected time of the stages that have not started, scaled by the measured slowdown of this machine,
-plus the longest remaining time of the running stages. It is unknown, and shown as unknown, until some stage has been
-measured, and while a running stage without progress exceeds its expected time. A running stage is measured from its
-first completed step, because what precedes that step (a server starts, a model loads) says nothing about the others.
+plus the longest remaining time of the running stages. The slowdown is that of stages of the same kind, if one was
+measured: on a busy machine, episodes on an engine are slowed down more than a training. Time left is unknown, and shown
+as unknown, until some stage has been measured, and while a running stage without progress exceeds its expected time. A
+running stage is measured from its first completed step, because what precedes that step (a server starts, a model
+loads) says nothing about the others.
 Not covered: progress over several processes.
 """
 
@@ -27,6 +29,7 @@ class StageLine:
 
     title: str
     expected_s: float
+    kind: str = ""
     total: int = 0
     done: int = 0
     figure: str = ""
@@ -35,6 +38,7 @@ class StageLine:
     failed: bool = False
     first_step_at: float | None = None
     first_done: int = 0  # units completed at ``first_step_at``
+    completed_share: float = 1.0  # of the planned units, at the end: a training that is solved ends early
 
     def elapsed(self, now: float) -> float:
         """Return the seconds that this stage has run."""
@@ -66,7 +70,7 @@ class StageLine:
         if not self.expected_s or self.started_at is None or self.failed:
             return 0.0, 0.0
         if self.finished_at is not None:
-            return self.elapsed(now), self.expected_s
+            return self.elapsed(now), self.completed_share * self.expected_s
         steps, measured_s = self._since_first_step(now)
         return (measured_s, steps / self.total * self.expected_s) if self.total and steps else (0.0, 0.0)
 
@@ -110,9 +114,9 @@ class Progress:
         finally:
             self._live.start(refresh=True)
 
-    def plan(self, key: str, title: str, expected_s: float) -> None:
-        """Announce a stage; announcing it again has no effect."""
-        self.lines.setdefault(key, StageLine(title, expected_s))
+    def plan(self, key: str, title: str, expected_s: float, kind: str = "") -> None:
+        """Announce a stage; announcing it again has no effect. Stages of one ``kind`` have the same slowdown."""
+        self.lines.setdefault(key, StageLine(title, expected_s, kind))
 
     def drop(self, key: str) -> None:
         """Remove an announced stage that will not run."""
@@ -130,7 +134,7 @@ class Progress:
         line = self.lines.setdefault(key, StageLine(title, 0.0))
         line.title, line.total, line.done, line.figure, line.failed = title, total, 0, "", False
         line.started_at, line.finished_at = self._clock(), None
-        line.first_step_at, line.first_done = None, 0
+        line.first_step_at, line.first_done, line.completed_share = None, 0, 1.0
         self._steps_printed[key] = 0
         self._print_plain(line, "started")
 
@@ -152,6 +156,7 @@ class Progress:
         line = self.lines[key]
         line.finished_at = self._clock()
         line.figure = figure or line.figure
+        line.completed_share = min(1.0, line.done / line.total) if line.total and line.done else 1.0
         line.done = line.total or line.done
         self._print_plain(line, f"done in {_duration(line.elapsed(line.finished_at))}")
 
@@ -168,10 +173,9 @@ class Progress:
     def seconds_left(self) -> float | None:
         """Return the estimated seconds until all announced stages are finished, or None if they are unknown."""
         now = self._clock()
-        slowdown = self._slowdown(now)
         running, pending = 0.0, 0.0
         for line in self.lines.values():
-            remaining_s = line.remaining_s(now, slowdown)
+            remaining_s = line.remaining_s(now, self._slowdown(now, line.kind))
             if remaining_s is None:
                 return None
             if line.started_at is None:
@@ -198,11 +202,14 @@ class Progress:
             return "time left unknown"
         return f"about {_duration(seconds_left)} left" if seconds_left else ""
 
-    def _slowdown(self, now: float) -> float | None:
-        """Return measured over expected seconds of what was done so far; None if nothing was measured."""
-        paces = [line.pace(now) for line in self.lines.values()]
-        expected_s = sum(expected for _, expected in paces)
-        return sum(measured_s for measured_s, _ in paces) / expected_s if expected_s else None
+    def _slowdown(self, now: float, kind: str) -> float | None:
+        """Return measured over expected seconds of what was done so far, of this kind if any; None without any."""
+        paces = [(line.kind, *line.pace(now)) for line in self.lines.values()]
+        for considered in ([pace for pace in paces if pace[0] == kind], paces):
+            expected_s = sum(expected for _, _, expected in considered)
+            if expected_s:
+                return sum(measured_s for _, measured_s, _ in considered) / expected_s
+        return None
 
     def _print_plain(self, line: StageLine, status: str) -> None:
         if not self.console.is_terminal:

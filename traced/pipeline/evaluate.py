@@ -36,6 +36,7 @@ from traced.training.process import train as run_job
 ROUTE = "route"
 # Measured on the bundled model with two cores; used for progress estimates only.
 EPISODE_S = 0.08
+EPISODES, TRAINING = "episodes", "training"  # kinds of stages
 ROLLOUT_S = 0.06
 TYPICAL_CAPABILITIES = 3  # number in a cycle, to estimate its progress before the analysis
 COMPARISON = "Train on the target itself, for comparison"
@@ -59,7 +60,7 @@ async def evaluate(context: Context, promoted_adapters: Sequence[str]) -> None:
     """Play the test split with every policy; without adapters there is no router to evaluate."""
     seeds, adapters = context.settings.test.seeds, routable_adapters(context, promoted_adapters)
     for model in (BASE, *adapters, *([ROUTED] if adapters else [])):
-        context.progress.plan(_stage(model), f"Test: {model}", EPISODE_S * seeds)
+        context.progress.plan(_stage(model), f"Test: {model}", EPISODE_S * seeds, EPISODES)
     async with context.target.source() as source:
         await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         await _model_on_test(context, source, BASE, "Test: base model")

@@ -14,7 +14,7 @@ from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context
-from traced.pipeline.evaluate import TYPICAL_CAPABILITIES, expected_s
+from traced.pipeline.evaluate import EPISODES, TRAINING, TYPICAL_CAPABILITIES, expected_s
 from traced.pipeline.graph import CycleStatus, advance, build_graph, checkpoints
 from traced.pipeline.report import SESSION
 from traced.pipeline.stages import PROMPT, cycle_stages, run_stage
@@ -29,6 +29,8 @@ EXPECTED_S = {
     "train": 0.1,
     "gate": 0.06,
 }
+# Kinds of stages that a busy machine slows down alike.
+KINDS = {"gate": EPISODES, "train": TRAINING, PROMPT: TRAINING}
 REST = "capabilities"
 TESTS = "tests"
 
@@ -115,11 +117,11 @@ def _announce(context: Context) -> None:
         _announce_capabilities(context, [finding.capability for finding in findings if finding.retained])
         return
     settings, plan = context.settings, context.progress.plan
-    plan("collect", "Collect the base model's episodes", EXPECTED_S["collect"] * settings.collect.episodes)
+    plan("collect", "Collect the base model's episodes", EXPECTED_S["collect"] * settings.collect.episodes, EPISODES)
     plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
     capability_seconds = sum(_expected_of_capability(settings).values())
     plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * capability_seconds)
-    plan(TESTS, "Tests", expected_s(settings.test.seeds, TYPICAL_CAPABILITIES))
+    plan(TESTS, "Tests", expected_s(settings.test.seeds, TYPICAL_CAPABILITIES), EPISODES)
 
 
 def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> None:
@@ -133,8 +135,9 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
     for capability in capabilities:
         for stage, seconds in _expected_of_capability(context.settings).items():
             if (stage, capability) not in ended_stages:
-                context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds)
-    context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)))
+                kind = KINDS.get(stage, "")
+                context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds, kind)
+    context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)), EPISODES)
 
 
 def _expected_of_capability(settings: Settings) -> dict[str, float]:

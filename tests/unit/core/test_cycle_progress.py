@@ -48,6 +48,7 @@ def test_time_left_of_pending_stages_is_scaled_by_the_slowdown() -> None:
     progress.advance("a")
     assert progress.seconds_left() == 12 + 60
     clock.now += 12
+    progress.advance("a", steps=3)
     progress.finish("a")
     assert progress.seconds_left() == 60
 
@@ -129,6 +130,31 @@ def test_the_longest_of_parallel_stages_counts() -> None:
     assert progress.seconds_left() == 90 + 7
 
 
+def test_a_pending_stage_is_slowed_down_as_stages_of_its_kind() -> None:
+    progress, clock, _ = plain_progress()
+    for key, kind in (("collect", "episodes"), ("train", "training"), ("gate", "episodes"), ("report", "")):
+        progress.plan(key, key, 10, kind)
+    for key, seconds in (("collect", 50), ("train", 10)):
+        progress.start(key, key)
+        clock.now += seconds
+        progress.finish(key)
+    # The gate as the collection, the report as both together.
+    assert progress.seconds_left() == 10 * 5 + 10 * 3
+
+
+def test_a_stage_that_ends_early_is_measured_by_what_it_did() -> None:
+    progress, clock, _ = plain_progress()
+    for key in ("a", "b"):
+        progress.plan(key, key, 60)
+    progress.start("a", "A", total=60)
+    for _ in range(20):
+        clock.now += 1
+        progress.advance("a")
+    progress.finish("a", "solved")
+    assert progress.seconds_left() == 60
+    assert progress.lines["a"].done == 60
+
+
 def test_only_stages_that_have_not_started_can_be_dropped() -> None:
     progress, _, _ = plain_progress()
     progress.plan("a", "A", 10)
@@ -156,7 +182,7 @@ def test_the_live_display_shows_stages_figures_and_time_left() -> None:
     with progress.display():
         progress.start("collect", "Collect", total=2)
         clock.now += 1
-        progress.advance("collect", figure="success 40 %")
+        progress.advance("collect", steps=2, figure="success 40 %")
         with progress.suspended():
             progress.note("a question")
         progress.finish("collect", "success 41 %")

@@ -7,7 +7,7 @@ import pytest
 
 from traced.config.settings import load_settings
 from traced.inference.engine_process import VllmOptions
-from traced.inference.start import SHARED_GPU, WHOLE_GPU, gpu_share, sleeps_during_updates
+from traced.inference.start import ALTERNATING_GPU, SHARED_GPU, WHOLE_GPU, gpu_share, sleeps_during_updates
 
 TWO = ("GPU-1", "GPU-2")
 
@@ -28,6 +28,23 @@ def test_vllm_leaves_room_for_a_training_on_its_gpu(
 ) -> None:
     settings = load_settings(tmp_path, {"devices.train_on": train_on, "training.processes": count})
     assert gpu_share(settings, gpus) == share
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, ALTERNATING_GPU),
+        ({"engine.backend": "embedded"}, SHARED_GPU),
+        ({"training.overlap": 1}, SHARED_GPU),
+        ({"training.shard": True}, SHARED_GPU),
+        ({"devices.train_on": "GPU-2"}, WHOLE_GPU),
+    ],
+)
+def test_vllm_takes_more_of_a_gpu_that_it_has_in_turns_with_a_training(
+    tmp_path: Path, changes: dict[str, Any], share: float
+) -> None:
+    turns = {"engine.backend": "vllm", "serving.sleep_for_training": True, "devices.train_on": "GPU-1"}
+    assert gpu_share(load_settings(tmp_path, turns | changes), TWO) == share
 
 
 def test_the_setting_and_the_users_flags_take_precedence(tmp_path: Path) -> None:

@@ -425,7 +425,8 @@ async def test_several_gpus_are_leased_at_once_or_not_at_all(engine: Engine) -> 
     await asyncio.wait_for(scene(), 60)
 
 
-async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine) -> None:
+@pytest.mark.parametrize("wanted", ["GPU-1", "GPU-2"])
+async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine, wanted: str) -> None:
     async def scene() -> None:
         clock = ManualClock()
         script = [(0.0, Readings((GPU, replace(GPU, id="GPU-2"))))]
@@ -435,11 +436,29 @@ async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine) ->
         await clock.wait_for_sleeps(2)
         assert use.lease is not None
         with write_session(engine) as session:
-            assert request_return(session, "GPU-2", "serving", clock.now()) is not None
+            assert request_return(session, wanted, "serving", clock.now()) is not None
         await clock.advance(5)
         await use.lease.preempted.wait()
         use.finish.set()
         assert await task == "serving requested it back"
+
+    await asyncio.wait_for(scene(), 60)
+
+
+async def test_heartbeats_keep_the_leases_of_all_gpus(engine: Engine) -> None:
+    async def scene() -> None:
+        clock = ManualClock()
+        script = [(0.0, Readings((GPU, replace(GPU, id="GPU-2"))))]
+        use = Use(engine, clock, script, replace(LIMITS, train_on="cuda", idle_s=0), replace(REQUEST, count=2))
+        task = asyncio.create_task(use.run())
+        await clock.wait_for_sleeps(2)
+        for _ in range(2 * int(TTL.total_seconds()) // 5):
+            await clock.advance(5)
+        with write_session(engine) as session:
+            leases = list_leases(session)
+        assert [lease.live(clock.now()) for lease in leases] == [True, True]
+        use.finish.set()
+        assert await task == ""
 
     await asyncio.wait_for(scene(), 60)
 

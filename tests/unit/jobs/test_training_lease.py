@@ -234,6 +234,19 @@ def test_foreign_load_that_lasts_ends_it_and_its_own_does_not(
     assert training.runs == 1 + gives_way
 
 
+def test_foreign_load_on_another_device_ends_nothing(training: Training) -> None:
+    busy_gpu = DeviceReading("GPU-1", "cuda", "a GPU", 100, 90, 1.0, (ForeignProcess(1, None),))
+    training.script = [(0.0, Readings((IDLE_CPU, busy_gpu)))]
+
+    async def scene() -> None:
+        await training.wait_until(lambda: training.running)
+        start_s = training.clock.seconds
+        await training.wait_until(lambda: training.clock.seconds >= start_s + 3 * LIMITS.busy_s)
+
+    assert training.play(scene) == "cpu"
+    assert training.runs == 1
+
+
 def test_a_lost_lease_stops_it_at_once(training: Training) -> None:
     async def scene() -> None:
         await training.wait_until(lambda: training.running)
@@ -313,11 +326,14 @@ def test_memory_that_does_not_come_back_is_an_event_with_the_figure(
     caplog.set_level("INFO")
     training.limits = replace(LIMITS, train_on="cuda", cuda=Thresholds(0.1, 0.2))
     during = replace(GPU, memory_used=60 * 2**30, memory_own=58 * 2**30, utilisation=1.0)
+    less = replace(during, memory_used=50 * 2**30, memory_own=48 * 2**30)
     reading_at_end = replace(GPU, memory_used=after_gib * 2**30)
-    training.script = [(0, Readings((GPU,))), (30, Readings((during,))), (100, Readings((reading_at_end,)))]
+    # The driver frees the memory two seconds after the end of the training.
+    states = [(0, GPU), (30, during), (80, less), (100, replace(during, memory_own=0)), (103, reading_at_end)]
+    training.script = [(at, Readings((state,))) for at, state in states]
 
     async def scene() -> None:
-        await training.wait_until(lambda: training.clock.seconds >= 100)
+        await training.wait_until(lambda: training.clock.seconds >= 101)
 
     assert training.play(scene) == "GPU-1"
     figures = (
