@@ -35,7 +35,8 @@ class EngineSection(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of a GPU's memory that vLLM takes; 0: 0.9, or 0.45 if training uses the same GPU",
+        description="share of a GPU's memory that vLLM takes; 0: 0.9, or 0.45 if training uses the same GPU, or 0.8 if "
+        "they take turns (serving.sleep_for_training)",
     )
     tool_parser: str = Field(
         default="auto", description='vLLM\'s parser of tool calls; "auto": by the chat template, "": none'
@@ -56,7 +57,9 @@ class EngineSection(Section):
         default=300.0, gt=0, description="seconds without data from an engine after which its requests fail"
     )
     patience_s: float = Field(
-        default=60.0, ge=0, description="seconds during which requests wait for an engine that does not answer"
+        default=60.0,
+        ge=0,
+        description="seconds during which requests wait for servers at engine.urls that do not answer",
     )
 
 

@@ -246,8 +246,8 @@ class ServingSection(Section):
     devices: list[str] = Field(default=[], description='devices that serving uses, e.g. ["cpu"]; empty: all')
     sleep_for_training: bool = Field(
         default=False,
-        description="let vLLM sleep during the updates of a training on its GPU (not with training.overlap, which "
-        "samples then); requests get status 503 for busy_s",
+        description="let vLLM sleep while a training on its GPU loads its model and during its updates (not with "
+        "training.overlap, which samples then); requests get status 503 meanwhile",
     )
     redact: list[Pattern] = Field(
         default=[], description="regular expressions; matches are removed before anything is stored"

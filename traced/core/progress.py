@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 STEPS_PER_STAGE = 5  # plain lines between start and end of a stage
+FASTEST = 0.02  # of the expected time
 
 
 @dataclass
@@ -38,7 +39,7 @@ class StageLine:
     failed: bool = False
     first_step_at: float | None = None
     first_done: int = 0  # units completed at ``first_step_at``
-    completed_share: float = 1.0  # of the planned units, at the end: a training that is solved ends early
+    done_at_end: int = 0  # units completed at the end, which may come early: a training is solved
 
     def elapsed(self, now: float) -> float:
         """Return the seconds that this stage has run."""
@@ -69,14 +70,22 @@ class StageLine:
         """Return the measured and the expected seconds of what this stage has done; zeros if nothing is measured."""
         if not self.expected_s or self.started_at is None or self.failed:
             return 0.0, 0.0
-        if self.finished_at is not None:
-            return self.elapsed(now), self.completed_share * self.expected_s
+        if self.finished_at is not None and not self.total:
+            return self.elapsed(now), self.expected_s
         steps, measured_s = self._since_first_step(now)
-        return (measured_s, steps / self.total * self.expected_s) if self.total and steps else (0.0, 0.0)
+        if not self.total or not steps:
+            return 0.0, 0.0
+        expected_s = steps / self.total * self.expected_s
+        # So fast only where results of an earlier attempt were read.
+        return (measured_s, expected_s) if measured_s > FASTEST * expected_s else (0.0, 0.0)
 
     def _since_first_step(self, now: float) -> tuple[int, float]:
         """Return the units completed after the first step, and the seconds since then."""
-        return (0, 0.0) if self.first_step_at is None else (self.done - self.first_done, now - self.first_step_at)
+        if self.first_step_at is None:
+            return 0, 0.0
+        if self.finished_at is not None:
+            return self.done_at_end - self.first_done, self.finished_at - self.first_step_at
+        return self.done - self.first_done, now - self.first_step_at
 
 
 class Progress:
@@ -134,7 +143,7 @@ class Progress:
         line = self.lines.setdefault(key, StageLine(title, 0.0))
         line.title, line.total, line.done, line.figure, line.failed = title, total, 0, "", False
         line.started_at, line.finished_at = self._clock(), None
-        line.first_step_at, line.first_done, line.completed_share = None, 0, 1.0
+        line.first_step_at, line.first_done, line.done_at_end = None, 0, 0
         self._steps_printed[key] = 0
         self._print_plain(line, "started")
 
@@ -156,7 +165,7 @@ class Progress:
         line = self.lines[key]
         line.finished_at = self._clock()
         line.figure = figure or line.figure
-        line.completed_share = min(1.0, line.done / line.total) if line.total and line.done else 1.0
+        line.done_at_end = line.done
         line.done = line.total or line.done
         self._print_plain(line, f"done in {_duration(line.elapsed(line.finished_at))}")
 

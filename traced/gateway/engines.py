@@ -107,6 +107,8 @@ class Pool:
         adapters: The adapter versions that should be loaded, with their directories.
         check_adapter: Raises ``ModelError`` for the folder of an adapter of another base model.
         wake_after_s: Seconds that requests wait at most for an engine that a training has put to sleep.
+        wakes_under_lease: Whether an engine can be woken while the training holds its GPU; if not, the GPU is requested
+            back, and the engine is woken once the lease has ended.
         base: The engines' name for the base model; "": the first one that each of them lists.
     """
 
@@ -116,6 +118,7 @@ class Pool:
     check_adapter: Callable[[Path], None] = lambda path: None
     slots: int = 0
     wake_after_s: float = 5.0
+    wakes_under_lease: bool = True
     base: str = ""
     clock: Callable[[], float] = time.monotonic
 
@@ -242,7 +245,11 @@ class Pool:
         if replica.requested_at is None:
             return False
         # Waking takes its time as well, seconds for a large model.
-        return self.clock() - replica.requested_at + POLL_S + replica.wake_s >= self.wake_after_s
+        is_due = self.clock() - replica.requested_at + POLL_S + replica.wake_s >= self.wake_after_s
+        if is_due and not self.wakes_under_lease:
+            replica.wake_error = replica.problem = f"asleep: {replica.sleep_reason}, which is requested back"
+            return False
+        return is_due
 
     async def _unload(self, replica: Replica, engine_adapters: set[str]) -> None:
         for name in sorted(engine_adapters - set(self.adapters)):

@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 
 from store.database import open_store
 from traced.config.settings import Settings
+from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
 from traced.gateway.device_sharing import EngineWaker, Preemption
@@ -34,7 +35,7 @@ from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.errors import ServingError
 from traced.inference.model_files import base_model
 from traced.inference.shared_engine import stop_recorded
-from traced.inference.start import max_adapters, server_root, start_for_router
+from traced.inference.start import alternates_with_training, max_adapters, server_root, start_for_router
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
@@ -104,13 +105,14 @@ async def open_gateway(
     section = settings.serving
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
-    replicas = [Replica(EngineClient(url, key=key)) for url in engines]
+    replicas = [Replica(EngineClient(url, silence_s=settings.engine.silence_s, key=key)) for url in engines]
     pool = Pool(
         replicas,
         section.max_adapters,
         check_adapter=base_check(settings),
         slots=max_adapters(settings),
         wake_after_s=section.busy_s,
+        wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
     follower = PromotionFollower(store, pool, settings.data_dir)

@@ -38,6 +38,7 @@ EMBEDDING_BATCH = 64
 # aiohttp is used instead of httpx, whose pool takes time quadratic in its connections at every request.
 CONNECTIONS = 1024
 CONNECT_S = 10.0
+HEALTH_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 # traced's name for the base model.
 BASE = "base"
 # The most log-probs per token that vLLM returns by default.
@@ -313,7 +314,7 @@ class EngineClient:
     async def health(self) -> bool:
         """Return whether the engine answers ``/health`` with success."""
         try:
-            async with self._session().get(f"{self.url}/health") as response:
+            async with self._session().get(f"{self.url}/health", timeout=HEALTH_TIMEOUT) as response:
                 return response.ok
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -409,8 +410,9 @@ class EngineClient:
             async with self._session().request(method, url, json=body) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
+            silence = f"no data for {self.silence_s:g} s (engine.silence_s)" if isinstance(error, TimeoutError) else ""
             raise EngineError(
-                f"no answer from the engine at {url}: {type(error).__name__}: {error}",
+                f"no answer from the engine at {url}: {silence or f'{type(error).__name__}: {error}'}",
                 hint="check the engine with traced status",
             ) from error
         if not response.ok:

@@ -173,7 +173,8 @@ class Replicas:
                 problems = "; ".join(f"{replica.client.url}: {replica.problem}" for replica in self.replicas)
                 raise EngineError(
                     f"no engine answers for {self.patience_s:g} s: {problems}",
-                    hint="traced doctor; engine.patience_s is how long requests wait for an engine",
+                    hint="traced doctor; requests wait for engine.patience_s, or engine.start_timeout_s if traced has "
+                    "started vLLM",
                 )
             running = [r.recovery for r in self.replicas if r.recovery is not None and not r.recovery.done()]
             if running:

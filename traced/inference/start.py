@@ -124,7 +124,7 @@ def gpu_share(settings: Settings, gpus: Sequence[str]) -> float:
         return settings.engine.gpu_share
     if not trains_on_engine_gpu(settings, gpus):
         return WHOLE_GPU
-    return ALTERNATING_GPU if alternates_with_training(settings) else SHARED_GPU
+    return ALTERNATING_GPU if alternates_with_training(settings, gpus) else SHARED_GPU
 
 
 def trains_on_engine_gpu(settings: Settings, gpus: Sequence[str]) -> bool:
@@ -142,22 +142,23 @@ def sleeps_during_updates(settings: Settings, training_gpus: Sequence[str], gpus
         training_gpus: The UUIDs of the training's GPUs.
         gpus: Those of the machine; an engine that traced starts takes the first one, servers at ``engine.urls`` any.
     """
-    if not _sleeps_for_training(settings):
+    if not settings.serving.sleep_for_training or settings.training.overlap or backend(settings) != "vllm":
         return False
     engine_gpus = settings.serving.devices or (gpus if settings.engine.urls else gpus[:1])
     return any(gpu in engine_gpus for gpu in training_gpus)
 
 
-def alternates_with_training(settings: Settings) -> bool:
-    """Return whether, on a GPU that both use, the engine and the base of a training hold memory in turns.
+def alternates_with_training(settings: Settings, gpus: Sequence[str]) -> bool:
+    """Return whether the engine and the base of a training hold the memory of a GPU in turns.
 
     The base of a sharded training stays on its GPUs.
+
+    Args:
+        gpus: The UUIDs of the machine's GPUs, as for ``gpu_share``.
     """
-    return _sleeps_for_training(settings) and not settings.training.shard
-
-
-def _sleeps_for_training(settings: Settings) -> bool:
-    return settings.serving.sleep_for_training and not settings.training.overlap and backend(settings) == "vllm"
+    if settings.training.shard or not gpus or not trains_on_engine_gpu(settings, gpus):
+        return False
+    return sleeps_during_updates(settings, gpus[:1], gpus)
 
 
 def needs_of(settings: Settings) -> EngineNeeds:

@@ -345,14 +345,16 @@ async def _watch_lapse(lease: DeviceLease, clocks: Clocks) -> None:
 
 
 def _heartbeat(engine: Engine, leases: Sequence[Lease], at: datetime) -> tuple[Lease, ...]:
+    # In the order in which all others lock several rows.
+    in_order = sorted(leases, key=lambda lease: lease.device)
     with write_session(engine) as session:
-        return tuple(heartbeat(session, lease.device, lease.holder, at) for lease in leases)
+        return tuple(heartbeat(session, lease.device, lease.holder, at) for lease in in_order)
 
 
 def _release(engine: Engine, devices: Sequence[DeviceReading], holder: str) -> None:
     try:
         with write_session(engine) as session:
-            for device in devices:
+            for device in sorted(devices, key=lambda device: device.id):
                 release(session, device.id, holder)
     except StoreError as error:
         ids = ", ".join(device.id for device in devices)

@@ -37,12 +37,11 @@ ASLEEP_BYTES = 2 * GIB
 
 @dataclass(frozen=True)
 class Capacity:
-    """Memory of a place in bytes, and how much of it somebody else needs."""
+    """Memory of a place in bytes, and how much of it the engine needs."""
 
     place: str
     total: int
     reserved: int = 0
-    reserved_for: str = "the engine"
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class MemoryCheck:
         is_unreadable = self._engine_share > 0 and not self._gpus
         if not self.settings.engine.urls and not is_unreadable:
             yield self._engine()
-        if self._takes_turns:
+        if self._keeps_base_in_host_memory:
             yield self._host()
 
     @property
@@ -95,7 +94,15 @@ class MemoryCheck:
 
     @property
     def _takes_turns(self) -> bool:
-        return self._shares_gpu and start.alternates_with_training(self.settings)
+        return self._shares_gpu and start.alternates_with_training(self.settings, [gpu.id for gpu in self._gpus])
+
+    @property
+    def _keeps_base_in_host_memory(self) -> bool:
+        """Return whether the base of a training is in host memory while an engine on its GPU is awake."""
+        settings, ids = self.settings, [gpu.id for gpu in self._gpus]
+        if self._training_gpu is None or settings.training.shard:
+            return False
+        return self._takes_turns or bool(settings.engine.urls and start.sleeps_during_updates(settings, ids, ids))
 
     def _trainer(self) -> Finding:
         settings, gpu = self.settings, self._training_gpu
@@ -122,26 +129,31 @@ class MemoryCheck:
         lower += "or a smaller model"
         if not self._shares_gpu or self._takes_turns:
             return lower
-        return (
-            "a lower engine.gpu_share leaves room beside the engine, and serving.sleep_for_training = true lets them "
-            f"take turns; or {lower}"
-        )
+        fix = "a lower engine.gpu_share leaves room beside the engine"
+        if not self.settings.training.overlap and not self.settings.training.shard:
+            fix += ", and serving.sleep_for_training = true lets them take turns"
+        return f"{fix}; or {lower}"
 
     def _engine(self) -> Finding:
         need, share = engine_need(self.settings, self.footprint), self._engine_share
         gpu = _smallest(self._gpus)
-        observed = self._measured_engine(gpu if share else None)
+        # The engine takes the first one.
+        observed = self._measured_engine(self._gpus[0] if share and self._gpus else None)
         if not share or gpu is None:
             machine = Capacity("the machine", psutil.virtual_memory().total)
             return _fits("memory of the engine", need, machine, "engine.max_length, or a smaller model", observed)
         resident, rest = self._held_while_sampling(), int(gpu.memory_total * (1 - share))
-        capacity = Capacity(
-            f"{share:.0%} of {gpu.name}", int(gpu.memory_total * share), max(0, resident - rest), "the trainer"
-        )
-        fix = (
-            f"{'a lower' if resident > rest else 'a higher'} engine.gpu_share, or a lower serving.max_adapters, "
-            "training.lora_r or engine.max_length"
-        )
+        if resident > rest:
+            # Awake, vLLM takes its whole share, whatever it needs of it.
+            return Finding(
+                "memory of the engine",
+                False,
+                f"beside {share:.0%} of {gpu.name} are {rest / GIB:.1f} GiB; adapter and optimizer of the trainer take "
+                f"{resident / GIB:.1f} GiB",
+                "a lower engine.gpu_share or training.lora_r",
+            )
+        fix = "a higher engine.gpu_share, or a lower serving.max_adapters, training.lora_r or engine.max_length"
+        capacity = Capacity(f"{share:.0%} of {gpu.name}", int(gpu.memory_total * share))
         return _fits("memory of the engine", need, capacity, fix, observed)
 
     def _held_while_sampling(self) -> int:
@@ -252,7 +264,7 @@ def _smallest(devices: Sequence[DeviceReading]) -> DeviceReading | None:
 
 def _fits(name: str, need: "MemoryNeed", capacity: Capacity, fix: str, peak: str = "") -> Finding:
     free = capacity.total - capacity.reserved
-    note = f", {capacity.reserved / GIB:.1f} GiB of it for {capacity.reserved_for}" if capacity.reserved else ""
+    note = f", {capacity.reserved / GIB:.1f} GiB of it for the engine" if capacity.reserved else ""
     observed = (
         f"about {need.estimate / GIB:.1f} GiB (estimated){peak}; "
         f"{capacity.place} has {capacity.total / GIB:.1f} GiB{note}"

@@ -396,7 +396,8 @@ def _servers(subject: Subject) -> list[Finding]:
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
 
     async def check(url: str, probe: Path) -> list[Finding]:
-        async with EngineClient(start.server_root(url), key=key, base=settings.engine.model) as client:
+        root, engine = start.server_root(url), settings.engine
+        async with EngineClient(root, silence_s=engine.silence_s, key=key, base=engine.model) as client:
             limit = min(settings.engine.max_length, subject.footprint.positions)
             rank = settings.training.lora_r
             return await check_server(client, subject.chat_format, probe, rank=rank, positions=limit)

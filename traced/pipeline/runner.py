@@ -30,7 +30,7 @@ EXPECTED_S = {
     "gate": 0.06,
 }
 # Kinds of stages that a busy machine slows down alike.
-KINDS = {"gate": EPISODES, "train": TRAINING, PROMPT: TRAINING}
+KINDS = {"gate": EPISODES, "train": TRAINING, PROMPT: EPISODES}
 REST = "capabilities"
 TESTS = "tests"
 

@@ -54,3 +54,12 @@ class TrainingPaused(TrainingError):
 
 class TrainerDied(TrainingError):
     """The training process ended without a result."""
+
+
+def no_room_beside_engine() -> EngineLost:
+    """Return the error of a trainer that found the engine awake on its GPU where both take turns."""
+    return EngineLost(
+        "the GPU has no room for the base model: the engine on it is awake, although it sleeps for this training",
+        hint="traced serve without the service wakes it: use traced up with serving.with_service = true; or another "
+        "engine.gpu_share",
+    )

@@ -6,6 +6,7 @@ The estimates leave out fragments and the workspaces of kernels; ``MemoryNeed.mi
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +49,7 @@ class Footprint:
         layers: Number of layers.
         hidden: Width of the residual stream.
         layer_width: Inputs and outputs of the linear layers that one token passes in a layer, added up.
-        layer_experts: Number of the stacked weights of experts in a layer; 0 without.
+        layer_experts: Number of the stacked weights of experts in the largest layer; 0 without.
         cache_width: Numbers that a token adds to the key-value cache, over all layers.
         positions: The longest context that the model supports.
     """
@@ -87,7 +88,7 @@ class Footprint:
         copies = self.layer_experts * weight_bytes
         layers_kept = 1 if recompute else self.layers
         activations = activations_kept + (layer + copies) * layers_kept + copies // 3
-        return MemoryNeed(weights + activations_kept, weights + activations)
+        return MemoryNeed(weights + activations_kept + copies, weights + activations)
 
     def serving(self, adapters: int, tokens: int, *, weight_bytes: int, sequences: int = 1) -> MemoryNeed:
         """Return the memory of an engine with this many adapters: at least one sequence, likely ``sequences``."""
@@ -134,7 +135,7 @@ class MetaModel:
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             layer_width=self._layer_width(text),
-            layer_experts=sum(self.stacked.values()) // text.num_hidden_layers,
+            layer_experts=max(self._experts_of_layers().values(), default=0),
             cache_width=2 * text.num_hidden_layers * heads * width,
             positions=getattr(text, "max_position_embeddings", None) or 2**31,
         )
@@ -177,6 +178,14 @@ class MetaModel:
                 parameter = getattr(layer, "parameter_name", "weight")
                 base_layer: Any = layer.get_base_layer()
                 yield f"{name.replace('.base_layer', '')}.{parameter}", getattr(base_layer, parameter).numel()
+
+    def _experts_of_layers(self) -> Counter[str]:
+        """Return the number of the experts' weights of each layer that the adapter changes."""
+        numbers: Counter[str] = Counter()
+        for name, size in self._adapted():
+            if name in self.stacked and (match := LAYER.search(name)):
+                numbers[match[1]] += size
+        return numbers
 
     def _layer_width(self, text: Any) -> int:
         base = self.model.get_base_model()

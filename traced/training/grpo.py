@@ -35,9 +35,16 @@ from sandbox.errors import SandboxError
 from traced.core.files import publish_file, publish_folder
 from traced.inference.chat_format import ChatFormat
 from traced.inference.engine_sleep import EngineSleep
+from traced.inference.errors import ModelError
 from traced.inference.model_files import ModelFiles, load_model
 from traced.training.adapter_folder import save_adapter
-from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainingPaused
+from traced.training.errors import (
+    EnvironmentFailed,
+    JobChangedError,
+    JobError,
+    TrainingPaused,
+    no_room_beside_engine,
+)
 from traced.training.footprint import MetaModel
 from traced.training.job import OpenSource, TrainingJob, TrainingResult
 from traced.training.lora import lora_config
@@ -84,8 +91,8 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     with (
         start_blocking_portal() as portal,
         _entered_source(portal, open_source(job)) as source,
-        other_processes(bounded),
         trackers(job) as tracker_callbacks,
+        other_processes(bounded),
     ):
         trainer = build_trainer(bounded, source, portal, record)
         for callback in (*tracker_callbacks, _EndsEarly(job), *_process_callbacks(job, trainer)):
@@ -259,13 +266,18 @@ def build_trainer(
     if job.engine_sleeps:
         _leave_device_to_model(job, portal)
     files = ModelFiles(Path(job.model_path).name, Path(job.model_path))
-    model, tokenizer = load_model(
-        files,
-        dtype=job.dtype,
-        device=device,
-        attention=None if job.attention == "auto" else job.attention,
-        processes=job.processes if job.shard else 1,
-    )
+    try:
+        model, tokenizer = load_model(
+            files,
+            dtype=job.dtype,
+            device=device,
+            attention=None if job.attention == "auto" else job.attention,
+            processes=job.processes if job.shard else 1,
+        )
+    except ModelError as error:
+        if job.engine_sleeps and isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise no_room_beside_engine() from error
+        raise
     rollout_record = _RolloutRecord(job, ChatFormat(tokenizer).stop_ids)
     function = None
     if source is not None and portal is not None:

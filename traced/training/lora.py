@@ -2,9 +2,11 @@
 
 Experts are no linear layers: transformers stacks the weights of all experts of a layer in one parameter with the
 dimensions (experts, output, input). PEFT adapts such a parameter with one pair of matrices per expert
-(``target_parameters``). Not adapted: embeddings, the LM head, norms, and the router that chooses the experts.
+(``target_parameters``). Not adapted: embeddings, the LM head, norms, the router that chooses the experts, and, beside
+experts, dense layers and shared experts whose names PEFT takes for those of experts.
 """
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
 from traced.training.job import TrainingJob
 
@@ -52,13 +55,27 @@ def adapter_targets(model: Any) -> AdapterTargets:
 def lora_config(job: TrainingJob, model: Any) -> LoraConfig:
     """Return the configuration of the job's adapter."""
     targets = adapter_targets(model)
-    return LoraConfig(
+    config = LoraConfig(
         r=job.lora_r,
         lora_alpha=job.lora_alpha,
         target_modules=targets.modules,
         target_parameters=targets.parameters or None,
         task_type="CAUSAL_LM",
     )
+    if targets.parameters:
+        config.target_modules = sorted(_not_converted(config, model))
+    return config
+
+
+def _not_converted(config: LoraConfig, model: Any) -> set[str]:
+    """Return the target modules without those that PEFT takes for experts of an older layout.
+
+    In some families (DeepSeek, GLM-4 MoE, Qwen3-Next ...) dense layers and shared experts have the names that experts
+    had. PEFT would leave them out all the same, and double the rank of the experts, which a server would refuse.
+    """
+    converted = copy.deepcopy(config)
+    convert_peft_config_for_transformers(converted, model, None)
+    return set(converted.target_modules or ())
 
 
 def trained_share(model: Any) -> float:

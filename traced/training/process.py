@@ -30,6 +30,8 @@ from traced.training.metrics import Metrics
 from traced.training.processes import leave_group
 
 MODULE = "traced.training.process"
+# Seconds in which the engines of a trainer that has failed have to be awake; a stop of the service waits for it.
+WAKE_S = 30.0
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +59,7 @@ async def _wake_engines(job: TrainingJob) -> None:
 
     clients = engine_clients(job)
     try:
-        await EngineSleep(clients, timeout_s=job.engine_patience_s).end_update()
+        await EngineSleep(clients, timeout_s=WAKE_S).end_update()
     except EngineError as error:
         # The trainer's own error counts.
         log.warning("after the training %s: %s", job.run_id, error)

@@ -8,6 +8,7 @@ tags. Its files are in the job's folder unless the tracker's own variables say o
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from traced.training.errors import JobError
 from traced.training.job import TrainingJob
 
 PROJECT = "traced"
+log = logging.getLogger(__name__)
 # MLflow itself needs pandas below version 3; this package has what a training reports with.
 PACKAGES = {"mlflow": "mlflow-skinny"}
 TENSORBOARD = "tensorboard"
@@ -68,16 +70,20 @@ def trackers(job: TrainingJob) -> Iterator[list[Any]]:
 
 
 def _end_runs(job: TrainingJob, *, has_failed: bool) -> None:
-    if "wandb" in job.report_to:
-        import wandb
+    try:
+        if "wandb" in job.report_to:
+            import wandb
 
-        # W&B writes in a process of its own, which would end with this one before it has written everything.
-        if wandb.run is not None:
-            wandb.finish(exit_code=int(has_failed))
-    if "mlflow" in job.report_to:
-        import mlflow
+            # W&B writes in a process of its own, which would end with this one before it has written everything.
+            if wandb.run is not None:
+                wandb.finish(exit_code=int(has_failed))
+        if "mlflow" in job.report_to:
+            import mlflow
 
-        mlflow.end_run("FAILED" if has_failed else "FINISHED")
+            mlflow.end_run("FAILED" if has_failed else "FINISHED")
+    except Exception:
+        # The libraries raise what they like, and neither an adapter nor the training's own error may be lost by that.
+        log.exception("the run of a tracker in %s could not be closed", job.out)
 
 
 def _callbacks(job: TrainingJob) -> list[Any]:

@@ -42,7 +42,7 @@ from trl.trainer import utils as trl_utils
 
 from traced.core.files import publish_folder
 from traced.training.drift import Drift, Source, bound_for, judge
-from traced.training.errors import WrongPolicy
+from traced.training.errors import WrongPolicy, no_room_beside_engine
 from traced.training.memory import PassSize
 from traced.training.offload import OffloadedBase
 from traced.training.policy_check import MeasuredRows, PolicyHistory, measure, select_rows
@@ -275,7 +275,10 @@ class GroupRelativeTrainer(GRPOTrainer):
             shared = [({**batch, "advantages": self.groups.values}, self.groups.mask, measured_rows)]
         batch, is_kept, measured_rows = broadcast_object_list(shared)[0]
         if self._offloaded is not None:
-            self._offloaded.to_device()
+            try:
+                self._offloaded.to_device()
+            except torch.OutOfMemoryError as error:
+                raise no_room_beside_engine() from error
         device = self.accelerator.device
         measured_rows = replace(measured_rows, rows=_to_device(measured_rows.rows, device))
         return _to_device(batch, device), is_kept.to(device), measured_rows

@@ -239,3 +239,52 @@ async def test_an_engine_that_does_not_wake_up_ends_the_training(monkeypatch: py
         engine.refuses_wake = True
         with pytest.raises(EngineError, match=r"could not be woken up for 0.1 s: .*CUDA out of memory"):
             await sleep.end_update()
+
+
+async def test_where_training_and_engine_take_turns_the_device_is_requested_back_and_the_engine_is_woken_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.gateway.server.gpu_ids", lambda: ["gpu-1"])
+    settings = SLEEP | {"serving.busy_s": 0.0, "devices.train_on": "gpu-1", "engine.backend": "vllm"}
+    async with running_gateway(tmp_path, settings=settings) as gateway, trainer(gateway) as sleep:
+        await sleep.begin_update()
+        await wait_until_status(gateway, "asleep: ")
+        await gateway.ask("base")
+
+        def requester() -> str:
+            with read_session(gateway.store) as session:
+                return list_leases(session)[0].wanted_by
+
+        await eventually_async(lambda: requester() == "serving")
+        await wait_until_status(gateway, f"asleep: gpu-1 is leased for {TRAINING}, which is requested back")
+        await asyncio.to_thread(time.sleep, 1.5)
+        assert gateway.engine.wakes == 0
+        give_back(gateway, "gpu-1", TRAINING)
+        assert (await until_answered(gateway, 200)).json()
+        assert gateway.engine.wakes == 1
+
+
+@pytest.mark.parametrize("failures", [2, 10**6])
+async def test_an_engine_that_is_being_restarted_is_put_to_sleep_once_it_answers(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.inference.engine_sleep.POLL_S", 0.01)
+    async with upstreams() as [engine], EngineClient(engine.url) as client:
+        put_to_sleep, attempts = client.sleep, 0
+
+        async def fail_at_first() -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= failures:
+                raise EngineError("no answer")
+            await put_to_sleep()
+
+        monkeypatch.setattr(client, "sleep", fail_at_first)
+        engine.ill = failures > 2
+        sleep = EngineSleep([client], timeout_s=1 if failures == 2 else 0.1)
+        if failures == 2:
+            await sleep.begin_update()
+            assert await client.is_sleeping()
+        else:
+            with pytest.raises(EngineError, match=r"could not be put to sleep for 0.1 s: no answer"):
+                await sleep.begin_update()

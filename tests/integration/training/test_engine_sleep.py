@@ -19,10 +19,11 @@ from tests.integration.training.faulty_proxy import SleepingProxy, running
 from tests.integration.training.test_processes import run
 from tests.unit.training.bandit import Bandit
 from traced.inference.engine_process import EngineProcess, start_embedded
+from traced.inference.errors import ModelError
 from traced.inference.model_files import BUNDLED
 from traced.targets.registry import LocalSource
 from traced.training import grpo, trainer
-from traced.training.errors import TrainerDied, WrongPolicy
+from traced.training.errors import EngineLost, TrainerDied, WrongPolicy
 from traced.training.job import TrainingJob
 from traced.training.offload import OffloadedBase
 from traced.training.process import train
@@ -129,3 +130,22 @@ async def test_it_is_awake_after_a_trainer_that_was_killed(server: EngineProcess
     assert [name for name, _ in proxy.events][: 4 + len(remains)] == ["wake", *remains, "load", "sample", "sleep"]
     assert ("load", True) not in proxy.events
     assert proxy.events[-1] == ("unload", False)
+
+
+@pytest.mark.parametrize("moment", ["load", "update"])
+async def test_an_engine_that_somebody_else_has_woken_is_no_fault_of_the_environment(
+    server: EngineProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    full = torch.OutOfMemoryError("CUDA out of memory")
+
+    def fail(*_: Any, **__: Any) -> None:
+        if moment == "update":
+            raise full
+        raise ModelError("the model cannot be loaded") from full
+
+    owner, name = (grpo, "load_model") if moment == "load" else (OffloadedBase, "to_device")
+    monkeypatch.setattr(owner, name, fail)
+    with running(SleepingProxy(server.url)) as url:
+        with pytest.raises(EngineLost, match="no room for the base model") as raised:
+            grpo.train(job(tmp_path / "out", url), lambda _: None, lambda _: LocalSource("bandit", Bandit))
+        assert "serving.with_service" in raised.value.hint

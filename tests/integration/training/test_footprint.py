@@ -17,7 +17,7 @@ def measure(folder: Path, recompute: bool, tokens: int, results: Any) -> None:
     from peft import get_peft_model
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    from traced.training.footprint import FLOAT32, MetaModel
+    from traced.training.footprint import FLOAT32, TRAINED_BYTES, MetaModel
     from traced.training.job import TrainingJob
     from traced.training.lora import lora_config
     from traced.training.memory import HostMeter
@@ -52,7 +52,7 @@ def measure(folder: Path, recompute: bool, tokens: int, results: Any) -> None:
     run(tokens)
     sizes = MetaModel(job).footprint
     total = sizes.training(tokens, weight_bytes=FLOAT32, recompute=recompute).estimate
-    weights = sizes.training(0, weight_bytes=FLOAT32, recompute=recompute).minimum
+    weights = sizes.parameters * FLOAT32 + sizes.adapter_parameters * TRAINED_BYTES
     results.put((meter.peak() - used, total - weights))
 
 

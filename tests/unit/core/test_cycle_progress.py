@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from traced.core.progress import Progress
@@ -135,7 +136,7 @@ def test_a_pending_stage_is_slowed_down_as_stages_of_its_kind() -> None:
     for key, kind in (("collect", "episodes"), ("train", "training"), ("gate", "episodes"), ("report", "")):
         progress.plan(key, key, 10, kind)
     for key, seconds in (("collect", 50), ("train", 10)):
-        progress.start(key, key)
+        progress.start(key, key)  # without units
         clock.now += seconds
         progress.finish(key)
     # The gate as the collection, the report as both together.
@@ -151,8 +152,36 @@ def test_a_stage_that_ends_early_is_measured_by_what_it_did() -> None:
         clock.now += 1
         progress.advance("a")
     progress.finish("a", "solved")
+    clock.now += 100
     assert progress.seconds_left() == 60
     assert progress.lines["a"].done == 60
+
+
+@pytest.mark.parametrize("first", [0, 38])
+def test_what_an_earlier_attempt_has_done_says_nothing_about_the_pace(first: int) -> None:
+    progress, clock, _ = plain_progress()
+    for key in ("a", "b"):
+        progress.plan(key, key, 60)
+    progress.start("a", "A", total=60)
+    if first:
+        progress.advance("a", steps=first)
+        for _ in range(22):
+            clock.now += 2
+            progress.advance("a")
+    progress.finish("a")
+    assert progress.seconds_left() == (120 if first else None)
+
+
+def test_results_that_are_only_read_are_not_taken_for_the_pace() -> None:
+    progress, clock, _ = plain_progress()
+    for key in ("a", "b"):
+        progress.plan(key, key, 60)
+    progress.start("a", "A", total=300)
+    for _ in range(300):
+        clock.now += 0.001
+        progress.advance("a")
+    progress.finish("a")
+    assert progress.seconds_left() is None
 
 
 def test_only_stages_that_have_not_started_can_be_dropped() -> None:
@@ -181,8 +210,9 @@ def test_the_live_display_shows_stages_figures_and_time_left() -> None:
     progress.plan("train", "Train multi-step-completion", 61)
     with progress.display():
         progress.start("collect", "Collect", total=2)
-        clock.now += 1
-        progress.advance("collect", steps=2, figure="success 40 %")
+        progress.advance("collect")
+        clock.now += 0.5
+        progress.advance("collect", figure="success 40 %")
         with progress.suspended():
             progress.note("a question")
         progress.finish("collect", "success 41 %")

@@ -37,6 +37,7 @@ def test_vllm_leaves_room_for_a_training_on_its_gpu(
         ({"engine.backend": "embedded"}, SHARED_GPU),
         ({"training.overlap": 1}, SHARED_GPU),
         ({"training.shard": True}, SHARED_GPU),
+        ({"serving.devices": ["cpu"]}, SHARED_GPU),
         ({"devices.train_on": "GPU-2"}, WHOLE_GPU),
     ],
 )

@@ -118,6 +118,7 @@ def test_taking_turns_lets_engine_and_trainer_fit_where_they_do_not_fit_together
         results = findings(tmp_path, large, [gpu(10)], **values, **changes, **{key: value})
         assert "host" not in results
         assert "7.0 GiB of it for the engine" in results["trainer"].seen
+        assert "take turns" not in results["trainer"].fix
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -125,8 +126,14 @@ def test_what_the_trainer_keeps_while_the_engine_samples_has_to_fit_beside_it(tm
     values = {**ON_VLLM, "serving.sleep_for_training": True, "training.lora_r": 256, "engine.gpu_share": 0.8}
     engine = findings(tmp_path, large, [gpu(10)], **values)["engine"]
     assert not engine.ok
-    assert "of it for the trainer" in engine.seen
-    assert engine.fix.startswith("a lower engine.gpu_share, or a lower serving.max_adapters, training.lora_r")
+    assert "beside 80% of H10 are 2.0 GiB; adapter and optimizer of the trainer take" in engine.seen
+    assert engine.fix == "a lower engine.gpu_share or training.lora_r"
+
+
+def test_host_memory_holds_the_base_beside_a_server_of_the_user(tmp_path: Path, large: Path) -> None:
+    values = {**ON_VLLM, "engine.urls": ["http://127.0.0.1:1"], "serving.sleep_for_training": True}
+    assert "about 7.6 GiB" in findings(tmp_path, large, [gpu(24)], **values)["host"].seen
+    assert "host" not in findings(tmp_path, large, [gpu(24)], **values | {"serving.devices": ["cpu"]})
 
 
 def test_host_memory_has_to_hold_both_copies(

@@ -55,6 +55,15 @@ def test_experts_count_as_adapted_when_the_adapter_has_them(tmp_path: Path) -> N
     assert sizes.adapted == 3 * 4 * 3 * 16 * 8 + 3 * (2 * 16 * 16 + 2 * 16 * 8)
 
 
+def test_the_copies_of_experts_are_those_of_the_largest_layer(tmp_path: Path) -> None:
+    config = json.loads((experts(tmp_path) / "config.json").read_text())
+    everywhere = MetaModel(job(tmp_path)).footprint
+    assert everywhere.layer_experts == 4 * 3 * 16 * 8
+    (tmp_path / "config.json").write_text(json.dumps(config | {"decoder_sparse_step": 3}))
+    sparse = MetaModel(job(tmp_path)).footprint
+    assert (sparse.layer_experts, sparse.parameters < everywhere.parameters) == (everywhere.layer_experts, True)
+
+
 def test_a_model_is_split_layer_by_layer_or_not_at_all(tmp_path: Path) -> None:
     assert MetaModel(job(BUNDLED)).can_be_split
     assert MetaModel(job(experts(tmp_path / "experts"))).can_be_split

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from traced.training.in_process_engine import sampling_copy, synchronise
@@ -54,6 +55,19 @@ def test_a_router_that_is_a_linear_layer_is_left_alone() -> None:
     model.model.layers[0].mlp.router = torch.nn.Linear(32, 8)
     model.model.layers[0].mlp.gate_proj = torch.nn.Linear(32, 8)
     assert adapter_targets(model).modules == ["gate_proj", "k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+def test_dense_layers_beside_experts_do_not_change_the_rank_of_the_experts() -> None:
+    base = mixture(mlp_only_layers=[0])
+    assert "gate_proj" in adapter_targets(base).modules
+    config = lora_config(job(), base)
+    model = get_peft_model(base, config)
+    assert not config.rank_pattern
+    ranks = {layer.r["default"] for layer in model.modules() if isinstance(layer, LoraLayer)}
+    assert ranks == {4}
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert any("layers.1.mlp.experts" in name for name in names)
+    assert not any("layers.0.mlp" in name for name in names)
 
 
 def test_the_share_of_trained_parameters_includes_the_experts() -> None:
