@@ -26,27 +26,35 @@ sys.addaudithook(forbid_network)
 
 TESTS_DIR = Path(__file__).parent
 REAL_THINGS = ("integration", "acceptance")
-# Directories and modules of slow tests: whole cycles, real engines, training runs, many containers, several databases.
+# Directories and modules of slow tests: whole cycles, real engines, training runs, many containers, several databases,
+# and what takes more than ten seconds, so that the others stay under five minutes.
 # Elsewhere a slow test carries its own mark.
 SLOW = (
     "acceptance/",
     "integration/analyst/test_analysis_stage.py",
+    "integration/analyst/test_llm_analyst.py",
     "integration/analyst/test_llm_labels.py",
     "integration/deployment/test_container.py",
     "integration/engines/",
+    "integration/gateway/test_canaries.py",
     "integration/gateway/test_preemption.py",
+    "integration/gateway/test_recording.py",
     "integration/gateway/test_sleeping.py",
     "integration/gateway/test_versions.py",
     "integration/inference/test_process.py",
     "integration/interop/",
     "integration/otlp/test_senders.py",
+    "integration/processes/test_attempts.py",
+    "integration/processes/test_local.py",
     "integration/sandbox/test_admission.py",
     "integration/sandbox/test_admission_fixtures.py",
     "integration/sandbox/test_admission_tricks.py",
     "integration/sandbox/test_attacks_on_resources.py",
-    "integration/processes/test_local.py",
+    "integration/scoring/test_judge.py",
     "integration/service/test_both_databases.py",
+    "integration/service/test_environments.py",
     "integration/service/test_hostile_input.py",
+    "integration/service/test_stopping.py",
     "integration/service/test_week.py",
     "integration/synthesis/",
     "integration/test_cycle.py",
@@ -65,6 +73,7 @@ SLOW = (
     "integration/tui/test_frame.py",
     "integration/tui/test_log.py",
     "integration/tui/test_offered_prompts.py",
+    "integration/tui/test_overview.py",
     "integration/tui/test_playing.py",
     "integration/tui/test_serving.py",
     "integration/tui/test_states.py",

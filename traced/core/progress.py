@@ -214,7 +214,7 @@ class Progress:
     def _slowdown(self, now: float, kind: str) -> float | None:
         """Return measured over expected seconds of what was done so far, of this kind if any; None without any."""
         paces = [(line.kind, *line.pace(now)) for line in self.lines.values()]
-        for considered in ([pace for pace in paces if pace[0] == kind], paces):
+        for considered in ([entry for entry in paces if entry[0] == kind], paces):
             expected_s = sum(expected for _, _, expected in considered)
             if expected_s:
                 return sum(measured_s for _, measured_s, _ in considered) / expected_s

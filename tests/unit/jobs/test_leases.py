@@ -425,8 +425,8 @@ async def test_several_gpus_are_leased_at_once_or_not_at_all(engine: Engine) -> 
     await asyncio.wait_for(scene(), 60)
 
 
-@pytest.mark.parametrize("wanted", ["GPU-1", "GPU-2"])
-async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine, wanted: str) -> None:
+@pytest.mark.parametrize("requested", ["GPU-1", "GPU-2"])
+async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine, requested: str) -> None:
     async def scene() -> None:
         clock = ManualClock()
         script = [(0.0, Readings((GPU, replace(GPU, id="GPU-2"))))]
@@ -436,7 +436,7 @@ async def test_the_return_of_one_gpu_revokes_the_lease_of_all(engine: Engine, wa
         await clock.wait_for_sleeps(2)
         assert use.lease is not None
         with write_session(engine) as session:
-            assert request_return(session, wanted, "serving", clock.now()) is not None
+            assert request_return(session, requested, "serving", clock.now()) is not None
         await clock.advance(5)
         await use.lease.preempted.wait()
         use.finish.set()

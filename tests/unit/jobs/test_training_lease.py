@@ -326,10 +326,10 @@ def test_memory_that_does_not_come_back_is_an_event_with_the_figure(
     caplog.set_level("INFO")
     training.limits = replace(LIMITS, train_on="cuda", cuda=Thresholds(0.1, 0.2))
     during = replace(GPU, memory_used=60 * 2**30, memory_own=58 * 2**30, utilisation=1.0)
-    less = replace(during, memory_used=50 * 2**30, memory_own=48 * 2**30)
+    at_80_s = replace(during, memory_used=50 * 2**30, memory_own=48 * 2**30)
     reading_at_end = replace(GPU, memory_used=after_gib * 2**30)
     # The driver frees the memory two seconds after the end of the training.
-    states = [(0, GPU), (30, during), (80, less), (100, replace(during, memory_own=0)), (103, reading_at_end)]
+    states = [(0, GPU), (30, during), (80, at_80_s), (100, replace(during, memory_own=0)), (103, reading_at_end)]
     training.script = [(at, Readings((state,))) for at, state in states]
 
     async def scene() -> None:
