@@ -13,7 +13,7 @@ from benchmarks.gpu_parts import Pass, RecordedRows, StepClock, agreement, diffe
 from traced.inference.generation import Generation
 
 ROOT = Path(__file__).parents[3]
-BLOCKED = ("store", "sqlmodel", "sqlalchemy", "docker", "typer", "fastapi", "traced.cli", "agents")
+BLOCKED = ("store", "sqlmodel", "sqlalchemy", "docker", "typer", "fastapi", "mlflow", "traced.cli", "agents")
 # As if these were not installed; libraries that look for them find nothing.
 BLOCK = f"""
 import sys
