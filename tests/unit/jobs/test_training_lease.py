@@ -329,7 +329,7 @@ def test_memory_that_does_not_come_back_is_an_event_with_the_figure(
     at_80_s = replace(during, memory_used=50 * 2**30, memory_own=48 * 2**30)
     reading_at_end = replace(GPU, memory_used=after_gib * 2**30)
     # The driver frees the memory two seconds after the end of the training.
-    states = [(0, GPU), (30, during), (80, at_80_s), (100, replace(during, memory_own=0)), (103, reading_at_end)]
+    states = [(0, GPU), (30, during), (80, at_80_s), (100, replace(at_80_s, memory_own=0)), (103, reading_at_end)]
     training.script = [(at, Readings((state,))) for at, state in states]
 
     async def scene() -> None:
