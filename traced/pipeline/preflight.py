@@ -374,6 +374,8 @@ def _reach(subject: Subject) -> Finding:
         f"changes {sizes.adapted / sizes.parameters:.0%} of {sizes.parameters / 1e6:,.0f}M parameters with "
         f"{sizes.adapter_parameters / 1e6:,.1f}M of its own ({sizes.adapter_share:.1%})"
     )
+    if sizes.missed_layers:
+        observed += f"; dense layers beside the experts stay as they are ({', '.join(sizes.missed_layers)})"
     warning = ""
     if sizes.missed_experts:
         warning = f"the adapter does not reach the experts: {', '.join(sizes.missed_experts[:3])}"

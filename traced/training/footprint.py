@@ -19,7 +19,7 @@ from peft.tuners.lora import LoraLayer
 
 from traced.inference.errors import ModelError
 from traced.training.job import TrainingJob
-from traced.training.lora import EXPERT_DIMENSIONS, lora_config
+from traced.training.lora import EXPERT_DIMENSIONS, adapter_targets, lora_config
 
 # Bytes per weight of the adapter in training: the weight, its gradient and AdamW's two moments, in float32.
 TRAINED_BYTES = 16
@@ -46,6 +46,7 @@ class Footprint:
         adapter_parameters: Number of the adapter's weights.
         adapted: Number of the base's weights that the adapter changes.
         missed_experts: Names of the expert weights that it does not change.
+        missed_layers: Names of the linear layers beside experts that it does not change (``lora.lora_config``).
         layers: Number of layers.
         hidden: Width of the residual stream.
         layer_width: Inputs and outputs of the linear layers that one token passes in a layer, added up.
@@ -58,6 +59,7 @@ class Footprint:
     adapter_parameters: int
     adapted: int
     missed_experts: tuple[str, ...]
+    missed_layers: tuple[str, ...]
     layers: int
     hidden: int
     layer_width: int
@@ -116,8 +118,10 @@ class MetaModel:
         self.parameters = sum(weight.numel() for weight in base.parameters())
         weights = base.named_parameters()
         self.stacked = {name: weight.numel() for name, weight in weights if weight.ndim == EXPERT_DIMENSIONS}
+        config = lora_config(job, base)
+        self.missed_layers = tuple(sorted(set(adapter_targets(base).modules) - set(config.target_modules or ())))
         with torch.device("meta"):
-            self.model: Any = get_peft_model(base, lora_config(job, base))
+            self.model: Any = get_peft_model(base, config)
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -132,6 +136,7 @@ class MetaModel:
             adapter_parameters=adapter_parameters,
             adapted=sum(adapted.values()),
             missed_experts=tuple(sorted({LAYER.sub(".layers.*.", n) for n in self.stacked if n not in adapted})),
+            missed_layers=self.missed_layers,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             layer_width=self._layer_width(text),

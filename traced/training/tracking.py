@@ -60,7 +60,6 @@ def set_variables(job: TrainingJob) -> None:
 @contextlib.contextmanager
 def trackers(job: TrainingJob) -> Iterator[list[Any]]:
     """Yield the callbacks of the job's trackers, in the process that reports; complete their files after the block."""
-    check_trackers(job)
     try:
         yield _callbacks(job)
     except BaseException:

@@ -38,6 +38,12 @@ def give_back(gateway: RunningGateway, device: str, purpose: str) -> None:
         assert release(session, device, purpose)
 
 
+def requester(gateway: RunningGateway) -> str:
+    """Who has requested the leased device back."""
+    with read_session(gateway.store) as session:
+        return list_leases(session)[0].wanted_by
+
+
 async def engines(gateway: RunningGateway) -> list[str]:
     return list((await gateway.http.get("/ready")).json()["engines"].values())
 
@@ -162,12 +168,7 @@ async def test_an_engine_without_memory_to_wake_up_has_its_device_requested_back
         gateway.engine.refuses_wake = True
         await wait_until_status(gateway, "asleep: ")
         await gateway.ask("base")
-
-        def requester() -> str:
-            with read_session(gateway.store) as session:
-                return list_leases(session)[0].wanted_by
-
-        await eventually_async(lambda: requester() == "serving")
+        await eventually_async(lambda: requester(gateway) == "serving")
         await wait_until_status(gateway, "CUDA out of memory")
         gateway.engine.refuses_wake = False
         assert (await until_answered(gateway, 200)).json()
@@ -250,12 +251,7 @@ async def test_where_training_and_engine_take_turns_the_device_is_requested_back
         await sleep.begin_update()
         await wait_until_status(gateway, "asleep: ")
         await gateway.ask("base")
-
-        def requester() -> str:
-            with read_session(gateway.store) as session:
-                return list_leases(session)[0].wanted_by
-
-        await eventually_async(lambda: requester() == "serving")
+        await eventually_async(lambda: requester(gateway) == "serving")
         await wait_until_status(gateway, f"asleep: gpu-1 is leased for {TRAINING}, which is requested back")
         await asyncio.to_thread(time.sleep, 1.5)
         assert gateway.engine.wakes == 0

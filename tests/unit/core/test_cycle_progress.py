@@ -2,7 +2,6 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
 from traced.core.progress import Progress
@@ -143,44 +142,37 @@ def test_a_pending_stage_is_slowed_down_as_stages_of_its_kind() -> None:
     assert progress.seconds_left() == 10 * 5 + 10 * 3
 
 
-def test_a_stage_that_ends_early_is_measured_by_what_it_did() -> None:
+def after_first_of_two(total: int, steps: int, seconds: float, *, earlier: int = 0) -> tuple[Progress, Clock]:
+    """Return the progress after the first of two stages of 60 s: ``earlier`` units at once, then ``steps`` of them."""
     progress, clock, _ = plain_progress()
     for key in ("a", "b"):
         progress.plan(key, key, 60)
-    progress.start("a", "A", total=60)
-    for _ in range(20):
-        clock.now += 1
+    progress.start("a", "A", total=total)
+    if earlier:
+        progress.advance("a", steps=earlier)
+    for _ in range(steps):
+        clock.now += seconds
         progress.advance("a")
-    progress.finish("a", "solved")
+    progress.finish("a")
+    return progress, clock
+
+
+def test_a_stage_that_ends_early_is_measured_by_what_it_did() -> None:
+    progress, clock = after_first_of_two(total=60, steps=20, seconds=1)
     clock.now += 100
     assert progress.seconds_left() == 60
     assert progress.lines["a"].done == 60
 
 
-@pytest.mark.parametrize("first", [0, 38])
-def test_what_an_earlier_attempt_has_done_says_nothing_about_the_pace(first: int) -> None:
-    progress, clock, _ = plain_progress()
-    for key in ("a", "b"):
-        progress.plan(key, key, 60)
-    progress.start("a", "A", total=60)
-    if first:
-        progress.advance("a", steps=first)
-        for _ in range(22):
-            clock.now += 2
-            progress.advance("a")
-    progress.finish("a")
-    assert progress.seconds_left() == (120 if first else None)
+def test_what_an_earlier_attempt_has_done_says_nothing_about_the_pace() -> None:
+    resumed, _ = after_first_of_two(total=60, earlier=38, steps=22, seconds=2)
+    assert resumed.seconds_left() == 120
+    finished_before, _ = after_first_of_two(total=60, steps=0, seconds=0)
+    assert finished_before.seconds_left() is None
 
 
 def test_results_that_are_only_read_are_not_taken_for_the_pace() -> None:
-    progress, clock, _ = plain_progress()
-    for key in ("a", "b"):
-        progress.plan(key, key, 60)
-    progress.start("a", "A", total=300)
-    for _ in range(300):
-        clock.now += 0.001
-        progress.advance("a")
-    progress.finish("a")
+    progress, _ = after_first_of_two(total=300, steps=300, seconds=0.001)
     assert progress.seconds_left() is None
 
 

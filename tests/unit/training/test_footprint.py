@@ -62,6 +62,8 @@ def test_the_copies_of_experts_are_those_of_the_largest_layer(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(config | {"decoder_sparse_step": 3}))
     sparse = MetaModel(job(tmp_path)).footprint
     assert (sparse.layer_experts, sparse.parameters < everywhere.parameters) == (everywhere.layer_experts, True)
+    assert everywhere.missed_layers == ()
+    assert sparse.missed_layers == ("down_proj", "gate_proj", "up_proj")
 
 
 def test_a_model_is_split_layer_by_layer_or_not_at_all(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 import importlib.util
 import json
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from traced.inference.model_files import BUNDLED
-from traced.training import grpo
+from traced.training import grpo, tracking
 from traced.training.errors import JobError
 from traced.training.footprint import MetaModel
 from traced.training.job import TrainingJob
@@ -51,6 +54,27 @@ def test_without_trackers_nothing_is_set(tmp_path: Path) -> None:
     assert tracking_variables(job(tmp_path)) == {}
     with trackers(job(tmp_path)) as callbacks:
         assert callbacks == []
+
+
+class BrokenTracker(ModuleType):
+    """As the wandb module with an open run that cannot be closed."""
+
+    run = object()
+
+    def finish(self, exit_code: int) -> None:
+        raise RuntimeError(f"no disk, {exit_code}")
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_tracker_that_fails_at_the_end_replaces_neither_a_result_nor_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_failed: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", BrokenTracker("wandb"))
+    monkeypatch.setattr(tracking, "_callbacks", lambda job: [])
+    with pytest.raises(KeyError) if has_failed else nullcontext(), trackers(job(tmp_path, report_to=["wandb"])):
+        if has_failed:
+            raise KeyError
+    assert f"no disk, {int(has_failed)}" in caplog.text
 
 
 def test_a_tracker_without_its_library_is_refused_before_the_training(
