@@ -24,6 +24,7 @@ from store.records import Exchange
 from traced.config.service_sections import ServingSection
 from traced.core.fast_json import exceeds_depth, read_json
 from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
+from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
@@ -35,7 +36,7 @@ from traced.gateway.forwarding import (
     PendingExchange,
     Shadows,
 )
-from traced.gateway.model_choice import ConversationRouter, LiveVersions
+from traced.gateway.live_versions import LiveVersions
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
 from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled

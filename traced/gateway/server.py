@@ -21,11 +21,12 @@ from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
+from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
-from traced.gateway.model_choice import ConversationRouter, LiveVersions, PromotionFollower
+from traced.gateway.live_versions import LiveVersions, PromotionFollower
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.upstream import Upstream

@@ -12,7 +12,7 @@ from store.errors import StoreUnavailable
 from store.repositories.events import list_audit
 from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.unit.store.chain import T0
-from traced.gateway import model_choice
+from traced.gateway import live_versions
 from traced.gateway.access import create_key, withdraw_key
 from traced.inference.errors import ServingError
 from traced.registry.decisions import Action
@@ -97,7 +97,7 @@ async def test_a_gateway_that_cannot_read_the_keys_does_not_start(
     async def check(gateway: RunningGateway) -> None:
         raise AssertionError("it serves")
 
-    monkeypatch.setattr(model_choice, "list_keys", away)
+    monkeypatch.setattr(live_versions, "list_keys", away)
     with pytest.raises(StoreUnavailable):
         await run(tmp_path, check)
 
@@ -112,7 +112,7 @@ async def test_a_store_that_goes_away_leaves_the_keys_as_they_were(
         with write_session(gateway.store) as session:
             key = create_key(session, ADA, "agent", 0)
         await until_status(gateway, 401, {})
-        monkeypatch.setattr(model_choice, "list_keys", away)
+        monkeypatch.setattr(live_versions, "list_keys", away)
         await asyncio.sleep(0.5)
         assert (await gateway.ask("base")).status_code == 401
         assert (await gateway.ask("base", headers=with_key(key))).status_code == 200

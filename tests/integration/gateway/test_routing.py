@@ -23,7 +23,7 @@ from tests.integration.gateway.place import (
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store.chain import T0
 from tests.waiting import eventually_async
-from traced.gateway import model_choice
+from traced.gateway import live_versions
 
 
 async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
@@ -241,7 +241,7 @@ async def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest
                 raise RuntimeError("a defect")
             return real(session)
 
-        monkeypatch.setattr(model_choice, "list_keys", fail_once)
+        monkeypatch.setattr(live_versions, "list_keys", fail_once)
         await eventually_async(lambda: failed)
         gateway.promote(V1)
         await until_offered(gateway, V1)

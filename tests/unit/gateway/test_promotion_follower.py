@@ -14,7 +14,7 @@ from store.repositories import adapters as training
 from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
-from traced.gateway.model_choice import PromotionFollower
+from traced.gateway.live_versions import PromotionFollower
 from traced.routing.router_files import classifier_file
 from traced.routing.routers import as_json
 
