@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
 
@@ -24,6 +25,8 @@ from store.records import Exchange
 from traced.config.service_sections import ServingSection
 from traced.core.fast_json import exceeds_depth, read_json
 from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal
@@ -39,9 +42,9 @@ from traced.gateway.forwarding import (
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
-from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
+from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
 from traced.ingest.redaction import Redactor
-from traced.ingest.responses import messages_of
+from traced.ingest.responses import answer_in, messages_of
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
@@ -63,6 +66,8 @@ class Gateway:
 
     pool: Pool
     live: Callable[[], LiveVersions]
+    conversations: Conversations
+    writer: ConversationWriter
     conversation_router: ConversationRouter
     spool: Spool
     feedback_receiver: FeedbackReceiver
@@ -86,23 +91,23 @@ class Gateway:
         key = self.keys.authenticate(request.headers.get("Authorization"))
         if key is not None:
             self.quotas.consume(key.id, key.per_minute)
-        header = request.headers.get(HEADER)
-        if header is not None and not (0 < len(header) <= ID_LIMIT and header.isascii() and header.isprintable()):
-            raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
         key_id = key.id if key else ""
-        conversation = conversation_id(header, messages, key_id)
-        exchange = PendingExchange(request, conversation, "", raw, body, {}, partial(self._record, key_id))
+        history = history_of(messages, key_id)
+        conversation = await self.conversations.find(request_names(request.headers, body, key_id), history, key_id)
+        exchange = PendingExchange(
+            request, conversation.id, "", raw, body, {}, partial(self._finish, conversation, history)
+        )
         try:
             async with self.concurrency_limit:
                 exchange.model, trial = await self._select_model(body, conversation, messages)
                 exchange.headers = {
                     "X-Traced-Model": exchange.model,
-                    HEADER: conversation,
+                    HEADER: client_name(conversation.id, key_id),
                     "X-Traced-Request": exchange.id,
                 }
                 response = await self._forward(exchange)
             shadow_version = self.live().shadow_version(trial)
-            if shadow_version is not None and self._is_recorded(request, conversation):
+            if shadow_version is not None and self._is_recorded(request, conversation.id):
                 self.shadows.start(exchange, shadow_version)
             return response
         except Refusal as refusal:
@@ -124,9 +129,9 @@ class Gateway:
 
     async def feedback(self, request: web.Request) -> web.Response:
         """Store feedback on a conversation or a response."""
-        self.keys.authenticate(request.headers.get("Authorization"))
+        key = self.keys.authenticate(request.headers.get("Authorization"))
         _, body = await _read_body(request)
-        return web.json_response(await self.feedback_receiver.receive(body, self.clock()))
+        return web.json_response(await self.feedback_receiver.receive(body, key.id if key else "", self.clock()))
 
     async def alive(self, request: web.Request) -> web.Response:
         """Return 200 while the process answers."""
@@ -150,6 +155,16 @@ class Gateway:
         exchange.model = BASE
         exchange.headers |= {"X-Traced-Model": BASE}
         return await self.forwarder.forward(exchange)
+
+    def _finish(self, conversation: Conversation, history: History, exchange: PendingExchange) -> None:
+        """Remember the answer before the client has its end, and record the exchange."""
+        if exchange.shadow_of is None:
+            if exchange.status == HTTPStatus.OK:
+                answer = answer_in(bytes(exchange.answer), streamed=exchange.streamed)
+                self.conversations.note_answer(conversation, history, answer.message, answer.id)
+            else:
+                self.conversations.note_failure(conversation, history)
+        self._record(conversation.key_id, exchange)
 
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
         if self._is_recorded(exchange.request, exchange.conversation_id):
@@ -176,7 +191,7 @@ class Gateway:
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(
-        self, body: dict[str, object], conversation: str, messages: list[Message]
+        self, body: dict[str, object], conversation: Conversation, messages: list[Message]
     ) -> tuple[str, int | None]:
         """Return the model, and the promotion-log entry of the trial that the conversation is part of, or None."""
         name = body.get("model")
@@ -221,11 +236,12 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         # spool itself.
         stack.callback(gateway.forwarder.upstream.close)
         stack.push_async_callback(gateway.spool.flush)
+        stack.push_async_callback(gateway.writer.flush)
         stack.push_async_callback(gateway.shadows.cancel_all)
         stack.push_async_callback(gateway.receiver.flush)
         tasks = [
             asyncio.create_task(_restart_on_error(task))
-            for task in (gateway.spool.run, gateway.receiver.run, *background)
+            for task in (gateway.spool.run, gateway.writer.run, gateway.receiver.run, *background)
         ]
         stack.push_async_callback(_cancel, tasks)
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)

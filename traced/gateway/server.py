@@ -21,6 +21,8 @@ from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engines import Pool, Replica
@@ -121,8 +123,16 @@ async def open_gateway(
     def live() -> LiveVersions:
         return follower.live
 
+    writer = ConversationWriter(store, now, section.expiry_s)
+    conversations = Conversations(store, writer, now, section.expiry_s)
     router = ConversationRouter(
-        store, pool, live, now, section.routing_timeout_s, use_label_tokens=settings.routing.router == "labels"
+        conversations,
+        writer,
+        pool,
+        live,
+        now,
+        section.routing_timeout_s,
+        use_label_tokens=settings.routing.router == "labels",
     )
     spool = Spool(settings.data_dir / "spool")
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
@@ -145,6 +155,8 @@ async def open_gateway(
     gateway = Gateway(
         pool,
         live,
+        conversations,
+        writer,
         router,
         spool,
         feedback_receiver,
