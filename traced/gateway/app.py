@@ -199,7 +199,7 @@ class Gateway:
             raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
         if name == AUTO:
             route = await self.conversation_router.decide(conversation, messages)
-            model = self.live().current_model(route.model)
+            model = self.live().current_model(route.model, self.pool.serves)
             return (model if self.pool.serves(model) else BASE), route.trial
         if name == BASE or name in self.live().paths:
             return name, None

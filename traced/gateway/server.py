@@ -118,7 +118,7 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
-    follower = PromotionFollower(store, pool, settings.data_dir)
+    follower = PromotionFollower(store, pool, settings.data_dir, now, section.expiry_s)
 
     def live() -> LiveVersions:
         return follower.live

@@ -142,22 +142,41 @@ async def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flig
     await run(tmp_path, check)
 
 
-async def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_with_the_new_version(
-    tmp_path: Path,
-) -> None:
+async def test_only_a_rollback_of_its_own_adapter_moves_a_conversation_in_progress(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
-        assert text_of(await gateway.ask()) == f"signed {V1}"
+        async def model_of(name: str) -> str:
+            text: str = text_of(await gateway.ask(headers={"X-Traced-Conversation": name}))
+            return text.removeprefix("signed ")
+
+        # The names are those of the models that the conversations begin with.
+        assert await model_of("v1") == V1
         gateway.promote(V2)
         await until_offered(gateway, V2)
-        assert text_of(await gateway.ask()) == f"signed {V2}"
+        assert (await model_of("v2"), await model_of("v1")) == (V2, V1)
+        assert V1 not in await models(gateway)
         gateway.roll_back(V2)
         await until_offered(gateway, V1)
-        assert text_of(await gateway.ask()) == f"signed {V1}"
+        assert (await model_of("v2"), await model_of("v1")) == (V1, V1)
         gateway.roll_back(V1)
         await until_offered(gateway, V1, is_offered=False)
-        assert text_of(await gateway.ask()) == f"signed {BASE}"
+        assert (await model_of("base"), await model_of("v1")) == (BASE, BASE)
+        gateway.promote(V2)
+        await until_offered(gateway, V2)
+        assert (await model_of("base"), await model_of("new")) == (BASE, V2)
 
     await run(tmp_path, check, live=V1)
+
+
+async def test_a_superseded_version_without_a_slot_hands_its_conversations_to_its_successor(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        headers = {"X-Traced-Conversation": "c"}
+        assert text_of(await gateway.ask(headers=headers)) == f"signed {V1}"
+        gateway.promote(V2)
+        await until_offered(gateway, V2)
+        assert text_of(await gateway.ask(headers=headers)) == f"signed {V2}"
+        assert gateway.engine.adapters == {V2: f"/data/{V2}"}
+
+    await run(tmp_path, check, live=V1, settings={"serving.max_adapters": 1})
 
 
 async def test_an_engine_never_holds_more_adapters_than_it_has_slots(tmp_path: Path) -> None:
