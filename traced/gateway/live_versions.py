@@ -2,8 +2,8 @@
 
 Invariants: a version that is rolled back gets no new request from the next poll on (``POLL_S``), before it is unloaded.
 Its conversations continue with the capability's live version or the base model. A version that was superseded keeps its
-conversations for ``expiry_s`` seconds, if the engines have slots for it. While the store does not answer, the last state
-is used.
+conversations for ``expiry_s`` seconds, if the engines have slots for it. While the store does not answer, the last
+state is used.
 """
 
 import asyncio
