@@ -56,6 +56,7 @@ def test_threads_of_a_child_wait_without_spinning_unless_the_user_decides(
     def policy() -> str:
         child = start(["-c", "import os; print(os.environ['OMP_WAIT_POLICY'])"], log=tmp_path / "x.log")
         assert child.wait(60)
+        child.stop(0)
         return (tmp_path / "x.log").read_text().splitlines()[-1]
 
     monkeypatch.delenv("OMP_WAIT_POLICY")
