@@ -4,8 +4,9 @@
     GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``otlp_receiver``)
 
 Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
-Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, ``X-Traced-Request``. Unknown fields of a request are
-forwarded, and every error is in OpenAI's form. Not covered: TLS; on an open network, put a proxy in front.
+Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, and ``X-Traced-Request`` on every response. Unknown
+fields of a request are forwarded, and every error is in OpenAI's form. Not covered: TLS; on an open network, put a
+proxy in front.
 """
 
 import asyncio
@@ -20,10 +21,10 @@ from functools import partial
 from aiohttp import web
 
 from sandbox.contract import Message
-from store.records import Exchange
+from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
-from traced.core.fast_json import exceeds_depth, read_json
-from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
+from traced.gateway.access import Access, ConcurrencyLimit
+from traced.gateway.bodies import expect_body, read_json_object
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal
@@ -35,6 +36,7 @@ from traced.gateway.forwarding import (
     Forwarder,
     PendingExchange,
     Shadows,
+    new_exchange_id,
 )
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.otlp_receiver import OtlpReceiver
@@ -48,9 +50,8 @@ AUTO = "auto"
 RESTART_S = 1.0
 # The daemon and systemd kill a gateway that still runs 90 s after they asked it to stop.
 MAX_GRACE_S = 80.0
-MB = 2**20
-# Nesting levels that a request may have; the limit protects recursive code that reads stored requests.
-MAX_DEPTH = 200
+REQUEST_HEADER = "X-Traced-Request"
+REQUEST_ID = web.RequestKey("request_id", str)
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OPT_OUT = ("no", "false", "0")
 BackgroundTask = Callable[[], Coroutine[object, None, None]]
@@ -67,9 +68,8 @@ class Gateway:
     spool: Spool
     feedback_receiver: FeedbackReceiver
     settings: ServingSection
-    keys: KeyRing
+    access: Access
     concurrency_limit: ConcurrencyLimit
-    quotas: Quotas
     redactor: Redactor
     forwarder: Forwarder
     shadows: Shadows
@@ -78,27 +78,30 @@ class Gateway:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Handle a POST for a completion in any of the three forms (chat, text, responses)."""
-        raw, body = await _read_body(request)
+        key = self.access.check(request)
+        with self.access.concurrency.slot(key):
+            return await self._complete(request, key)
+
+    async def _complete(self, request: web.Request, key: RouterKey | None) -> web.StreamResponse:
+        raw, body = await read_json_object(request, self.access.body_bytes)
         try:
             messages = messages_of(body)
         except ValueError as error:
             raise Refusal(400, str(error), param="messages") from error
-        key = self.keys.authenticate(request.headers.get("Authorization"))
-        if key is not None:
-            self.quotas.consume(key.id, key.per_minute)
         header = request.headers.get(HEADER)
         if header is not None and not (0 < len(header) <= ID_LIMIT and header.isascii() and header.isprintable()):
             raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
         key_id = key.id if key else ""
         conversation = conversation_id(header, messages, key_id)
-        exchange = PendingExchange(request, conversation, "", raw, body, {}, partial(self._record, key_id))
+        record = partial(self._record, key_id)
+        exchange = PendingExchange(request, conversation, "", raw, body, {}, record, id=request[REQUEST_ID])
         try:
             async with self.concurrency_limit:
                 exchange.model, trial = await self._select_model(body, conversation, messages)
                 exchange.headers = {
                     "X-Traced-Model": exchange.model,
                     HEADER: conversation,
-                    "X-Traced-Request": exchange.id,
+                    REQUEST_HEADER: exchange.id,
                 }
                 response = await self._forward(exchange)
             shadow_version = self.live().shadow_version(trial)
@@ -117,15 +120,15 @@ class Gateway:
 
     async def models(self, request: web.Request) -> web.Response:
         """Return the model list: ``auto``, the base model, and the adapter versions that an engine serves."""
-        self.keys.authenticate(request.headers.get("Authorization"))
+        self.access.keys.authenticate(request.headers)
         names = [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
         return web.json_response({"object": "list", "data": models})
 
     async def feedback(self, request: web.Request) -> web.Response:
         """Store feedback on a conversation or a response."""
-        self.keys.authenticate(request.headers.get("Authorization"))
-        _, body = await _read_body(request)
+        self.access.check(request)
+        _, body = await read_json_object(request, self.access.body_bytes)
         return web.json_response(await self.feedback_receiver.receive(body, self.clock()))
 
     async def alive(self, request: web.Request) -> web.Response:
@@ -202,11 +205,11 @@ class Gateway:
 
 def build(gateway: Gateway) -> web.Application:
     """Build the web application that serves a gateway's handlers."""
-    app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_error_middleware])
+    app = web.Application(client_max_size=gateway.access.body_bytes, middlewares=[_identify, _convert_errors])
     for path in PATHS:
-        app.router.add_post(path, gateway.complete)
+        app.router.add_post(path, gateway.complete, expect_handler=expect_body)
     app.router.add_get("/v1/models", gateway.models)
-    app.router.add_post("/v1/feedback", gateway.feedback)
+    app.router.add_post("/v1/feedback", gateway.feedback, expect_handler=expect_body)
     gateway.receiver.mount(app)
     app.router.add_get("/alive", gateway.alive)
     app.router.add_get("/ready", gateway.ready)
@@ -229,7 +232,9 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         ]
         stack.push_async_callback(_cancel, tasks)
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)
-        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
+        runner = web.AppRunner(
+            build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s, auto_decompress=False
+        )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host = gateway.settings.host
@@ -254,25 +259,20 @@ async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
-    """Return the bytes of the body and the JSON object in them."""
-    try:
-        raw = await request.read()
-        body = read_json(raw)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is not readable JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise Refusal(400, "the body must be a JSON object")
-    # Counting brackets is cheap and shows for nearly all requests that they cannot be nested too deeply.
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and exceeds_depth(body, MAX_DEPTH):
-        raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
-    return raw, body
+@web.middleware
+async def _identify(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Name the request in its response; the id of a completion is that of its exchange."""
+    request[REQUEST_ID] = new_exchange_id()
+    response = await handler(request)
+    if not response.prepared:
+        response.headers[REQUEST_HEADER] = request[REQUEST_ID]
+    return response
 
 
 @web.middleware
-async def _error_middleware(
+async def _convert_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Convert every error of a handler to a response in OpenAI's form."""

@@ -48,6 +48,11 @@ class ClientDisconnected(ConnectionResetError):
     """The client closed its connection during the response."""
 
 
+def new_exchange_id() -> str:
+    """Return a new random id of an exchange."""
+    return f"{EXCHANGE_PREFIX}{secrets.token_hex(16)}"
+
+
 @dataclass
 class PendingExchange:
     """A request, the model that serves it, and the response sent to the client so far.
@@ -65,7 +70,7 @@ class PendingExchange:
     headers: dict[str, str]
     record: Callable[["PendingExchange"], None]
     shadow_of: str | None = None
-    id: str = field(default_factory=lambda: f"{EXCHANGE_PREFIX}{secrets.token_hex(16)}")
+    id: str = field(default_factory=new_exchange_id)
     status: int = 0
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)

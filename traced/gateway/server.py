@@ -19,8 +19,9 @@ from sqlalchemy import Engine
 from store.database import open_store
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
-from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
+from traced.gateway.bodies import MB
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engines import Pool, Replica
@@ -130,17 +131,15 @@ async def open_gateway(
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
     upstream = Upstream(key, silence_s=section.timeout_s)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
-    quotas = Quotas()
+    access = Access(follower.keys, Quotas(), KeyConcurrency(section.requests_per_key), section.body_mb * MB)
     receiver = OtlpReceiver(
         spool,
         feedback_receiver,
-        follower.keys,
-        quotas,
+        access,
         redactor,
         RejectedSpans(spool.folder, redactor),
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
-        section.body_mb,
     )
     gateway = Gateway(
         pool,
@@ -149,9 +148,8 @@ async def open_gateway(
         spool,
         feedback_receiver,
         section,
-        follower.keys,
+        access,
         limit,
-        quotas,
         redactor,
         Forwarder(pool, upstream),
         shadows,
