@@ -31,6 +31,7 @@ from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import (
     CLIENT_CLOSED,
+    ENGINE_ERROR,
     UNAVAILABLE,
     ClientDisconnected,
     Forwarder,
@@ -137,7 +138,7 @@ class Gateway:
 
     async def ready(self, request: web.Request) -> web.Response:
         """Return 200 if an engine serves the base model and 503 otherwise, with the state of engines and recording."""
-        engines = {replica.url: "ok" if replica.healthy else replica.problem for replica in self.pool.replicas}
+        engines = {replica.url: replica.status for replica in self.pool.replicas}
         status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
             status["spans"] = self.receiver.status()
@@ -147,7 +148,8 @@ class Gateway:
         try:
             return await self.forwarder.forward(exchange)
         except Refusal as refusal:
-            if exchange.model == BASE or exchange.body["model"] != AUTO or refusal.code != UNAVAILABLE:
+            is_engine_failure = refusal.code in (UNAVAILABLE, ENGINE_ERROR)
+            if exchange.model == BASE or exchange.body["model"] != AUTO or not is_engine_failure:
                 raise
         # Routing must never make a request fail: if no engine serves the chosen adapter, the base model answers.
         exchange.model = BASE
