@@ -1,7 +1,8 @@
 """The gateway's HTTP API: OpenAI's paths, served by forwarding to the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
-    GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``otlp_receiver``)
+    GET  /v1/models, /v1/models/{id}    POST /v1/feedback    POST /v1/traces, /v1/logs (``otlp_receiver``)
+    GET  /alive, /health (the process answers), /ready (an engine serves the base model), /metrics (Prometheus)
 
 Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
 Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, and ``X-Traced-Request`` on every response. Unknown
@@ -19,11 +20,12 @@ from datetime import UTC, datetime
 from functools import partial
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from sandbox.contract import Message
 from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
-from traced.gateway.access import Access, ConcurrencyLimit
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit
 from traced.gateway.bodies import expect_body, read_json_object
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
@@ -40,6 +42,7 @@ from traced.gateway.forwarding import (
     new_exchange_id,
 )
 from traced.gateway.live_versions import LiveVersions
+from traced.gateway.metrics import EXCHANGE, Metrics
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
 from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
@@ -75,7 +78,24 @@ class Gateway:
     forwarder: Forwarder
     shadows: Shadows
     receiver: OtlpReceiver
+    metrics: Metrics
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @web.middleware
+    async def identify(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Name the request in its response, and count it; the id of a completion is that of its exchange."""
+        request[REQUEST_ID] = new_exchange_id()
+        status = CLIENT_CLOSED
+        try:
+            response = await handler(request)
+            status = response.status
+        finally:
+            self.metrics.note_response(request, status)
+        if not response.prepared:
+            response.headers[REQUEST_HEADER] = request[REQUEST_ID]
+        return response
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Handle a POST for a completion in any of the three forms (chat, text, responses)."""
@@ -96,6 +116,7 @@ class Gateway:
         conversation = conversation_id(header, messages, key_id)
         record = partial(self._record, key_id)
         exchange = PendingExchange(request, conversation, "", raw, body, {}, record, id=request[REQUEST_ID])
+        request[EXCHANGE] = exchange
         try:
             async with self.concurrency_limit:
                 exchange.model, trial = await self._select_model(body, conversation, messages)
@@ -122,9 +143,18 @@ class Gateway:
     async def models(self, request: web.Request) -> web.Response:
         """Return the model list: ``auto``, the base model, and the adapter versions that an engine serves."""
         self.access.keys.authenticate(request.headers)
-        names = [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
-        return web.json_response({"object": "list", "data": models})
+        return web.json_response({"object": "list", "data": [_model(name) for name in self._served_models()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Return one model of the list, or the base model under an engine's name for it."""
+        self.access.keys.authenticate(request.headers)
+        name = request.match_info["id"]
+        if name in self._served_models() or any(name == replica.client.base for replica in self.pool.replicas):
+            return web.json_response(_model(name))
+        raise Refusal(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
+
+    def _served_models(self) -> list[str]:
+        return [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
 
     async def feedback(self, request: web.Request) -> web.Response:
         """Store feedback on a conversation or a response."""
@@ -144,6 +174,12 @@ class Gateway:
             status["spans"] = self.receiver.status()
         return web.json_response(status, status=200 if status["ready"] else 503)
 
+    async def prometheus(self, request: web.Request) -> web.Response:
+        """Return the metrics; only clients on this machine need no key."""
+        if request.remote not in LOOPBACK:
+            self.access.keys.authenticate(request.headers)
+        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     async def _forward(self, exchange: PendingExchange) -> web.StreamResponse:
         try:
             return await self.forwarder.forward(exchange)
@@ -151,7 +187,8 @@ class Gateway:
             is_engine_failure = refusal.code in (UNAVAILABLE, ENGINE_ERROR)
             if exchange.model == BASE or exchange.body["model"] != AUTO or not is_engine_failure:
                 raise
-        # Routing must never make a request fail: if no engine serves the chosen adapter, the base model answers.
+            # Routing must never make a request fail: if no engine serves the chosen adapter, the base model answers.
+            self.metrics.note_fallback(str(refusal.code))
         exchange.model = BASE
         exchange.headers |= {"X-Traced-Model": BASE}
         return await self.forwarder.forward(exchange)
@@ -190,7 +227,10 @@ class Gateway:
         if name == AUTO:
             route = await self.conversation_router.decide(conversation, messages)
             model = self.live().current_model(route.model)
-            return (model if self.pool.serves(model) else BASE), route.trial
+            if not self.pool.serves(model):
+                self.metrics.note_fallback("adapter_unavailable")
+                model = BASE
+            return model, route.trial
         if name == BASE or name in self.live().paths:
             return name, None
         # Clients may know an engine's own name of its base model from using the engine directly.
@@ -207,14 +247,18 @@ class Gateway:
 
 def build(gateway: Gateway) -> web.Application:
     """Build the web application that serves a gateway's handlers."""
-    app = web.Application(client_max_size=gateway.access.body_bytes, middlewares=[_identify, _convert_errors])
+    app = web.Application(client_max_size=gateway.access.body_bytes, middlewares=[gateway.identify, _convert_errors])
     for path in PATHS:
         app.router.add_post(path, gateway.complete, expect_handler=expect_body)
     app.router.add_get("/v1/models", gateway.models)
+    # Names of models may contain slashes.
+    app.router.add_get("/v1/models/{id:.+}", gateway.model)
     app.router.add_post("/v1/feedback", gateway.feedback, expect_handler=expect_body)
     gateway.receiver.mount(app)
     app.router.add_get("/alive", gateway.alive)
+    app.router.add_get("/health", gateway.alive)
     app.router.add_get("/ready", gateway.ready)
+    app.router.add_get("/metrics", gateway.prometheus)
     return app
 
 
@@ -245,6 +289,10 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         yield f"http://{host}:{runner.addresses[0][1]}"
 
 
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "traced"}
+
+
 async def _restart_on_error(task: BackgroundTask) -> None:
     # A gateway that looks healthy must follow rollbacks, so a defect must not end the task permanently.
     while True:
@@ -259,18 +307,6 @@ async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@web.middleware
-async def _identify(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Name the request in its response; the id of a completion is that of its exchange."""
-    request[REQUEST_ID] = new_exchange_id()
-    response = await handler(request)
-    if not response.prepared:
-        response.headers[REQUEST_HEADER] = request[REQUEST_ID]
-    return response
 
 
 @web.middleware

@@ -9,7 +9,7 @@ health check nor a request that began before the circuit opened closes it.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 FAILURES = 3
 WINDOW_S = 60.0
@@ -17,13 +17,15 @@ FIRST_OPEN_S = 1.0
 MAX_OPEN_S = 60.0
 
 CircuitState = Literal["closed", "open", "half-open"]
+CIRCUIT_STATES: tuple[CircuitState, ...] = get_args(CircuitState)
 
 
 @dataclass
 class CircuitBreaker:
-    """The circuit of one engine; ``clock`` returns monotonic seconds."""
+    """The circuit of one engine; ``clock`` returns monotonic seconds, ``failed_requests`` counts all failures."""
 
     clock: Callable[[], float] = time.monotonic
+    failed_requests: int = 0
     _failures: int = 0
     _first_failure_at: float = 0.0
     _open_s: float = 0.0
@@ -70,6 +72,7 @@ class CircuitBreaker:
 
     def note_failure(self, openings: int) -> None:
         """Count a failed request that began after ``openings`` openings, and open the circuit if it is one too many."""
+        self.failed_requests += 1
         # Requests that were running when the circuit opened fail for the same reason.
         if openings != self._openings:
             return

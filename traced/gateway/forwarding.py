@@ -71,6 +71,8 @@ class PendingExchange:
     Args:
         record: Called once when the response is complete or has failed, before its end is sent to the client.
         shadow_of: The id of the exchange that this one shadows.
+        first_byte_at: Value of ``time.perf_counter`` when the first byte of the response was there; 0 before.
+        failure: How the last engine broke off the connection.
         failed_urls: The engines that broke off the connection or refused it; they get this request only once.
     """
 
@@ -87,6 +89,8 @@ class PendingExchange:
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)
     detail: str = ""
+    first_byte_at: float = 0.0
+    failure: ConnectionLost | None = None
     failed_urls: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.perf_counter)
     _is_recorded: bool = False
@@ -100,6 +104,7 @@ class PendingExchange:
 
     def append(self, chunk: bytes) -> None:
         """Add a chunk of the response."""
+        self.first_byte_at = self.first_byte_at or time.perf_counter()
         self.answer += chunk
 
 
@@ -119,11 +124,10 @@ class Forwarder:
             ClientDisconnected: The client closed its connection during a stream.
         """
         tried_urls = set(exchange.failed_urls)
-        failure: ConnectionLost | None = None
         while True:
             replica = self.pool.pick(exchange.model, exchange.conversation_id, tried_urls)
-            if replica is None and failure is not None:
-                raise _engine_error(failure) from failure
+            if replica is None and exchange.failure is not None:
+                raise _engine_error(exchange.failure)
             if replica is None:
                 raise Refusal(
                     503, f"no engine serves {exchange.model!r} at the moment", code=UNAVAILABLE, retry_after=2
@@ -142,7 +146,7 @@ class Forwarder:
                 raise Refusal(504, f"the engine does not answer: {error}", code="engine_timeout") from error
             except ConnectionLost as error:
                 exchange.failed_urls.add(replica.url)
-                failure = error
+                exchange.failure = error
                 log.warning("engine %s broke off the request %s: %s", replica.url, exchange.id, error)
 
     async def _send(self, replica: Replica, exchange: PendingExchange, attempt: Attempt) -> web.StreamResponse | None:

@@ -28,6 +28,7 @@ from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
 from traced.gateway.live_versions import LiveVersions, PromotionFollower
+from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.upstream import Upstream
@@ -141,6 +142,8 @@ async def open_gateway(
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
     )
+    metrics = Metrics()
+    metrics.registry.register(StateCollector(pool, limit, spool, receiver))
     gateway = Gateway(
         pool,
         live,
@@ -154,6 +157,7 @@ async def open_gateway(
         Forwarder(pool, upstream),
         shadows,
         receiver,
+        metrics,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
