@@ -46,6 +46,7 @@ from traced.gateway.metrics import EXCHANGE, Metrics
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
 from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
+from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
 from traced.ingest.responses import messages_of
 from traced.ingest.spool import Spool, line_of
@@ -170,6 +171,8 @@ class Gateway:
         """Return 200 if an engine serves the base model and 503 otherwise, with the state of engines and recording."""
         engines = {replica.url: replica.status for replica in self.pool.replicas}
         status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
+        if losses := self.spool.losses.current():
+            status["losses"] = f"{describe(losses)}; to acknowledge: traced records acknowledge"
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
             status["spans"] = self.receiver.status()
         return web.json_response(status, status=200 if status["ready"] else 503)

@@ -161,6 +161,14 @@ class StateCollector(Collector):
         records.add_metric(["written"], self.spool.written_count)
         records.add_metric(["lost"], self.spool.lost_count)
         yield records
+        losses = GaugeMetricFamily(
+            "traced_router_unacknowledged_losses",
+            "records of this data directory that could not be kept, until traced records acknowledge",
+            labels=["kind"],
+        )
+        for kind, loss in self.spool.losses.current().items():
+            losses.add_metric([kind], loss.count)
+        yield losses
         spans = CounterMetricFamily("traced_router_spans", "received spans of calls, by result", labels=["result"])
         spans.add_metric(["recorded"], self.receiver.recorded_calls)
         spans.add_metric(["rejected"], self.receiver.rejected_spans.reasons.total())

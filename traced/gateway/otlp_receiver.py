@@ -29,6 +29,7 @@ from traced.gateway.bodies import expect_body, read_body
 from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
 from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, conversation_id, digest_of, is_sampled
+from traced.ingest.losses import CALLS, LossLedger
 from traced.ingest.otlp import wire
 from traced.ingest.otlp.conventions import (
     CHOICE,
@@ -75,6 +76,7 @@ class RejectedSpans:
 
     folder: Path
     redactor: Redactor
+    losses: LossLedger
     reasons: Counter[str] = field(default_factory=Counter)
     max_bytes: int = MAX_BYTES
     _is_full: bool = False
@@ -97,6 +99,8 @@ class RejectedSpans:
             elif not self._is_full:
                 self._is_full = True
                 log.warning("%s is full: further rejected spans are only counted; move the file away", path)
+        # Not before: while the file cannot be written, the sender repeats its request.
+        self.losses.note(CALLS, reason)
 
     def _count(self, reason: str, path: Path) -> None:
         # Reasons may contain text from senders, so the number of different reasons is bounded.

@@ -36,6 +36,7 @@ from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
 from traced.gateway.canaries import Canaries
 from traced.gateway.spool_status import DAMAGED_FILE
+from traced.ingest.losses import LINES, LossLedger, mark_stored, read_losses
 from traced.ingest.responses import exchange_of
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.ingest.spool import FILE_PATTERN
@@ -44,7 +45,7 @@ from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import WatchedRules
 from traced.scoring.rules import Rules
 
-TRAFFIC = "traffic"
+TRAFFIC, RECORDS_LOST = "traffic", "records lost"
 EVENT_INTERVAL_S = 5.0
 # Older traffic events are deleted, so that a busy gateway does not fill the store.
 EVENT_RETENTION = timedelta(hours=1)
@@ -126,6 +127,7 @@ class Recorder:
         if self.settings.outcomes.rules:
             self._rules = WatchedRules(Path(self.settings.outcomes.rules))
         self._labels = Labels(section.success_labels, section.failure_labels)
+        self._losses = LossLedger(self.settings.data_dir / "spool")
         self._canaries = Canaries(self.settings, self.store, self._labels)
 
     def run(self) -> None:
@@ -140,6 +142,7 @@ class Recorder:
         try:
             self.store_files()
             self.settle()
+            self.report_losses()
             now = datetime.now(UTC)
             self._canaries.review(now)
             self._traffic.emit(self.store, now)
@@ -156,6 +159,19 @@ class Recorder:
             # Another recorder may have stored and deleted it meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._store_file(path)
+
+    def report_losses(self) -> None:
+        """Store an event with the losses that the store does not have yet; raises ``StoreError`` and ``OSError``."""
+        self._losses.save()
+        losses = read_losses(self._losses.folder)
+        new = {kind: loss.count - loss.in_store for kind, loss in losses.items() if loss.count > loss.in_store}
+        if new:
+            detail: dict[str, object] = {
+                kind: {"count": count, "reason": losses[kind].reason} for kind, count in new.items()
+            }
+            with write_session(self.store) as session:
+                save_event(session, Event(datetime.now(UTC), RECORDS_LOST, detail=detail))
+            mark_stored(self._losses.folder, losses)
 
     def settle(self) -> None:
         """Convert the conversations that have been silent for ``serving.silence_s`` to trajectories."""
@@ -196,6 +212,7 @@ class Recorder:
                 )
                 with damaged_path.open("ab") as damaged_file:
                     damaged_file.writelines(line.rstrip(b"\n") + b"\n" for line in damaged_lines)
+                self._losses.note(LINES, f"kept in spool/{DAMAGED_FILE}", len(damaged_lines))
             # The file is deleted after the transaction. If the process ends in between, the file is read again, and the
             # row ids prevent duplicates.
             path.unlink(missing_ok=True)

@@ -127,6 +127,7 @@ async def open_gateway(
         store, pool, live, now, section.routing_timeout_s, use_label_tokens=settings.routing.router == "labels"
     )
     spool = Spool(settings.data_dir / "spool")
+    spool.losses.prepare()
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
     redactor = Redactor(section.redact, section.redact_fields)
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
@@ -138,7 +139,7 @@ async def open_gateway(
         feedback_receiver,
         access,
         redactor,
-        RejectedSpans(spool.folder, redactor),
+        RejectedSpans(spool.folder, redactor, spool.losses),
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
     )
