@@ -162,7 +162,7 @@ class PromotionFollower:
             routes,
             paths,
             {name: path for name, (path, _) in superseded.items()},
-            min((until for _, until in superseded.values()), default=None),
+            min((deadline for _, deadline in superseded.values()), default=None),
             versions,
             trials_by_capability,
             classifier,
@@ -171,9 +171,9 @@ class PromotionFollower:
         )
 
     def _is_outdated(self) -> bool:
-        until = self.live.superseded_until
+        deadline = self.live.superseded_until
         has_new_files = modification_times(self.live.classifier_files) != self.live.file_times
-        return has_new_files or (until is not None and self.now() > until)
+        return has_new_files or (deadline is not None and self.now() > deadline)
 
     def _superseded(self, session: Session, slots: int) -> dict[str, tuple[Path, datetime]]:
         """Return the directories of the versions superseded last, and when they are dropped; at most ``slots``."""

@@ -37,6 +37,7 @@ from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
 from traced.gateway.canaries import Canaries
 from traced.gateway.spool_status import DAMAGED_FILE
+from traced.ingest.losses import LINES, LossLedger, mark_stored, read_losses
 from traced.ingest.responses import exchange_of
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.ingest.spool import FILE_PATTERN
@@ -45,7 +46,7 @@ from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import WatchedRules
 from traced.scoring.rules import Rules
 
-TRAFFIC = "traffic"
+TRAFFIC, RECORDS_LOST = "traffic", "records lost"
 EVENT_INTERVAL_S = 5.0
 # Older traffic events are deleted, so that a busy gateway does not fill the store.
 EVENT_RETENTION = timedelta(hours=1)
@@ -130,6 +131,7 @@ class Recorder:
         if self.settings.outcomes.rules:
             self._rules = WatchedRules(Path(self.settings.outcomes.rules))
         self._labels = Labels(section.success_labels, section.failure_labels)
+        self._losses = LossLedger(self.settings.data_dir / "spool")
         self._canaries = Canaries(self.settings, self.store, self._labels)
 
     def run(self) -> None:
@@ -144,6 +146,7 @@ class Recorder:
         try:
             self.store_files()
             self.settle()
+            self.report_losses()
             now = datetime.now(UTC)
             self._delete_old_positions(now)
             self._canaries.review(now)
@@ -161,6 +164,19 @@ class Recorder:
             # Another recorder may have stored and deleted it meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._store_file(path)
+
+    def report_losses(self) -> None:
+        """Store an event with the losses that the store does not have yet; raises ``StoreError`` and ``OSError``."""
+        self._losses.save()
+        losses = read_losses(self._losses.folder)
+        new = {kind: loss.count - loss.in_store for kind, loss in losses.items() if loss.count > loss.in_store}
+        if new:
+            detail: dict[str, object] = {
+                kind: {"count": count, "reason": losses[kind].reason} for kind, count in new.items()
+            }
+            with write_session(self.store) as session:
+                save_event(session, Event(datetime.now(UTC), RECORDS_LOST, detail=detail))
+            mark_stored(self._losses.folder, losses)
 
     def settle(self) -> None:
         """Convert the conversations that have been silent for ``serving.silence_s`` to trajectories."""
@@ -209,6 +225,7 @@ class Recorder:
                 )
                 with damaged_path.open("ab") as damaged_file:
                     damaged_file.writelines(line.rstrip(b"\n") + b"\n" for line in damaged_lines)
+                self._losses.note(LINES, f"kept in spool/{DAMAGED_FILE}", len(damaged_lines))
             # The file is deleted after the transaction. If the process ends in between, the file is read again, and the
             # row ids prevent duplicates.
             path.unlink(missing_ok=True)

@@ -19,8 +19,9 @@ from sqlalchemy import Engine
 from store.database import open_store
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
-from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
+from traced.gateway.bodies import MB
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
@@ -29,6 +30,7 @@ from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
 from traced.gateway.live_versions import LiveVersions, PromotionFollower
+from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.upstream import Upstream
@@ -135,23 +137,24 @@ async def open_gateway(
         use_label_tokens=settings.routing.router == "labels",
     )
     spool = Spool(settings.data_dir / "spool")
+    spool.losses.prepare()
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
     redactor = Redactor(section.redact, section.redact_fields)
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
     upstream = Upstream(key, silence_s=section.timeout_s)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
-    quotas = Quotas()
+    access = Access(follower.keys, Quotas(), KeyConcurrency(section.requests_per_key), section.body_mb * MB)
     receiver = OtlpReceiver(
         spool,
         feedback_receiver,
-        follower.keys,
-        quotas,
+        access,
         redactor,
-        RejectedSpans(spool.folder, redactor),
+        RejectedSpans(spool.folder, redactor, spool.losses),
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
-        section.body_mb,
     )
+    metrics = Metrics()
+    metrics.registry.register(StateCollector(pool, limit, spool, receiver))
     gateway = Gateway(
         pool,
         live,
@@ -161,13 +164,13 @@ async def open_gateway(
         spool,
         feedback_receiver,
         section,
-        follower.keys,
+        access,
         limit,
-        quotas,
         redactor,
         Forwarder(pool, upstream),
         shadows,
         receiver,
+        metrics,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
