@@ -1,6 +1,6 @@
 """Anthropic's Messages form as chat messages: system, content blocks and tools.
 
-A ``tool_use`` block becomes a tool call, whose arguments are the JSON text of its input; a ``tool_result`` block becomes
+A ``tool_use`` block becomes a tool call with the JSON text of its input as arguments; a ``tool_result`` block becomes
 a tool message before the rest of its message. So an answer and the blocks that a client sends back later give the same
 message. Left out: thinking, and calls of tools that a provider runs.
 """
