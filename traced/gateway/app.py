@@ -1,6 +1,8 @@
 """The gateway's HTTP API: OpenAI's paths, served by forwarding to the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
+    POST /v1/messages, /v1/messages/count_tokens    the same in Anthropic's form, errors included
+    GET  and DELETE /v1/responses/ID    (``stored_responses``)
     GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``otlp_receiver``)
 
 Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
@@ -26,7 +28,7 @@ from traced.core.fast_json import exceeds_depth, read_json
 from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
-from traced.gateway.errors import Refusal
+from traced.gateway.errors import Refusal, to_anthropic_error
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import (
     CLIENT_CLOSED,
@@ -38,10 +40,11 @@ from traced.gateway.forwarding import (
 )
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.otlp_receiver import OtlpReceiver
+from traced.gateway.stored_responses import StoredResponses
 from traced.inference.client import BASE
 from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
 from traced.ingest.redaction import Redactor
-from traced.ingest.responses import messages_of
+from traced.ingest.responses import FORMS, Form, messages_of
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
@@ -51,7 +54,8 @@ MAX_GRACE_S = 80.0
 MB = 2**20
 # Nesting levels that a request may have; the limit protects recursive code that reads stored requests.
 MAX_DEPTH = 200
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MESSAGES_PATH = "/v1/messages"
+RESPONSE_PATH = "/v1/responses/{response_id}"
 OPT_OUT = ("no", "false", "0")
 BackgroundTask = Callable[[], Coroutine[object, None, None]]
 log = logging.getLogger(__name__)
@@ -74,18 +78,22 @@ class Gateway:
     forwarder: Forwarder
     shadows: Shadows
     receiver: OtlpReceiver
+    responses: StoredResponses
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """Handle a POST for a completion in any of the three forms (chat, text, responses)."""
+        """Handle a POST for a completion in any of the forms (chat, text, responses, Anthropic's)."""
         raw, body = await _read_body(request)
-        try:
-            messages = messages_of(body)
-        except ValueError as error:
-            raise Refusal(400, str(error), param="messages") from error
         key = self.keys.authenticate(request.headers.get("Authorization"))
         if key is not None:
             self.quotas.consume(key.id, key.per_minute)
+        form = FORMS[request.path]
+        if form is Form.RESPONSES:
+            raw, body = await self.responses.resolve(raw, body, key.id if key else "")
+        try:
+            messages = messages_of(body, form)
+        except ValueError as error:
+            raise Refusal(400, str(error), param="messages") from error
         header = request.headers.get(HEADER)
         if header is not None and not (0 < len(header) <= ID_LIMIT and header.isascii() and header.isprintable()):
             raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
@@ -114,6 +122,27 @@ class Gateway:
         except Exception as error:
             exchange.finish(500, f"a defect of traced: {type(error).__name__}")
             raise
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """Forward a POST for the number of tokens of a request in Anthropic's form; it starts no conversation."""
+        raw, body = await _read_body(request)
+        self.keys.authenticate(request.headers.get("Authorization"))
+        # Adapters have the tokenizer of the base model.
+        model = BASE if body.get("model") == AUTO else (await self._select_model(body, "", []))[0]
+        exchange = PendingExchange(request, "", model, raw, body, {"X-Traced-Model": model}, lambda _: None)
+        async with self.concurrency_limit:
+            return await self._forward(exchange)
+
+    async def response(self, request: web.Request) -> web.Response:
+        """Return a stored response (GET) or delete it (DELETE)."""
+        key = self.keys.authenticate(request.headers.get("Authorization"))
+        response_id, key_id = request.match_info["response_id"], key.id if key else ""
+        if request.method == "DELETE":
+            await self.responses.delete(response_id, key_id)
+            return web.json_response({"id": response_id, "object": "response", "deleted": True})
+        if request.query.get("stream", "false") != "false":
+            raise Refusal(400, "a stored response cannot be streamed", param="stream")
+        return web.json_response(await self.responses.retrieve(response_id, key_id))
 
     async def models(self, request: web.Request) -> web.Response:
         """Return the model list: ``auto``, the base model, and the adapter versions that an engine serves."""
@@ -152,6 +181,9 @@ class Gateway:
         return await self.forwarder.forward(exchange)
 
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
+        if FORMS[exchange.request.path] is Form.RESPONSES:
+            in_store = not self.redactor and not _opts_out(exchange.request)
+            self.responses.keep(exchange, key_id, in_store=in_store)
         if self._is_recorded(exchange.request, exchange.conversation_id):
             try:
                 self.spool.try_write(self._spool_line(key_id, exchange))
@@ -172,7 +204,8 @@ class Gateway:
             detail=exchange.detail,
             shadow_of=exchange.shadow_of,
         )
-        line = line_of(record, exchange.raw, exchange.body, bytes(exchange.answer), streamed=exchange.streamed)
+        answer, form = bytes(exchange.answer), FORMS[exchange.request.path]
+        line = line_of(record, exchange.raw, exchange.body, answer, streamed=exchange.streamed, form=form)
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(
@@ -195,16 +228,19 @@ class Gateway:
         raise Refusal(404, f"unknown model {name!r}; available: {names}", code="model_not_found", param="model")
 
     def _is_recorded(self, request: web.Request, conversation: str) -> bool:
-        if request.headers.get("X-Traced-Record", "").lower() in OPT_OUT:
-            return False
-        return is_sampled(conversation, self.settings.record)
+        return not _opts_out(request) and is_sampled(conversation, self.settings.record)
 
 
 def build(gateway: Gateway) -> web.Application:
     """Build the web application that serves a gateway's handlers."""
-    app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_error_middleware])
-    for path in PATHS:
+    app = web.Application(
+        client_max_size=gateway.settings.body_mb * MB, middlewares=[_anthropic_errors, _error_middleware]
+    )
+    for path in FORMS:
         app.router.add_post(path, gateway.complete)
+    app.router.add_post("/v1/messages/count_tokens", gateway.count_tokens)
+    app.router.add_get(RESPONSE_PATH, gateway.response)
+    app.router.add_delete(RESPONSE_PATH, gateway.response)
     app.router.add_get("/v1/models", gateway.models)
     app.router.add_post("/v1/feedback", gateway.feedback)
     gateway.receiver.mount(app)
@@ -223,9 +259,10 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         stack.push_async_callback(gateway.spool.flush)
         stack.push_async_callback(gateway.shadows.cancel_all)
         stack.push_async_callback(gateway.receiver.flush)
+        stack.push_async_callback(gateway.responses.flush)
         tasks = [
             asyncio.create_task(_restart_on_error(task))
-            for task in (gateway.spool.run, gateway.receiver.run, *background)
+            for task in (gateway.spool.run, gateway.receiver.run, gateway.responses.run, *background)
         ]
         stack.push_async_callback(_cancel, tasks)
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)
@@ -236,6 +273,10 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         site = web.TCPSite(runner, host, gateway.settings.port)
         await site.start()
         yield f"http://{host}:{runner.addresses[0][1]}"
+
+
+def _opts_out(request: web.Request) -> bool:
+    return request.headers.get("X-Traced-Record", "").lower() in OPT_OUT
 
 
 async def _restart_on_error(task: BackgroundTask) -> None:
@@ -269,6 +310,17 @@ async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and exceeds_depth(body, MAX_DEPTH):
         raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
     return raw, body
+
+
+@web.middleware
+async def _anthropic_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Convert errors in OpenAI's form to Anthropic's where a client speaks that."""
+    response = await handler(request)
+    if request.path.startswith(MESSAGES_PATH) and response.status >= 400 and isinstance(response, web.Response):
+        response.body = to_anthropic_error(response.status, bytes(response.body))
+    return response
 
 
 @web.middleware

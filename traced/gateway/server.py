@@ -29,6 +29,7 @@ from traced.gateway.forwarding import Forwarder, Shadows
 from traced.gateway.live_versions import LiveVersions, PromotionFollower
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
+from traced.gateway.stored_responses import StoredResponses
 from traced.gateway.upstream import Upstream
 from traced.inference.adapter_base import base_check
 from traced.inference.client import EngineClient
@@ -156,6 +157,7 @@ async def open_gateway(
         Forwarder(pool, upstream),
         shadows,
         receiver,
+        StoredResponses(store, now),
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.

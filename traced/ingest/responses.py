@@ -149,6 +149,21 @@ def read_stream(stream_text: str) -> Answer:
     return _read_chat_stream(events)
 
 
+def response_object(answer: bytes, *, streamed: bool) -> dict[str, Any] | None:
+    """Return the response in an answer of the responses form; None if it failed, broke off or has another form."""
+    text = answer.decode("utf-8", "replace")
+    try:
+        events = list(_events(text)) if streamed else [{"type": LAST_EVENTS[0], "response": read_json(text)}]
+    except ValueError:
+        return None
+    if not events or events[-1].get("type") not in LAST_EVENTS:
+        return None
+    response = events[-1].get("response")
+    if not isinstance(response, dict) or response.get("status") not in ("completed", "incomplete"):
+        return None
+    return response if isinstance(response.get("id"), str) and isinstance(response.get("output"), list) else None
+
+
 def _read_responses_stream(events: Sequence[dict[str, Any]]) -> Answer:
     if events[-1]["type"] in LAST_EVENTS:
         return read_answer(events[-1]["response"])

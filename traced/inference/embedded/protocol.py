@@ -4,11 +4,14 @@ A field that is not implemented and would change the answer is refused unless it
 not affect the answer (``user``, ``metadata``) are ignored.
 """
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.contract import Message, Tool
+from traced.inference.embedded.structure import call_schema, forced_tools, format_schema
 from traced.inference.errors import RequestError
 from traced.inference.generation import Generation, Sampling, Tokenizer
 
@@ -55,7 +58,7 @@ class GenerationRequest(BaseModel):
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
                 raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
 
-    def sampling(self, max_tokens: int, top_logprobs: int) -> list[Sampling]:
+    def sampling(self, max_tokens: int, top_logprobs: int, schema: str = "") -> list[Sampling]:
         """Return the sampling parameters of each of the ``n`` answers, with seeds that count up from ``seed``.
 
         Raises:
@@ -67,7 +70,9 @@ class GenerationRequest(BaseModel):
             raise RequestError(f"n must be 1 where temperature is 0, got {count}: all answers would be the same")
         seeds = [None if self.seed is None else self.seed + i for i in range(count)]
         return [
-            Sampling(temperature, max_tokens, seed, top_logprobs, self.stops(), tuple(self.stop_token_ids or ()))
+            Sampling(
+                temperature, max_tokens, seed, top_logprobs, self.stops(), tuple(self.stop_token_ids or ()), schema
+            )
             for seed in seeds
         ]
 
@@ -80,6 +85,11 @@ class GenerationRequest(BaseModel):
         """Return the text of an answer, up to the first stop text."""
         text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
         return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
+
+    def stop_text(self, tokenizer: Tokenizer, generation: Generation) -> str | None:
+        """Return the stop text that ended an answer, None if it ended otherwise."""
+        text = tokenizer.decode(generation.ids, skip_special_tokens=True) if self.stop else ""
+        return min((stop for stop in self.stops() if stop in text), key=text.find, default=None)
 
 
 class StreamOptions(BaseModel):
@@ -101,20 +111,39 @@ class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
     tool_choice: object = None
+    response_format: dict[str, Any] | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     stream_options: StreamOptions | None = None
 
+    @classmethod
+    def translated(cls, fields: dict[str, Any]) -> "ChatRequest":
+        """Return the request with these fields, which come from another form; raises ``RequestError``."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise RequestError(
+                "; ".join(f"{problem['loc']}: {problem['msg']}" for problem in error.errors())
+            ) from error
+
     def offered_tools(self) -> list[Tool]:
-        """Return the tools for the model, none if ``tool_choice`` is "none".
+        """Return the tools for the model, none if ``tool_choice`` is "none"."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def forces_call(self) -> bool:
+        """Whether the answer has to be a call; raises ``RequestError``."""
+        return bool(forced_tools(self.tool_choice, self.tools or []))
+
+    def schema(self) -> str:
+        """Return the JSON text of the schema that the answer has to match, "" for free text.
 
         Raises:
-            RequestError: ``tool_choice`` is neither "auto" nor "none".
+            RequestError: The schema or ``tool_choice`` cannot be used.
         """
-        if self.tool_choice not in (None, "auto", "none"):
-            raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
-        return [] if self.tool_choice == "none" else self.tools or []
+        forced = forced_tools(self.tool_choice, self.tools or [])
+        schema = call_schema(forced) if forced else format_schema(self.response_format)
+        return "" if schema is None else json.dumps(schema)
 
 
 class TextRequest(GenerationRequest):
