@@ -143,7 +143,8 @@ def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "response.output_item.added", **place, "item": _without_content(item)}
         yield from _item_events({**place, "item_id": item["id"]}, item)
         yield {"type": "response.output_item.done", **place, "item": item}
-    yield {"type": f"response.{response['status']}", "response": response}
+    # As in vLLM also for an answer that was cut off: OpenAI's client waits for this event.
+    yield {"type": "response.completed", "response": response}
 
 
 def _item_events(place: dict[str, Any], item: dict[str, Any]) -> Iterator[dict[str, Any]]:
