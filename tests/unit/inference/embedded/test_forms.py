@@ -89,7 +89,9 @@ async def test_an_anthropic_message_is_the_chat_answer_whole_and_streamed() -> N
         assert message.usage.input_tokens == expected.usage.prompt_tokens
         assert message.stop_reason == "max_tokens"
         async with client.messages.stream(**options) as stream:
-            assert (await stream.get_final_message()).content == message.content
+            (streamed_block,) = (await stream.get_final_message()).content
+        assert streamed_block.type == "text"
+        assert streamed_block.text == block.text
         stopped = await client.messages.create(**options, stop_sequences=["nowhere", block.text[2:4]])
         assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", block.text[2:4])
         count = await client.messages.count_tokens(model="base", system="Be brief.", messages=options["messages"])
