@@ -127,10 +127,12 @@ async def test_responses_outlive_the_router_and_are_found_by_others(tmp_path: Pa
     async def check(gateway: RunningGateway) -> None:
         ids = [(await respond(gateway, input=QUESTION))["id"]]
         engines = [engine.url for engine in gateway.engines]
-        async with open_gateway(gateway.settings, gateway.store, engines) as url:
-            async with httpx.AsyncClient(base_url=url, trust_env=False) as other:
-                body = {"model": "base", "input": "Thanks.", "previous_response_id": ids[0]}
-                ids.append((await other.post("/v1/responses", json=body)).json()["id"])
+        body = {"model": "base", "input": "Thanks.", "previous_response_id": ids[0]}
+        async with (
+            open_gateway(gateway.settings, gateway.store, engines) as url,
+            httpx.AsyncClient(trust_env=False) as other,
+        ):
+            ids.append((await other.post(f"{url}/v1/responses", json=body)).json()["id"])
         found = await respond(gateway, input="Well?", previous_response_id=ids[1])
         assert len(gateway.engine.requests[-1]["input"]) == 5
         assert (await gateway.http.delete(f"/v1/responses/{ids[1]}")).status_code == 200
