@@ -162,8 +162,8 @@ class Engine:
         if request.adapter in self._retiring:
             raise UnknownModelError(f"adapter {request.adapter!r} is being unloaded")
         self._adapters.check(request.adapter)
-        schema = request.sampling.schema
-        return RunningRequest(request, self.max_length, self._constraints.constraint(schema) if schema else None)
+        grammar = request.sampling.grammar
+        return RunningRequest(request, self.max_length, self._constraints.constraint(grammar) if grammar else None)
 
     def _loop(self) -> None:
         while True:

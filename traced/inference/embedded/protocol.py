@@ -4,14 +4,13 @@ A field that is not implemented and would change the answer is refused unless it
 not affect the answer (``user``, ``metadata``) are ignored.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.contract import Message, Tool
-from traced.inference.embedded.structure import call_schema, forced_tools, format_schema
+from traced.inference.embedded.structure import call_schema, closed, forced_tools, format_schema, grammar_of
 from traced.inference.errors import RequestError
 from traced.inference.generation import Generation, Sampling, Tokenizer
 
@@ -58,7 +57,7 @@ class GenerationRequest(BaseModel):
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
                 raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
 
-    def sampling(self, max_tokens: int, top_logprobs: int, schema: str = "") -> list[Sampling]:
+    def sampling(self, max_tokens: int, top_logprobs: int, grammar: str = "") -> list[Sampling]:
         """Return the sampling parameters of each of the ``n`` answers, with seeds that count up from ``seed``.
 
         Raises:
@@ -69,12 +68,8 @@ class GenerationRequest(BaseModel):
         if count > 1 and not temperature:
             raise RequestError(f"n must be 1 where temperature is 0, got {count}: all answers would be the same")
         seeds = [None if self.seed is None else self.seed + i for i in range(count)]
-        return [
-            Sampling(
-                temperature, max_tokens, seed, top_logprobs, self.stops(), tuple(self.stop_token_ids or ()), schema
-            )
-            for seed in seeds
-        ]
+        stops, stop_ids = self.stops(), tuple(self.stop_token_ids or ())
+        return [Sampling(temperature, max_tokens, seed, top_logprobs, stops, stop_ids, grammar) for seed in seeds]
 
     def stops(self) -> tuple[str, ...]:
         """Return the texts that end an answer."""
@@ -135,15 +130,19 @@ class ChatRequest(GenerationRequest):
         """Whether the answer has to be a call; raises ``RequestError``."""
         return bool(forced_tools(self.tool_choice, self.tools or []))
 
-    def schema(self) -> str:
-        """Return the JSON text of the schema that the answer has to match, "" for free text.
+    def grammar(self, tags: tuple[str, str]) -> str:
+        """Return the grammar that the answer has to match, "" for free text.
+
+        Args:
+            tags: The texts around a call in the syntax of the model.
 
         Raises:
             RequestError: The schema or ``tool_choice`` cannot be used.
         """
-        forced = forced_tools(self.tool_choice, self.tools or [])
-        schema = call_schema(forced) if forced else format_schema(self.response_format)
-        return "" if schema is None else json.dumps(schema)
+        if forced := forced_tools(self.tool_choice, self.tools or []):
+            return grammar_of(closed(call_schema(forced)), tags)
+        schema = format_schema(self.response_format)
+        return "" if schema is None else grammar_of(closed(schema))
 
 
 class TextRequest(GenerationRequest):

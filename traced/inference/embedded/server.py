@@ -44,7 +44,7 @@ from traced.inference.embedded.protocol import (
     text_logprobs,
     usage,
 )
-from traced.inference.embedded.structure import forced_call
+from traced.inference.embedded.structure import TAGS, forced_call, format_schema
 from traced.inference.errors import ContextLengthError, ModelError, RequestError, ServingError, UnknownModelError
 from traced.inference.generation import Tokenizer
 
@@ -138,8 +138,8 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         def submit() -> list[Future[Generation]]:
             return [engine.submit(prompt_ids, sampling, adapter) for sampling in samplings]
 
-        # The first schema takes about a second.
-        jobs = await asyncio.to_thread(submit) if samplings[0].schema else submit()
+        # The first grammar takes about a second.
+        jobs = await asyncio.to_thread(submit) if samplings[0].grammar else submit()
         if body.stream:
             return await _stream(http, engine, jobs, answer, lines)
         generations = await _results_unless_closed(http, jobs)
@@ -161,7 +161,14 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
             response = _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
             return convert(response) if convert else response
 
-        return await serve(http, body, prompt_ids, body.sampling(limit, top, body.schema()), answer=answer, lines=lines)
+        return await serve(
+            http,
+            body,
+            prompt_ids,
+            body.sampling(limit, top, body.grammar(_tags(chat_format))),
+            answer=answer,
+            lines=lines,
+        )
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, http: Request) -> Response:
@@ -288,8 +295,8 @@ def _chat_choice(chat_format: ChatFormat, body: ChatRequest, generation: Generat
     choice = _choice(body, generation)
     tokenizer, first_call = chat_format.tokenizer, count_calls(body.messages)
     if body.forces_call():
-        choice["message"] = forced_call(body.text(tokenizer, generation), first_call)
-    elif body.schema():
+        choice["message"] = forced_call(body.text(tokenizer, generation), first_call, _tags(chat_format))
+    elif format_schema(body.response_format) is not None:
         choice["message"] = {"role": "assistant", "content": body.text(tokenizer, generation)}
     else:
         choice["message"] = chat_format.parse(
@@ -302,6 +309,10 @@ def _chat_choice(chat_format: ChatFormat, body: ChatRequest, generation: Generat
     if body.logprobs:
         choice["logprobs"] = chat_logprobs(tokenizer, generation)
     return choice
+
+
+def _tags(chat_format: ChatFormat) -> tuple[str, str]:
+    return TAGS.get(chat_format.tool_parser, ("", ""))
 
 
 def _text_choice(tokenizer: Tokenizer, body: TextRequest, generation: Generation) -> dict[str, Any]:

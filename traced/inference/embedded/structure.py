@@ -1,9 +1,9 @@
 """Answers that match a JSON schema: of ``response_format``, or of the call of a tool that ``tool_choice`` demands.
 
 Before each token the library llguidance (the extra ``structured``) tells which tokens can lead to a valid answer; all
-others get the probability 0. The answer ends when it is complete. A forced call is written as
-{"name": ..., "arguments": {...}}, whatever the syntax of the model's own calls is. Errors: ``RequestError`` for a
-schema that cannot be used, or if llguidance is not installed. Not covered: several calls in one forced answer.
+others get the probability 0. The answer ends when it is complete. A forced call is written as JSON, between the tags of
+the model's own calls if these are JSON too. Errors: ``RequestError`` for a schema that cannot be used, or if llguidance
+is not installed. Not covered: several calls in one forced answer; thinking before an answer that has to match.
 """
 
 import json
@@ -19,6 +19,8 @@ from sandbox.contract import Message, Tool
 from traced.inference.errors import RequestError
 from traced.inference.generation import Tokenizer
 
+# The tool parsers whose calls are JSON between these tags.
+TAGS = {"hermes": ("<tool_call>\n", "\n</tool_call>")}
 # As models write JSON; with free white space small models write nothing else.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 DEFINITIONS = ("$defs", "definitions")
@@ -29,7 +31,7 @@ MISSING = (
 
 
 class Constraint:
-    """The state of one answer that has to match a schema."""
+    """The state of one answer that has to match a grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -63,8 +65,8 @@ class Constraints:
         self._lock = threading.Lock()
         self._tokens: Any = None
 
-    def constraint(self, schema: str) -> Constraint:
-        """Return the constraint for a JSON schema (as JSON text); the first call takes about a second."""
+    def constraint(self, grammar: str) -> Constraint:
+        """Return the constraint for a grammar; the first call takes about a second."""
         try:
             import llguidance
             import llguidance.hf
@@ -73,10 +75,6 @@ class Constraints:
         with self._lock:
             if self._tokens is None:
                 self._tokens = llguidance.hf.from_tokenizer(self._tokenizer, self._vocabulary, self._stops)
-        try:
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, LAYOUT)
-        except ValueError as error:
-            raise RequestError(f"the JSON schema cannot be used: {error}") from error
         matcher = llguidance.LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(f"the JSON schema cannot be used: {matcher.get_error()}")
@@ -88,6 +86,12 @@ def constrain(logits: Tensor, constraints: Sequence[Constraint | None]) -> None:
     for row, constraint in enumerate(constraints):
         if constraint is not None:
             logits[row].masked_fill_(~constraint.allowed(logits.shape[-1]).to(logits.device), -torch.inf)
+
+
+def grammar_of(schema: Mapping[str, Any], tags: tuple[str, str] = ("", "")) -> str:
+    """Return the grammar of JSON that matches a schema, between two texts."""
+    before, after = (json.dumps(tag) if tag else "" for tag in tags)
+    return f"start: {before} answer {after}\nanswer: %json {json.dumps({**schema, 'x-guidance': LAYOUT})}"
 
 
 def format_schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -136,15 +140,36 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
                 if definitions.setdefault(group, {}).setdefault(name, definition) != definition:
                     raise RequestError(f"two tools define {name!r} differently in {group}")
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}
-        required = {"required": list(properties), "additionalProperties": False}
-        calls.append({"type": "object", "properties": properties, **required})
+        calls.append({"type": "object", "properties": properties, "required": list(properties)})
     return {"anyOf": calls, **definitions}
 
 
-def forced_call(text: str, number: int) -> Message:
+def closed(schema: Any) -> Any:
+    """Return the schema with no properties but the named ones in its objects, unless it says otherwise.
+
+    Without this, small models invent properties without end. vLLM's default grammars do the same.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    # Each part of allOf names only some of the properties.
+    result = {key: value if key == "allOf" else _closed_parts(key, value) for key, value in schema.items()}
+    if "properties" in schema and not {"additionalProperties", "patternProperties", "allOf"} & schema.keys():
+        result["additionalProperties"] = False
+    return result
+
+
+def _closed_parts(key: str, value: Any) -> Any:
+    if key in ("properties", *DEFINITIONS) and isinstance(value, dict):
+        return {name: closed(part) for name, part in value.items()}
+    if key in ("anyOf", "oneOf", "prefixItems") and isinstance(value, list):
+        return [closed(part) for part in value]
+    return closed(value) if key == "items" else value
+
+
+def forced_call(text: str, number: int, tags: tuple[str, str] = ("", "")) -> Message:
     """Return the message with the call that is in an answer's text; an answer that was cut off stays text."""
     try:
-        call = json.loads(text)
+        call = json.loads(text.removeprefix(tags[0]).removesuffix(tags[1]))
     except ValueError:
         return {"role": "assistant", "content": text}
     function = {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}

@@ -1,6 +1,7 @@
 """The responses form, Anthropic's form and answers of a fixed form on the embedded engine, with the real clients."""
 
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,12 +14,12 @@ from tests.unit.inference.embedded.test_server import USER, serving
 from traced.inference.client import EngineClient
 from traced.inference.embedded import structure
 from traced.inference.embedded.engine import Engine
+from traced.inference.errors import RequestError
 
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
     "required": ["ok", "kind"],
-    "additionalProperties": False,
 }
 TOOLS = [
     {"name": "get_order", "description": "Find an order.", "parameters": SCHEMA},
@@ -42,7 +43,7 @@ def anthropic_client(http: httpx.AsyncClient) -> anthropic.AsyncAnthropic:
 
 
 def is_valid(arguments: Any) -> bool:
-    return isinstance(arguments, dict) and arguments["ok"] in (True, False) and arguments["kind"] in ("a", "b")
+    return arguments.keys() == {"ok", "kind"} and arguments["ok"] in (True, False) and arguments["kind"] in ("a", "b")
 
 
 async def test_a_response_is_the_chat_answer_whole_and_streamed() -> None:
@@ -136,14 +137,14 @@ async def test_a_forced_call_has_valid_arguments_in_every_form(choice: str) -> N
 async def test_a_conversation_with_calls_goes_on_in_every_form() -> None:
     async with serving() as (http, _, _), openai_client(http) as client, anthropic_client(http) as other:
         items: list[Any] = [{"role": "user", "content": QUESTION}]
-        options: Any = {"model": "base", "tools": RESPONSE_TOOLS[:1], "max_output_tokens": 40}
+        options: Any = {"model": "base", "tools": RESPONSE_TOOLS[:1], "max_output_tokens": 70}
         output = (await client.responses.create(input=items, tool_choice="required", **options)).output
         (call,) = output
         assert call.type == "function_call"
         items += [*output, {"type": "function_call_output", "call_id": call.call_id, "output": "done"}]
         assert (await client.responses.create(input=items, **options)).output
         messages: list[Any] = [{"role": "user", "content": QUESTION}]
-        options = {"model": "base", "tools": ANTHROPIC_TOOLS[:1], "max_tokens": 40}
+        options = {"model": "base", "tools": ANTHROPIC_TOOLS[:1], "max_tokens": 70}
         answer = await other.messages.create(messages=messages, tool_choice={"type": "any"}, **options)
         (block,) = answer.content
         assert block.type == "tool_use"
@@ -196,8 +197,36 @@ async def test_what_is_not_supported_is_refused_by_name(path: str, body: dict[st
         assert message in response.json()["error"]["message"]
 
 
+def test_objects_have_no_unnamed_properties_unless_they_say_so() -> None:
+    open_object = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}
+    parts = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+    # A property may have the name of a keyword.
+    nested = {"type": "object", "properties": {"items": {"properties": {"c": {}}}}}
+    properties = {"properties": nested, "open": open_object, "parts": parts}
+    schema = {"type": "object", "properties": properties, "$defs": {"d": {"properties": {}}}}
+    result = structure.closed(schema)
+    assert result["additionalProperties"] is False
+    assert result["$defs"]["d"]["additionalProperties"] is False
+    assert result["properties"]["properties"]["additionalProperties"] is False
+    assert result["properties"]["properties"]["properties"]["items"]["additionalProperties"] is False
+    assert (result["properties"]["open"], result["properties"]["parts"]) == (open_object, parts)
+    assert (
+        structure.closed({"items": {"anyOf": [{"properties": {}}]}})["items"]["anyOf"][0]["additionalProperties"]
+        is False
+    )
+
+
+def test_two_tools_may_not_define_a_name_differently() -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"$defs": {"P": {"type": kind}}}}}
+        for name, kind in (("f", "string"), ("g", "integer"))
+    ]
+    with pytest.raises(RequestError, match="'P'"):
+        structure.call_schema(tools)
+
+
 async def test_without_llguidance_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     async with serving() as (http, _, _):
         body = {"model": "base", "messages": USER, "response_format": {"type": "json_object"}}
         response = await http.post("/v1/chat/completions", json=body)
