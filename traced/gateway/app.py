@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
 
@@ -318,8 +319,9 @@ async def _anthropic_errors(
 ) -> web.StreamResponse:
     """Convert errors in OpenAI's form to Anthropic's where a client speaks that."""
     response = await handler(request)
-    if request.path.startswith(MESSAGES_PATH) and response.status >= 400 and isinstance(response, web.Response):
-        response.body = to_anthropic_error(response.status, bytes(response.body))
+    is_error = request.path.startswith(MESSAGES_PATH) and response.status >= HTTPStatus.BAD_REQUEST
+    if is_error and isinstance(response, web.Response) and isinstance(response.body, bytes):
+        response.body = to_anthropic_error(response.status, response.body)
     return response
 
 

@@ -149,7 +149,7 @@ def test_a_recorded_stream_is_the_whole_answer(form: str, name: str) -> None:
     assert whole.message is not None
     assert streamed.message is not None
     assert (streamed.message["content"] or "") == (whole.message["content"] or "")
-    functions = [[call["function"] for call in a.message.get("tool_calls") or []] for a in (whole, streamed)]
+    functions = [[call["function"] for call in m.get("tool_calls") or []] for m in (whole.message, streamed.message)]
     assert functions[0] == functions[1]
     assert bool(functions[0]) is (name == "call")
     if streamed.usage:

@@ -157,7 +157,7 @@ def _item_events(place: dict[str, Any], item: dict[str, Any]) -> Iterator[dict[s
         part_place = {**place, "content_index": index}
         prefix = f"response.{part['type']}"
         # Only texts of messages have log-probs.
-        extra = {"logprobs": []} if item["type"] == "message" else {}
+        extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
         yield {"type": "response.content_part.added", **part_place, "part": {**part, "text": ""}}
         yield {"type": f"{prefix}.delta", **part_place, "delta": part["text"], **extra}
         yield {"type": f"{prefix}.done", **part_place, "text": part["text"], **extra}
@@ -165,5 +165,5 @@ def _item_events(place: dict[str, Any], item: dict[str, Any]) -> Iterator[dict[s
 
 
 def _without_content(item: dict[str, Any]) -> dict[str, Any]:
-    begun = {**item, "status": "in_progress"}
-    return begun | ({"arguments": ""} if item["type"] == "function_call" else {"content": []})
+    empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    return {**item, "status": "in_progress", **empty}

@@ -199,7 +199,7 @@ async def test_what_is_not_supported_is_refused_by_name(path: str, body: dict[st
 
 def test_objects_have_no_unnamed_properties_unless_they_say_so() -> None:
     open_object = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}
-    parts = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+    parts: Any = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
     # A property may have the name of a keyword.
     nested = {"type": "object", "properties": {"items": {"properties": {"c": {}}}}}
     properties = {"properties": nested, "open": open_object, "parts": parts}
