@@ -62,8 +62,8 @@ def responses_by_id(deployment: Deployment, headers: dict[str, str]) -> None:
     for choice, streamed in TURNS:
         options = {"input": items, "tool_choice": choice, **previous}
         response = respond(deployment, headers, streamed=streamed, **options)
-        stored = deployment.openai.responses.retrieve(response.id)
-        assert [item.id for item in stored.output] == [item.id for item in response.output]
+        retrieved = deployment.openai.responses.retrieve(response.id)
+        assert [item.id for item in retrieved.output] == [item.id for item in response.output]
         previous = {"previous_response_id": response.id}
         items = results_of(response.output) or [{"role": "user", "content": "Thanks."}]
 
@@ -113,8 +113,8 @@ def test_a_conversation_chains_in_every_form(deployment: Deployment, converse: C
 
     eventually(lambda: len(exchanges()) == 3)
     bodies = [exchange.body for exchange in exchanges()]
-    for body, following in pairwise(bodies):
-        assert start_position(following["messages"]) == position([*body["messages"], body["answer"]])
+    for body, next_body in pairwise(bodies):
+        assert start_position(next_body["messages"]) == position([*body["messages"], body["answer"]])
     messages = [*bodies[-1]["messages"], bodies[-1]["answer"]]
     assert [message["role"] for message in messages] == ROLES
     assert [messages[place]["content"] for place in (0, 1, 3, 5)] == [SYSTEM, QUESTION, RESULT, "Thanks."]
@@ -126,8 +126,8 @@ def test_a_conversation_chains_in_every_form(deployment: Deployment, converse: C
 def test_an_answer_by_id_is_that_to_the_whole_input(deployment: Deployment) -> None:
     first = respond(deployment, {}, streamed=False, input=QUESTION, tool_choice="required")
     results = results_of(first.output)
-    whole = [{"role": "user", "content": QUESTION}, *first.output, *results]
-    expected = respond(deployment, {}, streamed=False, input=whole, tool_choice="none")
+    whole_input = [{"role": "user", "content": QUESTION}, *first.output, *results]
+    expected = respond(deployment, {}, streamed=False, input=whole_input, tool_choice="none")
     answer = respond(deployment, {}, streamed=False, input=results, previous_response_id=first.id, tool_choice="none")
     assert (answer.output_text, answer.usage.input_tokens) == (expected.output_text, expected.usage.input_tokens)
     assert answer.usage.input_tokens > first.usage.input_tokens

@@ -135,9 +135,9 @@ def _output(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    start = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": start}
+    yield {"type": "response.in_progress", "response": start}
     for index, item in enumerate(response["output"]):
         place = {"output_index": index}
         yield {"type": "response.output_item.added", **place, "item": _without_content(item)}

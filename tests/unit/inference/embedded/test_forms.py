@@ -105,13 +105,13 @@ async def test_an_anthropic_message_is_the_chat_answer_whole_and_streamed() -> N
 async def test_a_forced_call_has_valid_arguments_in_every_form(choice: str) -> None:
     names = {"cancel"} if choice == "cancel" else {"get_order", "cancel"}
     async with serving() as (http, _, _), openai_client(http) as client, anthropic_client(http) as other:
-        named: Any = {"type": "function", "function": {"name": choice}}
+        function_choice: Any = {"type": "function", "function": {"name": choice}}
         chat: Any = {"model": "base", "messages": USER, "tools": CHAT_TOOLS, "max_tokens": 200, "seed": 3}
-        chat["tool_choice"] = choice if choice == "required" else named
-        whole = (await client.chat.completions.create(**chat)).choices[0]
+        chat["tool_choice"] = choice if choice == "required" else function_choice
+        complete = (await client.chat.completions.create(**chat)).choices[0]
         async with client.chat.completions.stream(**chat) as stream:
             streamed = (await stream.get_final_completion()).choices[0]
-        for completed in (whole, streamed):
+        for completed in (complete, streamed):
             assert completed.finish_reason == "tool_calls"
             assert completed.message.tool_calls
             (call,) = completed.message.tool_calls
@@ -206,7 +206,7 @@ def test_clients_read_thinking_text_and_calls_of_one_answer() -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     answer = {"id": "x", "created": 1, "usage": usage, "choices": [{"message": message, "finish_reason": "tool_calls"}]}
     response = responses.ResponsesRequest(model="base", input="x").response(answer)
-    client = openai.OpenAI(api_key="none", http_client=recorded(responses.event_lines(response)))
+    client = openai.OpenAI(api_key="none", http_client=stub_client(responses.event_lines(response)))
     with client, client.responses.stream(model="base", input="x") as stream:
         kinds = {event.type for event in stream}
         output = stream.get_final_response().output
@@ -215,7 +215,7 @@ def test_clients_read_thinking_text_and_calls_of_one_answer() -> None:
     chat: Any = {"model": "base", "messages": USER, "max_tokens": 5}
     form = embedded_anthropic.MessagesRequest(**chat)
     lines = embedded_anthropic.event_lines(form.response(answer))
-    other = anthropic.Anthropic(api_key="none", http_client=recorded(lines))
+    other = anthropic.Anthropic(api_key="none", http_client=stub_client(lines))
     with other, other.messages.stream(**chat) as message_stream:
         content = message_stream.get_final_message().content
     assert [block.type for block in content] == ["thinking", "text", "tool_use"]
@@ -223,7 +223,7 @@ def test_clients_read_thinking_text_and_calls_of_one_answer() -> None:
     assert content[2].input == {"ok": True}
 
 
-def recorded(lines: list[str]) -> httpx2.Client:
+def stub_client(lines: list[str]) -> httpx2.Client:
     headers = {"content-type": "text/event-stream"}
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text="".join(lines), headers=headers))
     return httpx2.Client(transport=transport)
