@@ -389,8 +389,9 @@ async def _anthropic_errors(
 ) -> web.StreamResponse:
     """Convert errors in OpenAI's form to Anthropic's where a client speaks that."""
     response = await handler(request)
-    if request.path.startswith(MESSAGES_PATH) and response.status >= 400 and isinstance(response, web.Response):
-        response.body = to_anthropic_error(response.status, bytes(response.body))
+    is_error = request.path.startswith(MESSAGES_PATH) and response.status >= HTTPStatus.BAD_REQUEST
+    if is_error and isinstance(response, web.Response) and isinstance(response.body, bytes):
+        response.body = to_anthropic_error(response.status, response.body)
     return response
 
 

@@ -96,22 +96,22 @@ class StoredResponses:
         response = response_object(bytes(exchange.answer), streamed=exchange.streamed)
         if response is None:
             return
-        shown = {**response, "previous_response_id": exchange.body.get("previous_response_id"), "store": True}
-        stored = StoredResponse(response["id"], key_id, self.now(), input_items(exchange.body), shown)
-        key = (stored.id, key_id)
-        self._memory[key] = (stored, len(exchange.raw) + len(exchange.answer))
+        content = {**response, "previous_response_id": exchange.body.get("previous_response_id"), "store": True}
+        record = StoredResponse(response["id"], key_id, self.now(), input_items(exchange.body), content)
+        key = (record.id, key_id)
+        self._memory[key] = (record, len(exchange.raw) + len(exchange.answer))
         while sum(size for _, size in self._memory.values()) > MEMORY_BYTES and len(self._memory) > 1:
             self._memory.popitem(last=False)
         if in_store:
-            self._writes[key] = task = asyncio.create_task(self._write(stored))
+            self._writes[key] = task = asyncio.create_task(self._write(record))
             task.add_done_callback(lambda _: self._writes.pop(key, None))
 
     async def retrieve(self, response_id: str, key_id: str) -> Mapping[str, Any]:
         """Return a response as its client got it; raises ``Refusal``."""
-        stored = await self._find(response_id, key_id)
-        if stored is None:
-            raise _not_found(response_id)
-        return stored.response
+        record = await self._find(response_id, key_id)
+        if record is None:
+            raise _missing_error(response_id)
+        return record.response
 
     async def delete(self, response_id: str, key_id: str) -> None:
         """Delete a response; raises ``Refusal``."""
@@ -123,7 +123,7 @@ class StoredResponses:
         try:
             await asyncio.to_thread(self._delete, key)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable_error(error) from error
 
     async def run(self) -> None:
         """Delete expired responses from the store, until cancelled."""
@@ -136,30 +136,30 @@ class StoredResponses:
 
     async def flush(self) -> None:
         """Wait until every response has been written."""
-        await asyncio.gather(*self._writes.values())
+        await asyncio.gather(*self._writes.values(), return_exceptions=True)
 
     async def _find(self, response_id: str, key_id: str) -> StoredResponse | None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            stored, _ = self._memory.get((response_id, key_id), (None, 0))
+            record, _ = self._memory.get((response_id, key_id), (None, 0))
             try:
-                stored = stored or await asyncio.to_thread(self._read, response_id, key_id)
+                record = record or await asyncio.to_thread(self._read, response_id, key_id)
             except StoreError as error:
-                raise _unavailable(error) from error
-            if stored is not None:
-                return stored if stored.at > self.now() - LIFETIME else None
+                raise _unavailable_error(error) from error
+            if record is not None:
+                return record if record.at > self.now() - LIFETIME else None
             if time.monotonic() > deadline:
                 return None
             await asyncio.sleep(RETRY_S)
 
-    async def _write(self, stored: StoredResponse) -> None:
+    async def _write(self, record: StoredResponse) -> None:
         try:
-            await self._batcher.ask(stored)
+            await self._batcher.ask(record)
         except StoreError as error:
-            log.warning("response %s is only in memory, the store does not accept it: %s", stored.id, error)
+            log.warning("response %s is only in memory, the store does not accept it: %s", record.id, error)
         else:
             # Another router may delete it from now on.
-            self._memory.pop((stored.id, stored.key_id), None)
+            self._memory.pop((record.id, record.key_id), None)
 
     def _save(self, responses: Sequence[StoredResponse]) -> list[None]:
         with write_session(self.store) as session:
@@ -179,9 +179,9 @@ class StoredResponses:
             delete_responses_before(session, self.now() - LIFETIME)
 
 
-def _not_found(response_id: str) -> Refusal:
+def _missing_error(response_id: str) -> Refusal:
     return Refusal(404, f"Response with id {response_id!r} not found.", code="response_not_found", param="response_id")
 
 
-def _unavailable(error: StoreError) -> Refusal:
+def _unavailable_error(error: StoreError) -> Refusal:
     return Refusal(503, f"the store does not answer: {error}", retry_after=5)

@@ -1,6 +1,6 @@
 """The same conversation in every API form on every engine, with the real clients: what is recorded chains.
 
-A conversation has three answers: a forced call, an answer to its result, an answer to "Thanks.".
+A conversation has three answers: a forced call, an answer to its result, and one to "Thanks.". Two are streamed.
 """
 
 from collections.abc import Callable
@@ -24,17 +24,19 @@ SCHEMA = {"type": "object", "properties": {"order_id": {"type": "string"}}, "req
 FUNCTION = {"name": "get_order", "description": "Find an order.", "parameters": SCHEMA}
 RESPONSES_TOOL = {"type": "function", "strict": False, **FUNCTION}
 ROLES = ["system", "user", "assistant", "tool", "assistant", "user", "assistant"]
+# The choice of tools and whether the answer is streamed.
+TURNS = (("required", True), ("none", False), ("none", True))
 LIMIT = 40
 
 
-def chat(deployment: Deployment, headers: dict[str, str], *, streamed: bool) -> None:
+def chat(deployment: Deployment, headers: dict[str, str]) -> None:
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     tools = [{"type": "function", "function": FUNCTION}]
     options: Any = {"model": "base", "tools": tools, "temperature": 0, "max_tokens": LIMIT, "extra_headers": headers}
-    for choice in ("required", "none", "none"):
-        completions = deployment.openai.chat.completions
+    for choice, streamed in TURNS:
+        completions: Any = deployment.openai.chat.completions
         if streamed:
-            # The client refuses to assemble an answer that was cut off if it has parsers to run.
+            # The client's own assembly refuses an answer that was cut off.
             with completions.stream(messages=messages, tool_choice=choice, **options) as stream:
                 for _ in stream:
                     pass
@@ -46,22 +48,22 @@ def chat(deployment: Deployment, headers: dict[str, str], *, streamed: bool) -> 
         messages += results or [{"role": "user", "content": "Thanks."}]
 
 
-def responses(deployment: Deployment, headers: dict[str, str], *, streamed: bool) -> None:
+def responses(deployment: Deployment, headers: dict[str, str]) -> None:
     items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]
-    for choice in ("required", "none", "none"):
+    for choice, streamed in TURNS:
         output = respond(deployment, headers, streamed=streamed, input=items, tool_choice=choice).output
         items += output
         items += results_of(output) or [{"role": "user", "content": "Thanks."}]
 
 
-def responses_by_id(deployment: Deployment, headers: dict[str, str], *, streamed: bool) -> None:
+def responses_by_id(deployment: Deployment, headers: dict[str, str]) -> None:
     previous: dict[str, str] = {}
     items: list[Any] = [{"role": "user", "content": QUESTION}]
-    for choice in ("required", "none", "none"):
+    for choice, streamed in TURNS:
         options = {"input": items, "tool_choice": choice, **previous}
         response = respond(deployment, headers, streamed=streamed, **options)
-        stored = deployment.openai.responses.retrieve(response.id)
-        assert [item.id for item in stored.output] == [item.id for item in response.output]
+        retrieved = deployment.openai.responses.retrieve(response.id)
+        assert [item.id for item in retrieved.output] == [item.id for item in response.output]
         previous = {"previous_response_id": response.id}
         items = results_of(response.output) or [{"role": "user", "content": "Thanks."}]
 
@@ -80,14 +82,14 @@ def results_of(output: list[Any]) -> list[Any]:
     return [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT} for call in calls]
 
 
-def anthropics(deployment: Deployment, headers: dict[str, str], *, streamed: bool) -> None:
+def anthropics(deployment: Deployment, headers: dict[str, str]) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     tool = {"name": "get_order", "description": "Find an order.", "input_schema": SCHEMA}
     options: Any = {"model": "base", "system": SYSTEM, "tools": [tool], "messages": messages}
     sampling: Any = {"max_tokens": LIMIT, "extra_body": {"temperature": 0}, "extra_headers": headers}
     with anthropic.Anthropic(base_url=deployment.process.url, api_key="none", max_retries=0) as client:
-        for choice in ("any", "none", "none"):
-            options["tool_choice"] = {"type": choice}
+        for choice, streamed in TURNS:
+            options["tool_choice"] = {"type": "any" if choice == "required" else choice}
             if streamed:
                 with client.messages.stream(**options, **sampling) as stream:
                     message: Any = stream.get_final_message()
@@ -100,13 +102,10 @@ def anthropics(deployment: Deployment, headers: dict[str, str], *, streamed: boo
             messages.append({"role": "user", "content": results or "Thanks."})
 
 
-@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("converse", [chat, responses, responses_by_id, anthropics])
-def test_a_conversation_chains_in_every_form(
-    deployment: Deployment, converse: Callable[..., None], streamed: bool
-) -> None:
-    name = f"{deployment.kind}-{converse.__name__}-{streamed}"
-    converse(deployment, {HEADER: name}, streamed=streamed)
+def test_a_conversation_chains_in_every_form(deployment: Deployment, converse: Callable[..., None]) -> None:
+    name = f"{deployment.kind}-{converse.__name__}"
+    converse(deployment, {HEADER: name})
 
     def exchanges() -> list[Any]:
         with read_session(deployment.installation.store) as session:
@@ -114,8 +113,8 @@ def test_a_conversation_chains_in_every_form(
 
     eventually(lambda: len(exchanges()) == 3)
     bodies = [exchange.body for exchange in exchanges()]
-    for body, following in pairwise(bodies):
-        assert start_position(following["messages"]) == position([*body["messages"], body["answer"]])
+    for body, next_body in pairwise(bodies):
+        assert start_position(next_body["messages"]) == position([*body["messages"], body["answer"]])
     messages = [*bodies[-1]["messages"], bodies[-1]["answer"]]
     assert [message["role"] for message in messages] == ROLES
     assert [messages[place]["content"] for place in (0, 1, 3, 5)] == [SYSTEM, QUESTION, RESULT, "Thanks."]
@@ -127,8 +126,8 @@ def test_a_conversation_chains_in_every_form(
 def test_an_answer_by_id_is_that_to_the_whole_input(deployment: Deployment) -> None:
     first = respond(deployment, {}, streamed=False, input=QUESTION, tool_choice="required")
     results = results_of(first.output)
-    whole = [{"role": "user", "content": QUESTION}, *first.output, *results]
-    expected = respond(deployment, {}, streamed=False, input=whole, tool_choice="none")
+    whole_input = [{"role": "user", "content": QUESTION}, *first.output, *results]
+    expected = respond(deployment, {}, streamed=False, input=whole_input, tool_choice="none")
     answer = respond(deployment, {}, streamed=False, input=results, previous_response_id=first.id, tool_choice="none")
     assert (answer.output_text, answer.usage.input_tokens) == (expected.output_text, expected.usage.input_tokens)
     assert answer.usage.input_tokens > first.usage.input_tokens

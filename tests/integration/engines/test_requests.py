@@ -1,6 +1,6 @@
 """The same requests to every engine through the router: the same answers, the same errors.
 
-Where the embedded engine does less it says so with 400 and the field's name, or 404 for a path; ``LESS`` is all of it.
+Where the embedded engine does less it says so with 400 and the field's name; ``UNSUPPORTED`` is all of it.
 Answers are compared with those of the bundled model in this process.
 """
 

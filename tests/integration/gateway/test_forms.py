@@ -72,8 +72,8 @@ async def test_a_conversation_becomes_one_trajectory_of_chat_messages(
         (trajectory,) = gateway.trajectories()
         assert [message["role"] for message in trajectory.messages] == ROLES
         contents = [message["content"] for message in trajectory.messages]
-        signed = f"signed {V1}"
-        assert contents == ["Be brief.", QUESTION, signed, "shipped", signed, "Thanks.", signed]
+        answer_text = f"signed {V1}"
+        assert contents == ["Be brief.", QUESTION, answer_text, "shipped", answer_text, "Thanks.", answer_text]
         (call,) = trajectory.messages[2]["tool_calls"]
         assert call["function"] == {"name": "get_order", "arguments": '{"order_id": "W7"}'}
         assert trajectory.messages[3]["tool_call_id"] == call["id"]

@@ -97,10 +97,10 @@ async def test_a_stream_is_continued_before_its_connection_ends(tmp_path: Path) 
             async for event in stream:
                 if event.type == "response.completed":
                     break
-            following = await client.responses.create(
+            second = await client.responses.create(
                 model="base", input="Thanks.", previous_response_id=event.response.id
             )
-            assert following.status == "completed"
+            assert second.status == "completed"
             await stream.close()
 
     await run(tmp_path, check)
@@ -133,10 +133,10 @@ async def test_responses_outlive_the_router_and_are_found_by_others(tmp_path: Pa
             httpx.AsyncClient(trust_env=False) as other,
         ):
             ids.append((await other.post(f"{url}/v1/responses", json=body)).json()["id"])
-        found = await respond(gateway, input="Well?", previous_response_id=ids[1])
+        third = await respond(gateway, input="Well?", previous_response_id=ids[1])
         assert len(gateway.engine.requests[-1]["input"]) == 5
         assert (await gateway.http.delete(f"/v1/responses/{ids[1]}")).status_code == 200
-        assert stored_ids(gateway) == {ids[0], found["id"]}
+        assert stored_ids(gateway) == {ids[0], third["id"]}
 
     await run(tmp_path, check)
 

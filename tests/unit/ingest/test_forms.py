@@ -36,7 +36,7 @@ SYSTEM = "Be brief."
 RESULT = '{"state": "shipped"}'
 
 
-class Recorded:
+class Recording:
     """Answers a client's requests with recorded answers and keeps the requests."""
 
     def __init__(self, form: Form, *, streamed: bool) -> None:
@@ -55,16 +55,16 @@ class Recorded:
         return httpx2.Response(200, text=self.text("call" if len(self.requests) == 1 else "text"), headers=headers)
 
 
-def openai_client(recorded: Recorded) -> openai.OpenAI:
-    return openai.OpenAI(base_url="http://router/v1", api_key="none", http_client=recorded.http, max_retries=0)
+def openai_client(recording: Recording) -> openai.OpenAI:
+    return openai.OpenAI(base_url="http://router/v1", api_key="none", http_client=recording.http, max_retries=0)
 
 
-def chat(recorded: Recorded) -> None:
-    client = openai_client(recorded)
+def chat(recording: Recording) -> None:
+    client = openai_client(recording)
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     options: Any = {"model": "auto", "messages": messages, "tools": [{"type": "function", "function": FUNCTION}]}
     for _ in range(3):
-        if recorded.kind == "stream":
+        if recording.kind == "stream":
             with client.chat.completions.stream(**options) as stream:
                 message: Any = stream.get_final_completion().choices[0].message
         else:
@@ -74,13 +74,13 @@ def chat(recorded: Recorded) -> None:
         messages += results or [{"role": "user", "content": "Thanks."}]
 
 
-def responses(recorded: Recorded) -> None:
-    client = openai_client(recorded)
+def responses(recording: Recording) -> None:
+    client = openai_client(recording)
     items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]
     tool = {"type": "function", "strict": False, **FUNCTION}
     options: Any = {"model": "auto", "input": items, "instructions": SYSTEM, "tools": [tool]}
     for _ in range(3):
-        if recorded.kind == "stream":
+        if recording.kind == "stream":
             with client.responses.stream(**options) as stream:
                 output: list[Any] = stream.get_final_response().output
         else:
@@ -91,14 +91,14 @@ def responses(recorded: Recorded) -> None:
         items += results or [{"role": "user", "content": "Thanks."}]
 
 
-def anthropics(recorded: Recorded) -> None:
-    client = anthropic.Anthropic(base_url="http://router", api_key="none", http_client=recorded.http, max_retries=0)
+def anthropics(recording: Recording) -> None:
+    client = anthropic.Anthropic(base_url="http://router", api_key="none", http_client=recording.http, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     tool = {"name": "get_order", "description": "Find an order.", "input_schema": SCHEMA}
     system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
     options: Any = {"model": "auto", "messages": messages, "system": system, "tools": [tool], "max_tokens": 60}
     for _ in range(3):
-        if recorded.kind == "stream":
+        if recording.kind == "stream":
             with client.messages.stream(**options) as stream:
                 content: list[Any] = stream.get_final_message().content
         else:
@@ -111,9 +111,9 @@ def anthropics(recorded: Recorded) -> None:
 
 def check_chain(requests: list[dict[str, Any]], answers: list[Any], form: Form) -> None:
     """Every answer with its request is the beginning of the next request."""
-    for request, answer, following in zip(requests, answers, requests[1:], strict=False):
+    for request, answer, next_request in zip(requests, answers, requests[1:], strict=False):
         expected = [*messages_of(request, form), answer.message]
-        assert start_position(messages_of(following, form)) == position(expected)
+        assert start_position(messages_of(next_request, form)) == position(expected)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -121,40 +121,40 @@ def check_chain(requests: list[dict[str, Any]], answers: list[Any], form: Form) 
     ("form", "converse"), [(Form.CHAT, chat), (Form.RESPONSES, responses), (Form.ANTHROPIC, anthropics)]
 )
 def test_what_a_client_returns_chains_to_the_answer(
-    form: Form, converse: Callable[[Recorded], None], streamed: bool
+    form: Form, converse: Callable[[Recording], None], streamed: bool
 ) -> None:
-    recorded = Recorded(form, streamed=streamed)
-    converse(recorded)
+    recording = Recording(form, streamed=streamed)
+    converse(recording)
     answers = [
-        read_stream(recorded.text(name)) if streamed else read_answer(json.loads(recorded.text(name)))
+        read_stream(recording.text(name)) if streamed else read_answer(json.loads(recording.text(name)))
         for name in ("call", "text")
     ]
-    check_chain(recorded.requests, answers, form)
-    messages = messages_of(recorded.requests[-1], form)
+    check_chain(recording.requests, answers, form)
+    messages = messages_of(recording.requests[-1], form)
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
     assert [messages[i]["content"] for i in (0, 1, 3, 5)] == [SYSTEM, QUESTION, RESULT, "Thanks."]
     (call,) = messages[2]["tool_calls"]
     assert (call["type"], call["id"]) == ("function", messages[3]["tool_call_id"])
     assert call["function"]["name"] == "get_order"
     assert json.loads(call["function"]["arguments"]) == {"order_id": "W7938"}
-    (tool,) = tools_of(recorded.requests[0], form)
+    (tool,) = tools_of(recording.requests[0], form)
     assert {name: tool["function"][name] for name in FUNCTION} == FUNCTION
 
 
 @pytest.mark.parametrize("form", ["chat", "responses", "anthropic"])
 @pytest.mark.parametrize("name", ["call", "text"])
 def test_a_recorded_stream_is_the_whole_answer(form: str, name: str) -> None:
-    whole = read_answer(json.loads(ANSWERS[f"{form} {name} whole"]))
+    complete = read_answer(json.loads(ANSWERS[f"{form} {name} whole"]))
     streamed = read_stream(ANSWERS[f"{form} {name} stream"])
-    assert whole.message is not None
+    assert complete.message is not None
     assert streamed.message is not None
-    assert (streamed.message["content"] or "") == (whole.message["content"] or "")
-    functions = [[call["function"] for call in a.message.get("tool_calls") or []] for a in (whole, streamed)]
+    assert (streamed.message["content"] or "") == (complete.message["content"] or "")
+    functions = [[call["function"] for call in m.get("tool_calls") or []] for m in (complete.message, streamed.message)]
     assert functions[0] == functions[1]
     assert bool(functions[0]) is (name == "call")
     if streamed.usage:
         counts = ("prompt_tokens", "completion_tokens")
-        assert [streamed.usage[count] for count in counts] == [whole.usage[count] for count in counts]
+        assert [streamed.usage[count] for count in counts] == [complete.usage[count] for count in counts]
 
 
 @pytest.mark.parametrize("run", AGENTS)

@@ -116,11 +116,11 @@ def _error(error: dict[str, Any]) -> dict[str, Any]:
 
 def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
     usage = {**response["usage"], "output_tokens": 0}
-    begun = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield {"type": "message_start", "message": begun}
+    start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    yield {"type": "message_start", "message": start}
     for index, block in enumerate(response["content"]):
-        begun, deltas = _parts(block)
-        yield {"type": "content_block_start", "index": index, "content_block": begun}
+        start, deltas = _parts(block)
+        yield {"type": "content_block_start", "index": index, "content_block": start}
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}

@@ -139,8 +139,8 @@ class ChatRequest(GenerationRequest):
         Raises:
             RequestError: The schema or ``tool_choice`` cannot be used.
         """
-        if forced := forced_tools(self.tool_choice, self.tools or []):
-            return grammar_of(closed(call_schema(forced)), tags)
+        if demanded_tools := forced_tools(self.tool_choice, self.tools or []):
+            return grammar_of(closed(call_schema(demanded_tools)), tags)
         schema = format_schema(self.response_format)
         return "" if schema is None else grammar_of(closed(schema))
 

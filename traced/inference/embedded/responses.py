@@ -135,9 +135,9 @@ def _output(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _events(response: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    start = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": start}
+    yield {"type": "response.in_progress", "response": start}
     for index, item in enumerate(response["output"]):
         place = {"output_index": index}
         yield {"type": "response.output_item.added", **place, "item": _without_content(item)}
@@ -157,7 +157,7 @@ def _item_events(place: dict[str, Any], item: dict[str, Any]) -> Iterator[dict[s
         part_place = {**place, "content_index": index}
         prefix = f"response.{part['type']}"
         # Only texts of messages have log-probs.
-        extra = {"logprobs": []} if item["type"] == "message" else {}
+        extra: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
         yield {"type": "response.content_part.added", **part_place, "part": {**part, "text": ""}}
         yield {"type": f"{prefix}.delta", **part_place, "delta": part["text"], **extra}
         yield {"type": f"{prefix}.done", **part_place, "text": part["text"], **extra}
@@ -165,5 +165,5 @@ def _item_events(place: dict[str, Any], item: dict[str, Any]) -> Iterator[dict[s
 
 
 def _without_content(item: dict[str, Any]) -> dict[str, Any]:
-    begun = {**item, "status": "in_progress"}
-    return begun | ({"arguments": ""} if item["type"] == "function_call" else {"content": []})
+    empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    return {**item, "status": "in_progress", **empty}

@@ -90,8 +90,8 @@ def constrain(logits: Tensor, constraints: Sequence[Constraint | None]) -> None:
 
 def grammar_of(schema: Mapping[str, Any], tags: tuple[str, str] = ("", "")) -> str:
     """Return the grammar of JSON that matches a schema, between two texts."""
-    before, after = (json.dumps(tag) if tag else "" for tag in tags)
-    return f"start: {before} answer {after}\nanswer: %json {json.dumps({**schema, 'x-guidance': LAYOUT})}"
+    prefix, suffix = (json.dumps(tag) if tag else "" for tag in tags)
+    return f"start: {prefix} answer {suffix}\nanswer: %json {json.dumps({**schema, 'x-guidance': LAYOUT})}"
 
 
 def format_schema(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -117,15 +117,15 @@ def forced_tools(choice: object, tools: Sequence[Tool]) -> list[Tool]:
     if choice in (None, "auto", "none"):
         return []
     if choice == "required":
-        forced = list(tools)
+        demanded_tools = list(tools)
     elif isinstance(choice, Mapping) and choice.get("type") == "function":
         name = (choice.get("function") or {}).get("name")
-        forced = [tool for tool in tools if tool["function"].get("name") == name]
+        demanded_tools = [tool for tool in tools if tool["function"].get("name") == name]
     else:
         raise RequestError(f"tool_choice={choice!r} is not supported; use 'auto', 'none', 'required' or a function")
-    if not forced:
+    if not demanded_tools:
         raise RequestError(f"tool_choice={choice!r} demands a tool that the request does not offer")
-    return forced
+    return demanded_tools
 
 
 def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:

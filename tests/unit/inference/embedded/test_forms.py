@@ -7,12 +7,14 @@ from typing import Any
 
 import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 
 from tests.unit.inference.embedded.test_server import USER, serving
 from traced.inference.client import EngineClient
-from traced.inference.embedded import structure
+from traced.inference.embedded import anthropic as embedded_anthropic
+from traced.inference.embedded import responses, structure
 from traced.inference.embedded.engine import Engine
 from traced.inference.errors import RequestError
 
@@ -103,13 +105,13 @@ async def test_an_anthropic_message_is_the_chat_answer_whole_and_streamed() -> N
 async def test_a_forced_call_has_valid_arguments_in_every_form(choice: str) -> None:
     names = {"cancel"} if choice == "cancel" else {"get_order", "cancel"}
     async with serving() as (http, _, _), openai_client(http) as client, anthropic_client(http) as other:
-        named: Any = {"type": "function", "function": {"name": choice}}
+        function_choice: Any = {"type": "function", "function": {"name": choice}}
         chat: Any = {"model": "base", "messages": USER, "tools": CHAT_TOOLS, "max_tokens": 200, "seed": 3}
-        chat["tool_choice"] = choice if choice == "required" else named
-        whole = (await client.chat.completions.create(**chat)).choices[0]
+        chat["tool_choice"] = choice if choice == "required" else function_choice
+        complete = (await client.chat.completions.create(**chat)).choices[0]
         async with client.chat.completions.stream(**chat) as stream:
             streamed = (await stream.get_final_completion()).choices[0]
-        for completed in (whole, streamed):
+        for completed in (complete, streamed):
             assert completed.finish_reason == "tool_calls"
             assert completed.message.tool_calls
             (call,) = completed.message.tool_calls
@@ -197,9 +199,39 @@ async def test_what_is_not_supported_is_refused_by_name(path: str, body: dict[st
         assert message in response.json()["error"]["message"]
 
 
+def test_clients_read_thinking_text_and_calls_of_one_answer() -> None:
+    function = {"name": "get_order", "arguments": '{"ok": true}'}
+    call = {"id": "call_0", "type": "function", "function": function}
+    message = {"role": "assistant", "content": "Yes.", "reasoning_content": "hm", "tool_calls": [call]}
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    answer = {"id": "x", "created": 1, "usage": usage, "choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    response = responses.ResponsesRequest(model="base", input="x").response(answer)
+    client = openai.OpenAI(api_key="none", http_client=stub_client(responses.event_lines(response)))
+    with client, client.responses.stream(model="base", input="x") as stream:
+        kinds = {event.type for event in stream}
+        output = stream.get_final_response().output
+    assert [item.type for item in output] == ["reasoning", "message", "function_call"]
+    assert {"response.reasoning_text.delta", "response.function_call_arguments.done"} <= kinds
+    chat: Any = {"model": "base", "messages": USER, "max_tokens": 5}
+    form = embedded_anthropic.MessagesRequest(**chat)
+    lines = embedded_anthropic.event_lines(form.response(answer))
+    other = anthropic.Anthropic(api_key="none", http_client=stub_client(lines))
+    with other, other.messages.stream(**chat) as message_stream:
+        content = message_stream.get_final_message().content
+    assert [block.type for block in content] == ["thinking", "text", "tool_use"]
+    assert content[2].type == "tool_use"
+    assert content[2].input == {"ok": True}
+
+
+def stub_client(lines: list[str]) -> httpx2.Client:
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text="".join(lines), headers=headers))
+    return httpx2.Client(transport=transport)
+
+
 def test_objects_have_no_unnamed_properties_unless_they_say_so() -> None:
     open_object = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}
-    parts = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
+    parts: Any = {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}
     # A property may have the name of a keyword.
     nested = {"type": "object", "properties": {"items": {"properties": {"c": {}}}}}
     properties = {"properties": nested, "open": open_object, "parts": parts}
