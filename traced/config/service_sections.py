@@ -265,6 +265,11 @@ class ServingSection(Section):
     silence_s: float = Field(
         default=900.0, ge=0, description="seconds without a request after which a conversation ends"
     )
+    expiry_s: float = Field(
+        default=14_400.0,
+        gt=0,
+        description="seconds without a request after which a conversation's adapter is forgotten",
+    )
     success_labels: list[str] = Field(
         default=["success", "good", "thumbs_up"], description="feedback labels that mean success"
     )

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -27,6 +28,8 @@ from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit
 from traced.gateway.bodies import expect_body, read_json_object
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal
@@ -45,10 +48,10 @@ from traced.gateway.live_versions import LiveVersions
 from traced.gateway.metrics import EXCHANGE, Metrics
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
-from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
+from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
 from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
-from traced.ingest.responses import messages_of
+from traced.ingest.responses import answer_in, messages_of
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
@@ -69,6 +72,8 @@ class Gateway:
 
     pool: Pool
     live: Callable[[], LiveVersions]
+    conversations: Conversations
+    writer: ConversationWriter
     conversation_router: ConversationRouter
     spool: Spool
     feedback_receiver: FeedbackReceiver
@@ -110,25 +115,23 @@ class Gateway:
             messages = messages_of(body)
         except ValueError as error:
             raise Refusal(400, str(error), param="messages") from error
-        header = request.headers.get(HEADER)
-        if header is not None and not (0 < len(header) <= ID_LIMIT and header.isascii() and header.isprintable()):
-            raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
         key_id = key.id if key else ""
-        conversation = conversation_id(header, messages, key_id)
-        record = partial(self._record, key_id)
-        exchange = PendingExchange(request, conversation, "", raw, body, {}, record, id=request[REQUEST_ID])
+        history = history_of(messages, key_id)
+        conversation = await self.conversations.find(request_names(request.headers, body, key_id), history, key_id)
+        record = partial(self._finish, conversation, history)
+        exchange = PendingExchange(request, conversation.id, "", raw, body, {}, record, id=request[REQUEST_ID])
         request[EXCHANGE] = exchange
         try:
             async with self.concurrency_limit:
                 exchange.model, trial = await self._select_model(body, conversation, messages)
                 exchange.headers = {
                     "X-Traced-Model": exchange.model,
-                    HEADER: conversation,
+                    HEADER: client_name(conversation.id, key_id),
                     REQUEST_HEADER: exchange.id,
                 }
                 response = await self._forward(exchange)
             shadow_version = self.live().shadow_version(trial)
-            if shadow_version is not None and self._is_recorded(request, conversation):
+            if shadow_version is not None and self._is_recorded(request, conversation.id):
                 self.shadows.start(exchange, shadow_version)
             return response
         except Refusal as refusal:
@@ -159,9 +162,9 @@ class Gateway:
 
     async def feedback(self, request: web.Request) -> web.Response:
         """Store feedback on a conversation or a response."""
-        self.access.check(request)
+        key = self.access.check(request)
         _, body = await read_json_object(request, self.access.body_bytes)
-        return web.json_response(await self.feedback_receiver.receive(body, self.clock()))
+        return web.json_response(await self.feedback_receiver.receive(body, key.id if key else "", self.clock()))
 
     async def alive(self, request: web.Request) -> web.Response:
         """Return 200 while the process answers."""
@@ -196,6 +199,16 @@ class Gateway:
         exchange.headers |= {"X-Traced-Model": BASE}
         return await self.forwarder.forward(exchange)
 
+    def _finish(self, conversation: Conversation, history: History, exchange: PendingExchange) -> None:
+        """Remember the answer before the client has its end, and record the exchange."""
+        if exchange.shadow_of is None:
+            if exchange.status == HTTPStatus.OK:
+                answer = answer_in(bytes(exchange.answer), streamed=exchange.streamed)
+                self.conversations.note_answer(conversation, history, answer.message, answer.id)
+            else:
+                self.conversations.note_failure(conversation, history)
+        self._record(conversation.key_id, exchange)
+
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
         if self._is_recorded(exchange.request, exchange.conversation_id):
             try:
@@ -221,7 +234,7 @@ class Gateway:
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(
-        self, body: dict[str, object], conversation: str, messages: list[Message]
+        self, body: dict[str, object], conversation: Conversation, messages: list[Message]
     ) -> tuple[str, int | None]:
         """Return the model, and the promotion-log entry of the trial that the conversation is part of, or None."""
         name = body.get("model")
@@ -229,7 +242,7 @@ class Gateway:
             raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
         if name == AUTO:
             route = await self.conversation_router.decide(conversation, messages)
-            model = self.live().current_model(route.model)
+            model = self.live().current_model(route.model, self.pool.serves)
             if not self.pool.serves(model):
                 self.metrics.note_fallback("adapter_unavailable")
                 model = BASE
@@ -273,11 +286,12 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         # spool itself.
         stack.callback(gateway.forwarder.upstream.close)
         stack.push_async_callback(gateway.spool.flush)
+        stack.push_async_callback(gateway.writer.flush)
         stack.push_async_callback(gateway.shadows.cancel_all)
         stack.push_async_callback(gateway.receiver.flush)
         tasks = [
             asyncio.create_task(_restart_on_error(task))
-            for task in (gateway.spool.run, gateway.receiver.run, *background)
+            for task in (gateway.spool.run, gateway.writer.run, gateway.receiver.run, *background)
         ]
         stack.push_async_callback(_cancel, tasks)
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)

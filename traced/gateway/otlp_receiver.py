@@ -28,7 +28,7 @@ from traced.gateway.access import Access, ConcurrencyLimit
 from traced.gateway.bodies import expect_body, read_body
 from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
-from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, conversation_id, digest_of, is_sampled
+from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, digest_of, is_sampled, opening_id, qualified_id
 from traced.ingest.losses import CALLS, LossLedger
 from traced.ingest.otlp import wire
 from traced.ingest.otlp.conventions import (
@@ -249,7 +249,9 @@ class OtlpReceiver:
     async def _store_evaluations(self, batch: ReceivedBatch) -> None:
         for evaluation in batch.evaluations:
             try:
-                await self.feedback_receiver.receive(evaluation.feedback, evaluation.at or self.now())
+                await self.feedback_receiver.receive(
+                    evaluation.feedback, evaluation.key_id, evaluation.at or self.now()
+                )
             except Refusal as refusal:
                 if refusal.status >= FAILED:
                     raise
@@ -377,10 +379,10 @@ def _conversation_id(span: Span, call: Call, key_id: str) -> str:
     """
     name = call.conversation or (span.trace_id if span.parent_id else "")
     if not name:
-        return "otlp-" + conversation_id(None, call.messages, key_id)
+        return "otlp-" + opening_id(call.messages, key_id)
     if len(name) > ID_LIMIT or not name.isprintable():
         name = digest_of(name)
-    return conversation_id(f"{OTLP_PREFIX}{name}", (), key_id)
+    return qualified_id(f"{OTLP_PREFIX}{name}", key_id)
 
 
 def _is_opted_out(attributes: Mapping[str, object]) -> bool:

@@ -30,6 +30,7 @@ from store.database import open_store, read_session, write_session
 from store.errors import StoreError
 from store.records import Event, Exchange
 from store.repositories.events import delete_events, save_event
+from store.repositories.positions import DELETE_BATCH, delete_positions
 from store.repositories.serving import EXCHANGE_PREFIX, answered_by_router, last_feedback, save_exchanges
 from traced.config import logs
 from traced.config.settings import Settings, load_settings
@@ -52,6 +53,8 @@ EVENT_RETENTION = timedelta(hours=1)
 # Maximum number of models named in an event; senders of spans may use any number of names.
 MAX_MODELS = 20
 POLL_S = 0.25
+# How often positions of forgotten conversations are deleted.
+DELETION_INTERVAL = timedelta(minutes=1)
 # Seconds to store the rest of the spool after the gateway has ended.
 GRACE_S = 60.0
 BATCH = 500
@@ -119,6 +122,7 @@ class Recorder:
     store: Engine
     stopped: threading.Event = field(default_factory=threading.Event)
     _last_error: str = ""
+    _next_deletion: datetime | None = None
     _traffic: TrafficEvents = field(default_factory=TrafficEvents)
     _rules: WatchedRules | None = None
 
@@ -144,6 +148,7 @@ class Recorder:
             self.settle()
             self.report_losses()
             now = datetime.now(UTC)
+            self._delete_old_positions(now)
             self._canaries.review(now)
             self._traffic.emit(self.store, now)
         except (OSError, StoreError) as error:
@@ -182,6 +187,14 @@ class Recorder:
             now=datetime.now(UTC),
             silence_s=self.settings.serving.silence_s,
         )
+
+    def _delete_old_positions(self, now: datetime) -> None:
+        if self._next_deletion is not None and now < self._next_deletion:
+            return
+        expired_before = now - timedelta(seconds=self.settings.serving.expiry_s)
+        with write_session(self.store) as session:
+            has_more = delete_positions(session, expired_before=expired_before) == DELETE_BATCH
+        self._next_deletion = now + (timedelta() if has_more else DELETION_INTERVAL)
 
     def _current_rules(self) -> Rules | None:
         if self._rules is None:

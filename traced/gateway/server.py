@@ -22,6 +22,8 @@ from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
 from traced.gateway.bodies import MB
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engines import Pool, Replica
@@ -118,13 +120,21 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
-    follower = PromotionFollower(store, pool, settings.data_dir)
+    follower = PromotionFollower(store, pool, settings.data_dir, now, section.expiry_s)
 
     def live() -> LiveVersions:
         return follower.live
 
+    writer = ConversationWriter(store, now, section.expiry_s)
+    conversations = Conversations(store, writer, now, section.expiry_s)
     router = ConversationRouter(
-        store, pool, live, now, section.routing_timeout_s, use_label_tokens=settings.routing.router == "labels"
+        conversations,
+        writer,
+        pool,
+        live,
+        now,
+        section.routing_timeout_s,
+        use_label_tokens=settings.routing.router == "labels",
     )
     spool = Spool(settings.data_dir / "spool")
     spool.losses.prepare()
@@ -148,6 +158,8 @@ async def open_gateway(
     gateway = Gateway(
         pool,
         live,
+        conversations,
+        writer,
         router,
         spool,
         feedback_receiver,

@@ -55,7 +55,7 @@ def put(data_dir: Path, cycle: str, *models: str) -> None:
 
 
 async def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: Path) -> None:
-    follower = PromotionFollower(store, Pool([], 8), tmp_path)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
 
     async def classes() -> list[str] | None:
         await follower.refresh()
@@ -82,7 +82,7 @@ async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_
         promote(store, name)
     put(tmp_path, "c1", DATES)
     put(tmp_path, "c2", DATES, TOOLS)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
     await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
@@ -92,5 +92,5 @@ async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_
     await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes[-1] == TOOLS
-    assert follower.live.current_model(TOOLS) == "base"
-    assert follower.live.current_model(DATES) == "date-reasoning@v2"
+    assert follower.live.current_model(TOOLS, lambda name: False) == "base"
+    assert follower.live.current_model(DATES, lambda name: False) == "date-reasoning@v2"
