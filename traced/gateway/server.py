@@ -33,6 +33,7 @@ from traced.gateway.live_versions import LiveVersions, PromotionFollower
 from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
+from traced.gateway.stored_responses import StoredResponses
 from traced.gateway.upstream import Upstream
 from traced.inference.adapter_base import base_check
 from traced.inference.client import EngineClient
@@ -171,6 +172,7 @@ async def open_gateway(
         shadows,
         receiver,
         metrics,
+        StoredResponses(store, now),
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
