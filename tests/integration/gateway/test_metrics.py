@@ -115,7 +115,8 @@ async def test_engines_circuits_fallbacks_and_losses_are_counted(
         await gateway.ask("base", stream=True)
         samples = await scrape(gateway)
         assert samples["traced_router_engine_healthy", first] == samples["traced_router_engine_healthy", second] == 1
-        assert samples["traced_router_engine_circuit", first, "open"] == 1
+        # The circuit may have become half-open since.
+        assert sum(samples["traced_router_engine_circuit", first, state] for state in ("open", "half-open")) == 1
         assert samples["traced_router_engine_circuit", second, "closed"] == 1
         assert samples["traced_router_engine_failures_total", first] >= 3
         assert samples["traced_router_fallbacks_total", "engine_error"] == 1
