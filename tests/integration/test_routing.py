@@ -36,8 +36,8 @@ from traced.pipeline.context import Context, open_context
 from traced.pipeline.evaluate import ROUTE, evaluate
 from traced.pipeline.promote import PROMOTE
 from traced.pipeline.report import gather
+from traced.routing.hidden_state import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.routing.router_files import classifier_file, find_router_file
-from traced.routing.routers import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.targets.desk import SPLITS, Desk, demonstrate, needed_capabilities
 
 COMPOUND = "multi-step-completion"

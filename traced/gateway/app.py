@@ -138,6 +138,10 @@ class Gateway:
         status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
             status["spans"] = self.receiver.status()
+        if routing := self.conversation_router.router_choice.status():
+            status["routing"] = routing
+        if refused := {name: reason for replica in self.pool.replicas for name, reason in replica.refused.items()}:
+            status["refused_adapters"] = refused
         return web.json_response(status, status=200 if status["ready"] else 503)
 
     async def _forward(self, exchange: PendingExchange) -> web.StreamResponse:

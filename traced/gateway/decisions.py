@@ -16,18 +16,18 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from sandbox.contract import Message, Task
+from sandbox.contract import Message
 from store.database import read_session, write_session
 from store.errors import StoreError
 from store.records import ConversationRoute
 from store.repositories.serving import find_routes, save_routes
-from store.types import opening_messages
 from traced.gateway.batching import Batcher
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import LiveVersions
+from traced.gateway.router_choice import RouterChoice
 from traced.inference.client import BASE
 from traced.ingest.conversations import history_length
-from traced.routing.routers import HiddenStateRouter, LabelRouter, Router, RoutingDecision
+from traced.routing.routers import RoutingDecision
 
 # Maximum number of conversations whose decision is cached.
 CACHE_SIZE = 50_000
@@ -36,19 +36,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ConversationRouter:
-    """Routes each conversation once, at its first request.
-
-    Args:
-        timeout_s: Seconds that routing may take; after that the base model serves the conversation.
-        use_label_tokens: Whether to route by label tokens even if a fitted classifier exists.
-    """
+    """Routes each conversation once, at its first request."""
 
     store: Engine
     pool: Pool
     live: Callable[[], LiveVersions]
     now: Callable[[], datetime]
-    timeout_s: float
-    use_label_tokens: bool
+    router_choice: RouterChoice
     _decisions: "OrderedDict[str, asyncio.Task[ConversationRoute]]" = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -99,22 +93,7 @@ class ConversationRouter:
             return route
 
     async def _choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
-        replica = self.pool.pick(BASE, conversation_id)
-        if replica is None:
-            return RoutingDecision(BASE, {}, 0.0, "no engine answers")
-        routes = [route for name, route in live.routes.items() if self.pool.serves(name)]
-        router: Router = LabelRouter(replica.client, routes)
-        if live.classifier is not None and not self.use_label_tokens:
-            router = HiddenStateRouter(replica.client, live.classifier)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await router.choose(Task("", [dict(message) for message in opening_messages(messages)], []))
-        except TimeoutError:
-            return RoutingDecision(BASE, {}, self.timeout_s, f"no decision within {self.timeout_s:g} s")
-        except Exception as error:
-            # A defect in routing must not make the request fail.
-            log.exception("routing of %s failed", conversation_id)
-            return RoutingDecision(BASE, {}, 0.0, f"a defect of traced: {type(error).__name__}")
+        return await self.router_choice.choose(conversation_id, messages, live)
 
     def _find(self, conversation_ids: Sequence[str]) -> list[ConversationRoute | None]:
         with read_session(self.store) as session:

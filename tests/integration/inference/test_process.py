@@ -20,7 +20,8 @@ from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import ContextLengthError, EngineError, EngineStartError
 from traced.inference.policies import TokenPolicy
 from traced.inference.replicas import Replicas
-from traced.routing.routers import LabelRouter, Route, RoutedPolicy
+from traced.routing.label_router import LabelRouter
+from traced.routing.routers import Route, RoutedPolicy
 
 USER: list[Any] = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
 TOOL: Any = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}

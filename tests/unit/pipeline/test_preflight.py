@@ -134,7 +134,7 @@ def test_an_oracle_that_fails_is_named_and_not_taken_for_none(
 
 
 def test_a_router_that_vllm_cannot_serve_is_a_warning() -> None:
-    for router, words in (("hidden-state", 'routing.router = "labels"'), ("labels", "")):
+    for router, words in (("hidden-state", "routing.embeddings_url"), ("labels", "")):
         values = {"engine__backend": "vllm", "engine__urls": ["http://h"], "routing__router": router}
         result = by_name(list(quick_checks(settings(**values))))["router"]
         assert (result.ok, words in result.warning, bool(result.warning)) == (True, True, bool(words))
