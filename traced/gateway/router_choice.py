@@ -24,8 +24,10 @@ from traced.routing.preflight import EnginePreflight
 from traced.routing.routers import BY_LABELS, HIDDEN_STATE, FallbackRouter, Route, Router, RoutingDecision
 
 # The server at ``routing.embeddings_url`` is checked this often (s), and has ``CHECK_S`` to answer.
-POLL_S = 5.0
+POLL_S = 2.0
 CHECK_S = 5.0
+# Seconds that an engine has for the options of a routing prompt, which may be as long as half of its context.
+PREPARE_S = 60.0
 NO_EMBEDDINGS_HINT = "set routing.embeddings_url to the URL of an embeddings server"
 log = logging.getLogger(__name__)
 
@@ -82,13 +84,18 @@ class RouterChoice:
     _logged: str = ""
 
     async def run(self) -> None:
-        """Check the embeddings server, and log which router decides whenever that changes, until cancelled."""
+        """Follow the state of servers and engines until cancelled."""
         while True:
-            # Again and again, because another server may answer at its URL.
-            if self.server is not None:
-                await self.server.check()
-            self._log_changes()
+            await self.refresh()
             await asyncio.sleep(POLL_S)
+
+    async def refresh(self) -> None:
+        """Check the embeddings server, prepare label tokens, and log which router decides if that has changed."""
+        # Again and again, because another server may answer at its URL.
+        if self.server is not None:
+            await self.server.check()
+        self._log_changes()
+        await asyncio.gather(*(self._prepare(replica) for replica in self.pool.replicas if replica.healthy))
 
     async def close(self) -> None:
         """Close the connections to the embeddings server."""
@@ -121,7 +128,7 @@ class RouterChoice:
         routers: list[Router] = []
         excluded: dict[str, str] = {}
         candidates = [] if self.use_label_tokens else [(HIDDEN_STATE, self._hidden_state(replica, live))]
-        routes = [route for name, route in live.routes.items() if self.pool.serves(name)]
+        routes = self._routes(live)
         if not routes:
             reason = "no engine has loaded a live adapter"
             return FallbackRouter([], {name: reason for name, _ in candidates} | {BY_LABELS: reason})
@@ -156,10 +163,24 @@ class RouterChoice:
         if preflight.label_problem:
             return preflight.label_problem
         checked, router = self._label_routers.get(replica.url, (None, None))
-        if router is None or checked is not preflight or router.adapters != routes:
-            router = LabelRouter(replica.client, routes, preflight.context)
+        if router is None or checked is not preflight or router.adapters != tuple(routes):
+            router = LabelRouter(replica.client, tuple(routes), preflight.context)
             self._label_routers[replica.url] = (preflight, router)
         return router
+
+    async def _prepare(self, replica: Replica) -> None:
+        """Have the engine compute the options of the routing prompt, so that no conversation waits for that."""
+        live = self.live()
+        router = self._labels(replica, self._routes(live))
+        if live.routes and isinstance(router, LabelRouter) and not router.prepared:
+            try:
+                async with asyncio.timeout(PREPARE_S):
+                    await router.prepare()
+            except (ServingError, TimeoutError) as error:
+                log.warning("label tokens at %s could not be prepared: %s", replica.url, error or "no answer in time")
+
+    def _routes(self, live: LiveVersions) -> list[Route]:
+        return [route for name, route in live.routes.items() if self.pool.serves(name)]
 
     def _log_changes(self) -> None:
         text = "; ".join(f"{url}: {state}" for url, state in self.status().items())

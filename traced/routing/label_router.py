@@ -62,12 +62,14 @@ class LabelRouter:
 
     Args:
         context: The engine's context in tokens; 0: the engine is asked.
+        prepared: Whether ``prepare`` has succeeded.
     """
 
     client: EngineClient
     adapters: Sequence[Route]
     context: int = 0
     name: str = BY_LABELS
+    prepared: bool = False
     _ids: dict[str, int] = field(default_factory=dict)
     _prompts: "OrderedDict[tuple[str, ...], Prompt]" = field(default_factory=OrderedDict)
 
@@ -80,25 +82,22 @@ class LabelRouter:
         started = time.perf_counter()
         if not self.adapters:
             raise RoutingPromptError("no adapter is available")
-        await self.prepare()
+        if not self._ids:
+            self.context = self.context or await self.client.context_length()
+            self._ids = await self.client.label_ids(LABELS[:TOP_LOGPROBS])
         remaining = list(self.adapters)
         while len(remaining) > self._group_size:
             groups = _groups(remaining, self._group_size)
             winners = await asyncio.gather(*(self._ask(group, task, with_base=False) for group in groups))
             remaining = [group[_best(group, logprobs)] for group, logprobs in zip(groups, winners, strict=True)]
         logprobs = await self._ask(remaining, task, with_base=True)
-        return RoutingDecision(
-            max(logprobs, key=lambda model: logprobs[model]),
-            logprobs,
-            time.perf_counter() - started,
-            router=self.name,
-        )
+        likeliest = max(logprobs, key=lambda model: logprobs[model])
+        return RoutingDecision(likeliest, logprobs, time.perf_counter() - started, router=self.name)
 
     async def prepare(self) -> None:
-        """Read the engine's context and the token ids of the labels, once; errors as for ``choose``."""
-        if not self._ids:
-            self.context = self.context or await self.client.context_length()
-            self._ids = await self.client.label_ids(LABELS[:TOP_LOGPROBS])
+        """Decide on an empty task, so that the engine's prefix cache holds the options; errors as for ``choose``."""
+        await self.choose(Task("", [], []))
+        self.prepared = True
 
     @property
     def _is_short(self) -> bool:

@@ -28,7 +28,7 @@ class Engine:
         self.url = "http://h"
         self.base = "base"
         self.embedding: list[float] | Exception = [3.0, 0.1, 1.0]
-        self.prepared = 0
+        self.prepared = self.asked = 0
 
     async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
         if isinstance(self.embedding, Exception):
@@ -43,6 +43,7 @@ class Engine:
         return [0]
 
     async def label_logprobs(self, *args: Any) -> dict[str, float]:
+        self.asked += 1
         return {"A": -0.1, "B": -3.0}
 
     async def models(self) -> list[str]:
@@ -131,6 +132,17 @@ async def test_prompts_are_prepared_once_per_engine_and_set_of_adapters() -> Non
     routers.pool.replicas[0].preflight = replace(WITHOUT)  # the engine was lost and is back
     await decided_by(routers)
     assert client.prepared == 2
+
+
+async def test_options_are_prepared_before_the_first_conversation() -> None:
+    routers = choice(WITH_EMBEDDINGS)
+    client: Any = routers.pool.replicas[0].client
+    for _ in range(2):
+        await routers.refresh()
+    assert (client.prepared, client.asked) == (1, 1)
+    client.embedding = EngineError("down")
+    assert (await decided_by(routers))[0] == "labels"
+    assert (client.prepared, client.asked) == (1, 2)
 
 
 async def test_the_server_beside_decides_even_if_the_engine_has_embeddings(caplog: pytest.LogCaptureFixture) -> None:
