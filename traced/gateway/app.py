@@ -140,8 +140,10 @@ class Gateway:
             status["spans"] = self.receiver.status()
         if routing := self.conversation_router.router_choice.status():
             status["routing"] = routing
-        if refused := {name: reason for replica in self.pool.replicas for name, reason in replica.refused.items()}:
-            status["refused_adapters"] = refused
+        if refusals := {
+            name: reason for replica in self.pool.replicas for name, reason in replica.adapter_errors.items()
+        }:
+            status["refused_adapters"] = refusals
         return web.json_response(status, status=200 if status["ready"] else 503)
 
     async def _forward(self, exchange: PendingExchange) -> web.StreamResponse:

@@ -40,7 +40,7 @@ class Replica:
 
     Args:
         loaded: The adapters whose loading the engine has confirmed.
-        refused: Why adapters could not be loaded or unloaded, by their names.
+        adapter_errors: Why adapters could not be loaded or unloaded, by their names.
         preflight: What the engine offers for routing; None until it was asked.
         running: The number of running requests by model.
         problem: Why the engine gets no requests, in words; "" if it is healthy.
@@ -55,7 +55,7 @@ class Replica:
     client: EngineClient
     healthy: bool = False
     loaded: set[str] = field(default_factory=set)
-    refused: dict[str, str] = field(default_factory=dict)
+    adapter_errors: dict[str, str] = field(default_factory=dict)
     preflight: EnginePreflight | None = None
     running: Counter[str] = field(default_factory=Counter)
     problem: str = "not checked yet"
@@ -158,7 +158,9 @@ class Pool:
         """Set the adapters that should be loaded, and have the engines checked at once."""
         self.adapters = adapters
         for replica in self.replicas:
-            replica.refused = {name: reason for name, reason in replica.refused.items() if name in adapters}
+            replica.adapter_errors = {
+                name: reason for name, reason in replica.adapter_errors.items() if name in adapters
+            }
             replica.wake_event.set()
 
     def set_sleep_reason(self, reason: str) -> None:
@@ -305,11 +307,11 @@ async def _succeeds(replica: Replica, name: str, call: Coroutine[object, None, N
         await call
     except ServingError as error:
         # Each check tries again, so an error is logged once.
-        if replica.refused.get(name) != str(error):
+        if replica.adapter_errors.get(name) != str(error):
             log.warning("engine %s, adapter %s: %s", replica.url, name, error)
-        replica.refused[name] = str(error)
+        replica.adapter_errors[name] = str(error)
         return False
-    replica.refused.pop(name, None)
+    replica.adapter_errors.pop(name, None)
     return True
 
 

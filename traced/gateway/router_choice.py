@@ -162,8 +162,8 @@ class RouterChoice:
             return f"{replica.url} was not checked yet"
         if preflight.label_problem:
             return preflight.label_problem
-        checked, router = self._label_routers.get(replica.url, (None, None))
-        if router is None or checked is not preflight or router.adapters != tuple(routes):
+        checked_preflight, router = self._label_routers.get(replica.url, (None, None))
+        if router is None or checked_preflight is not preflight or router.adapters != tuple(routes):
             router = LabelRouter(replica.client, tuple(routes), preflight.context)
             self._label_routers[replica.url] = (preflight, router)
         return router

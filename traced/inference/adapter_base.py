@@ -94,16 +94,16 @@ def base_digest(folder: Path, data_dir: Path) -> str:
 def known_base_digest(spec: str, data_dir: Path) -> str:
     """Return the digest of the base model of ``model.spec`` without reading large files; "" if it is not known."""
     # SmolLM2 is not created here, which takes half a minute.
-    named = {"": BUNDLED, "bundled": BUNDLED, "smollm2": data_dir / "models" / "smollm2"}
-    folder = named.get(spec, Path(spec).expanduser())
+    folders = {"": BUNDLED, "bundled": BUNDLED, "smollm2": data_dir / "models" / "smollm2"}
+    folder = folders.get(spec, Path(spec).expanduser())
     try:
         files, states = _weight_files(folder)
         if _is_small(files):
             return _digest(files) if files else ""
-        known = _cached(data_dir / "models" / "digests.json").get(str(folder.resolve()))
+        entry = _cached(data_dir / "models" / "digests.json").get(str(folder.resolve()))
     except OSError:
         return ""
-    return str(known[1]) if known and known[0] == states else ""
+    return str(entry[1]) if entry and entry[0] == states else ""
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], list[list[object]]]:

@@ -220,20 +220,20 @@ def _embeddings(settings: Settings) -> Finding:
     from traced.routing.hidden_state import read_classifier, refusal
     from traced.routing.router_files import CLASSIFIER
 
-    async def identity() -> EmbeddingIdentity:
+    async def read_identity() -> EmbeddingIdentity:
         async with EngineClient(start.server_root(settings.routing.embeddings_url)) as client:
             async with asyncio.timeout(EMBEDDINGS_S):
                 return await (await source_beside(client, settings.routing.embeddings_model)).identity()
 
     try:
-        offered = asyncio.run(identity())
+        identity = asyncio.run(read_identity())
     except (ServingError, TimeoutError) as error:
         problem = str(error) or f"no answer within {EMBEDDINGS_S:g} s"
         return Finding("embeddings", True, "not available, label tokens decide", warning=problem)
-    observed = f"{offered.model}, size {len(offered.probe)}"
+    observed = f"{identity.model}, size {len(identity.probe)}"
     files = sorted(settings.data_dir.glob(f"runs/*/{CLASSIFIER}"), key=lambda path: path.stat().st_mtime)
     with contextlib.suppress(RouterFileError, IndexError):
-        problem = refusal(read_classifier(files[-1]), offered)
+        problem = refusal(read_classifier(files[-1]), identity)
         if problem:
             warning = f"the newest classifier was {problem}; the next promoting cycle fits another"
             return Finding("embeddings", True, observed, warning=warning)

@@ -90,11 +90,14 @@ async def hidden_state_router(context: Context, adapters: Sequence[str]) -> Hidd
             classifier = fit_classifier(embeddings, models, base_digest=digest, identity=identity)
         except RouterFitError as error:
             _report_labels(stage, str(error))
-            raise
-        publish_file(path, as_json(classifier))
-        stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}
-        stage.figure = ", ".join(f"{model} {count}" for model, count in classifier.examples.items())
-    return HiddenStateRouter(source, classifier)
+            failure = error
+        else:
+            publish_file(path, as_json(classifier))
+            stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}
+            stage.figure = ", ".join(f"{model} {count}" for model, count in classifier.examples.items())
+            return HiddenStateRouter(source, classifier)
+    # After the stage's closing event, which has the reason.
+    raise failure
 
 
 def _report_labels(stage: RunningStage, reason: str) -> None:

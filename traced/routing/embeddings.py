@@ -30,11 +30,11 @@ class EmbeddingIdentity:
     def mismatch(self, other: "EmbeddingIdentity") -> str:
         """Return why the embeddings of ``other`` are not these, or "" if they are."""
         if len(self.probe) != len(other.probe):
-            return f"fitted on embeddings of {self.model} (size {len(self.probe)}), not {_described(other)}"
+            return f"fitted on embeddings of {self.model} (size {len(self.probe)}), not {_describe(other)}"
         distance = np.linalg.norm(np.subtract(self.probe, other.probe)) / (np.linalg.norm(self.probe) or 1.0)
         if not distance <= TOLERANCE:
             return (
-                f"fitted on embeddings of {self.model}, not {_described(other)}: for the same text they differ by "
+                f"fitted on embeddings of {self.model}, not {_describe(other)}: for the same text they differ by "
                 f"{100 * distance:.0f} %"
             )
         return ""
@@ -95,5 +95,5 @@ async def source_beside(client: EngineClient, model: str) -> EmbeddingSource:
     return EmbeddingSource(client, models[0])
 
 
-def _described(identity: EmbeddingIdentity) -> str:
+def _describe(identity: EmbeddingIdentity) -> str:
     return f"of {identity.model} (size {len(identity.probe)})"

@@ -53,7 +53,7 @@ class Prompt:
 
     prefix: str
     models: dict[str, str]
-    room: int
+    task_tokens: int
 
 
 @dataclass
@@ -113,10 +113,10 @@ class LabelRouter:
         prompt = await self._prompt(routes)
         labels = [label for label, model in prompt.models.items() if with_base or model != BASE]
         try:
-            logprobs = await self._request(prompt, task, prompt.room * CHARS_PER_TOKEN, labels)
+            logprobs = await self._request(prompt, task, prompt.task_tokens * CHARS_PER_TOKEN, labels)
         except ContextLengthError:
             # The task has more tokens than its characters let expect; a character is hardly ever more than one token.
-            logprobs = await self._request(prompt, task, prompt.room, labels)
+            logprobs = await self._request(prompt, task, prompt.task_tokens, labels)
         if not logprobs:
             raise EngineError("no label was among the likely next tokens")
         return logprobs
@@ -135,14 +135,14 @@ class LabelRouter:
             return self._prompts[key]
         skills = [(route.title, route.description, route.example, route.episode) for route in routes]
         options = route_options(skills)
-        prefix, room = await self._fitted(options)
+        prefix, task_tokens = await self._fit(options)
         models = dict(zip((option.label for option in options), [*key, BASE], strict=True))
-        self._prompts[key] = prompt = Prompt(prefix, models, room)
+        self._prompts[key] = prompt = Prompt(prefix, models, task_tokens)
         if len(self._prompts) > CACHE_SIZE:
             self._prompts.popitem(last=False)
         return prompt
 
-    async def _fitted(self, options: Sequence[RouteOption]) -> tuple[str, int]:
+    async def _fit(self, options: Sequence[RouteOption]) -> tuple[str, int]:
         """Return the longest options that leave room for a task, and that room in tokens."""
         write, limit, task_limit = (
             (short_options, EXAMPLE_LIMIT, TASK_LIMIT)
@@ -153,9 +153,9 @@ class LabelRouter:
             return write(options, limit), task_limit // CHARS_PER_TOKEN
         while limit >= MIN_LIMIT:
             prefix = write(options, limit)
-            room = self.context - len(await self.client.token_ids(prefix)) - FRAME_TOKENS
-            if room >= self.context // (4 if self._is_short else 2):
-                return prefix, room
+            task_tokens = self.context - len(await self.client.token_ids(prefix)) - FRAME_TOKENS
+            if task_tokens >= self.context // (4 if self._is_short else 2):
+                return prefix, task_tokens
             limit = limit * 3 // 4
         raise RoutingPromptError(
             f"{len(options)} options do not fit the context of {self.context} tokens", hint="engine.max_length"

@@ -127,7 +127,7 @@ class FallbackRouter:
                 # A defect in routing must not make the request fail.
                 log.exception("the router %s failed", router.name)
                 fallbacks[router.name] = f"a defect of traced: {type(error).__name__}"
-        reason = "; ".join(f"{name}: {why}" for name, why in fallbacks.items()) or "there is no router"
+        reason = "; ".join(f"{name}: {text}" for name, text in fallbacks.items()) or "there is no router"
         seconds = time.perf_counter() - started
         return RoutingDecision(BASE, {}, seconds, reason, fallbacks=fallbacks, failed=True)
 

@@ -35,7 +35,7 @@ SETTINGS = ["routing.router=hidden-state", f"training.lora_r={demo.RANK}", "serv
 NOISE = 0.13
 
 
-def chosen(http: httpx.Client, openings: Sequence[demo.Opening], prefix: str) -> list[str]:
+def route_openings(http: httpx.Client, openings: Sequence[demo.Opening], prefix: str) -> list[str]:
     """The models that answered ``auto``, one conversation per opening."""
 
     def model(number: int) -> str:
@@ -51,7 +51,7 @@ def chosen(http: httpx.Client, openings: Sequence[demo.Opening], prefix: str) ->
 
 def right_share(openings: Sequence[demo.Opening], models: Sequence[str]) -> float:
     """The share of openings that got the adapter which they need."""
-    return sum(model == opening.right for model, opening in zip(models, openings, strict=True)) / len(openings)
+    return sum(model == task.right for model, task in zip(models, openings, strict=True)) / len(openings)
 
 
 def routing(http: httpx.Client) -> dict[str, Any]:
@@ -69,7 +69,7 @@ async def embedded_choices(url: str, openings: Sequence[demo.Opening]) -> list[s
     """What the fitted router chooses on the hidden states of the embedded engine."""
     async with EngineClient(url) as client:
         router = HiddenStateRouter(EmbeddingSource(client), read_classifier(demo.ROUTER))
-        return [(await router.choose(Task("", opening.messages, []))).model for opening in openings]
+        return [(await router.choose(Task("", task.messages, []))).model for task in openings]
 
 
 @pytest.mark.optional
@@ -87,14 +87,14 @@ def test_auto_reaches_each_adapter_on_vllm_and_falls_back_to_labels(tmp_path: Pa
         ):
             until_loaded(http)
             assert routing(http) == {"router": "hidden-state"}
-            models = chosen(http, openings, "a")
+            models = route_openings(http, openings, "a")
             assert min(Counter(models)[name] for name in demo.NAMES) >= 15, Counter(models)
             reference = right_share(openings, asyncio.run(embedded_choices(embedder.url, openings)))
             assert reference > 0.8
             assert abs(right_share(openings, models) - reference) <= NOISE
             embedder.stop()
             # At once, not only after the next check of the server; no conversation goes to base without a router.
-            chosen(http, openings[:5], "b")
+            route_openings(http, openings[:5], "b")
             eventually(lambda: routing(http)["router"] == "labels", within_s=20)
             assert "no answer from the engine at" in routing(http)["excluded"]["hidden-state"]
             store = open_store(sqlite_url(tmp_path / "traced.db"))
@@ -130,7 +130,7 @@ def test_a_replaced_base_model_disables_its_adapters(tmp_path: Path) -> None:
             assert f"(weights {first[:12]})" in reason
             assert f"(weights {second[:12]})" in reason
             assert "model.spec" in reason
-        assert set(chosen(http, demo.openings()[:3], "c")) == {"base"}
+        assert set(route_openings(http, demo.openings()[:3], "c")) == {"base"}
         (engine_url,) = ready["engines"]
         asyncio.run(refused_by_a_cycle(tmp_path, base, engine_url))
     log = gateway.log_path.read_text()

@@ -15,10 +15,10 @@ from traced.routing.preflight import EnginePreflight
 from traced.routing.routers import Route
 
 DATES = "dates@v1"
-OPENING = [{"role": "user", "content": "Pick it up in 3 days."}]
-NONE = "http://h has no embeddings (POST /v1/embeddings: 404)"
+USER = [{"role": "user", "content": "Pick it up in 3 days."}]
+NO_EMBEDDINGS = "http://h has no embeddings (POST /v1/embeddings: 404)"
 WITH_EMBEDDINGS = EnginePreflight(IDENTITY, "", "", 4096)
-WITHOUT = EnginePreflight(None, NONE, "", 4096)
+WITHOUT_EMBEDDINGS = EnginePreflight(None, NO_EMBEDDINGS, "", 4096)
 
 
 class Engine:
@@ -28,7 +28,7 @@ class Engine:
         self.url = "http://h"
         self.base = "base"
         self.embedding: list[float] | Exception = [3.0, 0.1, 1.0]
-        self.prepared = self.asked = 0
+        self.prepared = self.request_count = 0
 
     async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
         if isinstance(self.embedding, Exception):
@@ -43,7 +43,7 @@ class Engine:
         return [0]
 
     async def label_logprobs(self, *args: Any) -> dict[str, float]:
-        self.asked += 1
+        self.request_count += 1
         return {"A": -0.1, "B": -3.0}
 
     async def models(self) -> list[str]:
@@ -58,7 +58,7 @@ def choice(preflight: EnginePreflight | None, **options: Any) -> RouterChoice:
 
 
 async def decided_by(choice: RouterChoice, live: LiveVersions | None = None) -> tuple[str, dict[str, str]]:
-    decision = await choice.choose("c-1", OPENING, live or choice.live())
+    decision = await choice.choose("c-1", USER, live or choice.live())
     assert decision.model == (DATES if decision.router else "base")
     assert decision.failed == (not decision.router)
     return decision.router, dict(decision.fallbacks)
@@ -71,8 +71,8 @@ async def test_the_classifier_decides_where_the_engine_has_its_embeddings() -> N
 
 
 async def test_label_tokens_decide_where_it_has_none_and_the_setting_is_named() -> None:
-    routers = choice(WITHOUT)
-    reason = f"{NONE}; set routing.embeddings_url to the URL of an embeddings server"
+    routers = choice(WITHOUT_EMBEDDINGS)
+    reason = f"{NO_EMBEDDINGS}; set routing.embeddings_url to the URL of an embeddings server"
     assert await decided_by(routers) == ("labels", {"hidden-state": reason})
     assert routers.status() == {"http://h": {"router": "labels", "excluded": {"hidden-state": reason}}}
 
@@ -99,7 +99,10 @@ async def test_the_setting_of_label_tokens_asks_for_no_embeddings() -> None:
 
 @pytest.mark.parametrize(
     ("preflight", "words"),
-    [(None, "http://h was not checked yet"), (replace(WITHOUT, label_problem="label 'A' is no token"), "no token")],
+    [
+        (None, "http://h was not checked yet"),
+        (replace(WITHOUT_EMBEDDINGS, label_problem="label 'A' is no token"), "no token"),
+    ],
 )
 async def test_without_any_router_the_base_serves_and_the_decision_is_a_failure(
     preflight: EnginePreflight | None, words: str
@@ -119,17 +122,17 @@ async def test_no_engine_and_no_loaded_adapter_are_failures() -> None:
     assert (await decided_by(routers))[1]["labels"] == "no engine has loaded a live adapter"
     replica.mark_failed("killed")
     assert replica.preflight is None  # another engine may come back
-    decision = await routers.choose("c-1", OPENING, routers.live())
+    decision = await routers.choose("c-1", USER, routers.live())
     assert (decision.failed, decision.reason) == (True, "no engine answers")
 
 
 async def test_prompts_are_prepared_once_per_engine_and_set_of_adapters() -> None:
-    routers = choice(WITHOUT)
+    routers = choice(WITHOUT_EMBEDDINGS)
     client: Any = routers.pool.replicas[0].client
     for _ in range(3):
         await decided_by(routers)
     assert client.prepared == 1
-    routers.pool.replicas[0].preflight = replace(WITHOUT)  # the engine was lost and is back
+    routers.pool.replicas[0].preflight = replace(WITHOUT_EMBEDDINGS)  # the engine was lost and is back
     await decided_by(routers)
     assert client.prepared == 2
 
@@ -139,10 +142,10 @@ async def test_options_are_prepared_before_the_first_conversation() -> None:
     client: Any = routers.pool.replicas[0].client
     for _ in range(2):
         await routers.refresh()
-    assert (client.prepared, client.asked) == (1, 1)
+    assert (client.prepared, client.request_count) == (1, 1)
     client.embedding = EngineError("down")
     assert (await decided_by(routers))[0] == "labels"
-    assert (client.prepared, client.asked) == (1, 2)
+    assert (client.prepared, client.request_count) == (1, 2)
 
 
 async def test_the_server_beside_decides_even_if_the_engine_has_embeddings(caplog: pytest.LogCaptureFixture) -> None:

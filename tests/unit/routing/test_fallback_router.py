@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sandbox.contract import Task
-from tests.unit.routing.recording import RecordingPolicy
 from traced.inference.errors import EngineError
 from traced.routing.routers import FallbackRouter, RoutedPolicy, RoutingDecision
 
@@ -57,7 +56,7 @@ async def test_a_slow_router_leaves_time_for_the_next() -> None:
 async def test_without_any_router_the_base_serves_and_the_decision_is_a_failure(excluded: dict[str, str]) -> None:
     decision = await FallbackRouter([Fixed("labels", EngineError("down"))], excluded).choose(TASK)
     assert (decision.model, decision.router, decision.failed) == ("base", "", True)
-    assert decision.reason == "; ".join(f"{name}: {why}" for name, why in (excluded | {"labels": "down"}).items())
+    assert decision.reason == "; ".join(f"{name}: {text}" for name, text in (excluded | {"labels": "down"}).items())
 
 
 async def test_the_base_as_a_choice_is_no_failure() -> None:
@@ -73,9 +72,9 @@ async def test_a_defect_is_logged_and_fails_no_request(caplog: pytest.LogCapture
 
 
 async def test_a_failed_decision_is_not_kept() -> None:
-    recorded: Any = type("Recorded", (), {"models": []})()
     router = Fixed("labels", EngineError("down"))
-    policy = RoutedPolicy(lambda model: RecordingPolicy(recorded, model), FallbackRouter([router]))
+    policy_of: Any = None  # nothing is completed
+    policy = RoutedPolicy(policy_of, FallbackRouter([router]))
     assert (await policy.route(TASK.messages)).failed
     router.answer = "tools@v1"
     assert (await policy.route(TASK.messages)).model == "tools@v1"

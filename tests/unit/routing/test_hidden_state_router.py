@@ -63,10 +63,10 @@ class Embedding:
         self.texts: list[str] = []
         self.models: list[str] = []
         self.url = "http://h"
-        self.listed: list[str] = []
+        self.model_names: list[str] = []
 
-    async def models_listed(self) -> list[str]:
-        return self.listed
+    async def list_models(self) -> list[str]:
+        return self.model_names
 
     async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
         self.texts += texts
@@ -243,10 +243,10 @@ async def test_a_server_without_embeddings_is_named() -> None:
 
 async def test_the_model_of_a_server_beside_is_its_only_one_or_the_settings() -> None:
     client: Any = Embedding([1.0])
-    client.models = client.models_listed
-    client.listed = ["bge-small"]
+    client.models = client.list_models
+    client.model_names = ["bge-small"]
     assert (await source_beside(client, "")).model == "bge-small"
-    client.listed = ["bge-small", "e5"]
+    client.model_names = ["bge-small", "e5"]
     with pytest.raises(EmbeddingsError, match=r"lists 2 models \(bge-small, e5\)") as failure:
         await source_beside(client, "")
     assert failure.value.hint == "set routing.embeddings_model"

@@ -60,7 +60,7 @@ class Scripted:
         return RecordingPolicy(self, model)
 
 
-def many(count: int) -> list[Route]:
+def numbered_routes(count: int) -> list[Route]:
     return [Route(f"skill-{n}@v1", f"Skill {n:02}", f"Does {n}.", f"do {n}", f"user: do {n}") for n in range(count)]
 
 
@@ -77,7 +77,7 @@ async def test_a_large_context_shows_the_episode_and_the_task_as_the_agent_sees_
     client: Any = Scripted({"A": -0.1})
     routes = [Route("dates@v1", "Dates", "Work out dates.", "in 3 days", "user: in 3 days\nassistant: done")]
     image = {"type": "image_url", "image_url": {"url": "data:..."}}
-    messages = [
+    messages: list[Any] = [
         {"role": "system", "content": "Follow the policy."},
         {"role": "user", "content": [{"type": "text", "text": "See"}, image]},
     ]
@@ -91,7 +91,7 @@ async def test_a_large_context_shows_the_episode_and_the_task_as_the_agent_sees_
 @pytest.mark.parametrize("number", [0, 17, 49])
 async def test_many_adapters_are_decided_in_rounds(context: int, number: int) -> None:
     client: Any = Scripted({}, context=context, preferred=f"Skill {number:02}")
-    router = LabelRouter(client, many(50))
+    router = LabelRouter(client, numbered_routes(50))
     decision = await router.choose(TASK)
     assert decision.model == f"skill-{number}@v1"
     assert max(decision.logprobs, key=lambda name: decision.logprobs[name]) == decision.model
@@ -105,7 +105,7 @@ async def test_many_adapters_are_decided_in_rounds(context: int, number: int) ->
 
 async def test_a_task_without_a_skill_reaches_the_base_model_in_the_last_round() -> None:
     client: Any = Scripted({}, preferred="No such skill")
-    decision = await LabelRouter(client, many(50)).choose(TASK)
+    decision = await LabelRouter(client, numbered_routes(50)).choose(TASK)
     assert decision.model == "base"
     assert len(decision.logprobs) == 4  # the winners of three groups and the base model
 
