@@ -81,7 +81,8 @@ class RouterChoice:
     use_label_tokens: bool
     server: EmbeddingsServer | None = None
     _label_routers: dict[str, tuple[EnginePreflight, LabelRouter]] = field(default_factory=dict)
-    _logged: str = ""
+    _status_text: str = ""
+    _failures: dict[str, str] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Follow the state of servers and engines until cancelled."""
@@ -108,7 +109,12 @@ class RouterChoice:
         if replica is None:
             return RoutingDecision(BASE, {}, 0.0, "no engine answers", failed=True)
         router = self._router(replica, live)
-        return await router.choose(Task("", [dict(message) for message in opening_messages(messages)], []))
+        decision = await router.choose(Task("", [dict(message) for message in opening_messages(messages)], []))
+        failures = {name: text for name, text in decision.fallbacks.items() if name not in router.excluded}
+        if failures and failures != self._failures:
+            log.warning("routing fell back to %s: %s", decision.router or BASE, failures)
+        self._failures = failures
+        return decision
 
     def status(self) -> dict[str, object]:
         """Return which router decides at each engine, and why better ones do not; {} if no adapter is live."""
@@ -184,6 +190,6 @@ class RouterChoice:
 
     def _log_changes(self) -> None:
         text = "; ".join(f"{url}: {state}" for url, state in self.status().items())
-        if text and text != self._logged:
+        if text and text != self._status_text:
             log.info("routing: %s", text)
-        self._logged = text or self._logged
+        self._status_text = text or self._status_text

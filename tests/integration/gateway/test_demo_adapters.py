@@ -133,9 +133,6 @@ def test_a_replaced_base_model_disables_its_adapters(tmp_path: Path) -> None:
         assert set(route_openings(http, demo.openings()[:3], "c")) == {"base"}
         (engine_url,) = ready["engines"]
         asyncio.run(refused_by_a_cycle(tmp_path, base, engine_url))
-    log = gateway.log_path.read_text()
-    assert log.count(f"adapter {demo.NAMES[0]}: the adapter in") == 1  # each check tries again and logs nothing new
-    assert f"fitted for a base model with weights {first[:12]}" not in log
 
 
 async def refused_by_a_cycle(data_dir: Path, base: Path, engine_url: str) -> None:

@@ -84,11 +84,14 @@ async def test_other_embeddings_than_those_of_the_fit_do_not_decide() -> None:
     assert fallbacks["hidden-state"].startswith("the classifier was fitted on embeddings of base, not of base (size 3)")
 
 
-async def test_a_failure_at_a_request_falls_back_to_label_tokens() -> None:
+async def test_a_failure_at_a_request_falls_back_to_label_tokens(caplog: pytest.LogCaptureFixture) -> None:
     routers = choice(WITH_EMBEDDINGS)
     client: Any = routers.pool.replicas[0].client
     client.embedding = EngineError("down")
-    assert await decided_by(routers) == ("labels", {"hidden-state": "down"})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert await decided_by(routers) == ("labels", {"hidden-state": "down"})
+    assert caplog.text.count("routing fell back to labels: {'hidden-state': 'down'}") == 1
 
 
 async def test_the_setting_of_label_tokens_asks_for_no_embeddings() -> None:
@@ -154,12 +157,12 @@ async def test_the_server_beside_decides_even_if_the_engine_has_embeddings(caplo
     routers = choice(WITH_EMBEDDINGS, server=EmbeddingsServer(client, ""))
     assert routers.server is not None
     assert await decided_by(routers) == ("labels", {"hidden-state": "not checked yet"})
-    await routers.server.check()
+    await routers.refresh()
     assert await decided_by(routers) == ("hidden-state", {})
     client.embedding = EngineError("no answer")
     with caplog.at_level(logging.WARNING):
-        await routers.server.check()
-        await routers.server.check()
+        await routers.refresh()
+        await routers.refresh()
     assert caplog.text.count("routing.embeddings_url: no answer") == 1
     assert await decided_by(routers) == ("labels", {"hidden-state": "no answer"})
 
