@@ -327,7 +327,8 @@ class ConversationRoute:
     """The router's decision on a conversation, with the log-prob (nats) of each option.
 
     ``why`` is the reason if the router fell back to the base model, else "". ``trial`` is the number of the promotion
-    log entry of the canary or shadow that the conversation takes part in.
+    log entry of the canary or shadow that the conversation takes part in. ``is_failure`` marks a decision that failed:
+    it held for one request and is kept to show its reason, until the conversation is routed again.
     """
 
     id: str
@@ -337,6 +338,22 @@ class ConversationRoute:
     why: str
     at: datetime
     trial: int | None = None
+    is_failure: bool = False
+
+
+@dataclass(frozen=True)
+class ConversationPosition:
+    """A place of a conversation where the router answered: by the digest of the messages up to it, for example.
+
+    ``system`` is the digest of the system prompts. ``separators`` are digests of what the client states about the
+    user (three texts, "" for what it does not state). All are in hex.
+    """
+
+    digest: str
+    conversation_id: str
+    system: str
+    separators: tuple[str, str, str]
+    at: datetime
 
 
 @dataclass(frozen=True)

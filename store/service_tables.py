@@ -137,6 +137,18 @@ class ConversationRow(Row, table=True):
     why: str = Field(sa_type=FreeText)
     at: datetime = Field(sa_type=UtcTime)
     trial: int | None = Field(default=None, index=True)
+    is_failure: bool = False
+
+
+class PositionRow(Row, table=True):
+    """A place of a conversation where the router answered; ``separators`` are three digests with a space between."""
+
+    __tablename__ = "conversation_positions"
+    digest: str = Field(primary_key=True, sa_type=KEY)
+    conversation_id: str = Field(primary_key=True, index=True, sa_type=KEY)
+    system: str = Field(sa_type=KEY)
+    separators: str = Field(sa_type=KEY)
+    at: datetime = Field(index=True, sa_type=UtcTime)
 
 
 class ExchangeRow(Row, table=True):

@@ -136,10 +136,15 @@ def is_known_conversation(session: Session, conversation_id: str) -> bool:
     return session.exec(query).first() is not None or bool(find_routes(session, [conversation_id]))
 
 
-def conversation_of(session: Session, response_id: str) -> str | None:
-    """Return the conversation of a response, None if it is unknown."""
-    query = select(ExchangeRow.conversation_id).where(ExchangeRow.response_id == response_id).limit(1)
-    return session.exec(query).first()
+def conversation_of(session: Session, response_id: str, *, key_id: str | None = None) -> str | None:
+    """Return the conversation of a response, None if it is unknown; the newest, because ids of some engines recur.
+
+    ``key_id`` limits the search to the exchanges of one API key ("": those without a key).
+    """
+    query = select(ExchangeRow.conversation_id).where(ExchangeRow.response_id == response_id)
+    if key_id is not None:
+        query = query.where(ExchangeRow.key_id == key_id)
+    return session.exec(query.order_by(col(ExchangeRow.at).desc()).limit(1)).first()
 
 
 def answered_by_router(session: Session, response_ids: Sequence[str], *, start: datetime) -> set[str]:

@@ -126,6 +126,7 @@ VERBS = {
     "keys": Verb(
         "keys", "keys", "API keys of the router. Without any key the router accepts all requests from this machine."
     ),
+    "records": Verb("records", "records", "Records of the router that could not be kept, for example on a full disk."),
     "cycle": Verb("daemon", "cycle", "Request a cycle from the running service, or cancel one."),
     "outcomes": Verb(
         "outcomes", "outcomes", "Outcomes of conversations without a score, by rules, a judge model or a person."

@@ -30,6 +30,7 @@ from traced.core.checks import Finding
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
 from traced.inference.model_files import base_model
+from traced.ingest.losses import describe, read_losses
 
 PYTHON = (3, 11)
 PACKAGES = ("traced", "agents", "sandbox", "store")
@@ -176,6 +177,14 @@ def check_language_model(settings: Settings) -> Finding:
     return Finding("language model", True, f"{name}; traced llm check tries it")
 
 
+def check_records(settings: Settings) -> Finding:
+    """Check that the router could keep all records, or that a person has acknowledged the losses."""
+    losses = read_losses(settings.data_dir / "spool")
+    if losses:
+        return Finding("records", False, describe(losses), "traced records acknowledge")
+    return Finding("records", True, "no losses that nobody has acknowledged")
+
+
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_python,
     check_packages,
@@ -186,6 +195,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_store,
     check_model,
     check_language_model,
+    check_records,
 )
 
 

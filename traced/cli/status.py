@@ -20,8 +20,9 @@ from traced.cli.output import console, print_json
 from traced.core.errors import TracedError
 from traced.core.liveness import check_alive
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
-from traced.gateway.spool_status import DAMAGED_FILE, read_spool_status
+from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
+from traced.ingest.losses import describe
 from traced.routing.router_files import describe_router
 
 LATE_S = 10.0  # seconds after which a recorded exchange should be in the store
@@ -31,12 +32,13 @@ PROMPT_SUFFICES = "a prompt is enough"
 
 def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
     """Return the router's part of ``traced status --json``; ``overrides`` is the command line's ``routing.router``."""
-    live = state.live
+    spool, live = read_spool_status(data_dir / "spool"), state.live
     by_labels = bool(live) and read_setting(data_dir, "routing", "router", overrides) == "labels"
     is_local = live and read_setting(data_dir, "engine", "backend") != "openai"
     return {
         **asdict(state.router),
-        "spool": asdict(read_spool_status(data_dir / "spool")),
+        "spool": asdict(spool) | {"damaged": spool.damaged},
+        "losses": describe(spool.losses),
         "decided_by": describe_router(
             data_dir,
             state.fitting,
@@ -69,15 +71,12 @@ def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"Production trajectories: {_counts(report['outcomes'])}"
     if report["unsettled"]:
         yield f"Exchanges of open conversations: {report['unsettled']}"
-    yield from _waiting(report["spool"])
-
-
-def _waiting(spool: Mapping[str, Any]) -> Iterator[str]:
+    spool = report["spool"]
     if spool["oldest_s"] > LATE_S:
         backlog = f"{spool['files']} files, the oldest is {spool['oldest_s']:.0f} s old"
         yield f"Conversations not stored yet: {backlog}. A running traced serve stores them"
-    if spool["damaged"]:
-        yield f"Unreadable recorded exchanges: {spool['damaged']}, moved to spool/{DAMAGED_FILE}"
+    if report["losses"]:
+        yield f"Records that could not be kept: {report['losses']}. To acknowledge: traced records acknowledge"
 
 
 def _counts(counts: Mapping[Any, int], prefix: str = "") -> str:

@@ -107,6 +107,7 @@ class RouterView(Model):
     waiting_files: int = Field(description="spool files that are not stored yet")
     waiting_s: float
     damaged: int = Field(description="unreadable recorded exchanges")
+    losses: str = Field(default="", description="records that could not be kept and that nobody has acknowledged")
 
 
 class DecisionView(Model):

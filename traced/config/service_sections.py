@@ -233,6 +233,9 @@ class ServingSection(Section):
     )
     body_mb: Positive = Field(default=16, description="maximum size of a request, MiB")
     concurrency: Positive = Field(default=256, description="concurrent requests at the engines")
+    concurrency_per_key: int = Field(
+        default=0, ge=0, description="of these for one API key, waiting ones included; 0: three quarters of them"
+    )
     queue: int = Field(default=1024, ge=0, description="requests that may wait; further ones get status 429")
     queue_s: float = Field(default=30.0, gt=0, description="maximum seconds that a request waits")
     busy_requests: int = Field(
@@ -262,9 +265,19 @@ class ServingSection(Section):
     silence_s: float = Field(
         default=900.0, ge=0, description="seconds without a request after which a conversation ends"
     )
+    expiry_s: float = Field(
+        default=14_400.0,
+        gt=0,
+        description="seconds without a request after which a conversation's adapter is forgotten",
+    )
     success_labels: list[str] = Field(
         default=["success", "good", "thumbs_up"], description="feedback labels that mean success"
     )
     failure_labels: list[str] = Field(
         default=["failure", "bad", "thumbs_down"], description="feedback labels that mean failure"
     )
+
+    @property
+    def requests_per_key(self) -> int:
+        """The maximum number of concurrent requests of one API key."""
+        return self.concurrency_per_key or max(1, 3 * self.concurrency // 4)

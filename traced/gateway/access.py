@@ -1,29 +1,33 @@
-"""API keys, request quotas and the concurrency limit of the gateway.
+"""API keys, request quotas and the concurrency limits of the gateway.
 
 A key is 256 random bits, shown once and stored as its SHA-256. Until the first key is created, requests need none, and
-the gateway listens on the loopback only. Limits are per process: each gateway counts only its own requests. Errors:
-``Refusal`` 401 and 429.
+the gateway listens on the loopback only. Limits are per process: each gateway counts only its own requests. Invariant:
+``Access.check`` comes before anything that reads, decompresses or parses a body. Errors: ``Refusal`` 401, 413 and 429.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from aiohttp import hdrs, web
 from sqlmodel import Session
 
 from store.records import AuditEntry, RouterKey
 from store.repositories.events import save_audit
 from store.repositories.serving import revoke_key, save_key
+from traced.gateway.bodies import check_declared_size
 from traced.gateway.errors import Refusal
 from traced.registry.decisions import Action
 
 PREFIX = "traced-"
+API_KEY_HEADER = "x-api-key"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Keys whose quota is tracked. Beyond this number, the least recently used key loses its count.
 MAX_BUCKETS = 10_000
@@ -63,17 +67,25 @@ class KeyRing:
 
     by_hash: Mapping[str, RouterKey] | None = field(default=None)
 
-    def authenticate(self, authorization: str | None) -> RouterKey | None:
-        """Return the key of a request, or None if no key is needed; raises ``Refusal`` 401."""
+    def authenticate(self, headers: Mapping[str, str]) -> RouterKey | None:
+        """Return the key of a request, or None if no key is needed.
+
+        OpenAI's clients send ``Authorization: Bearer KEY``, Anthropic's ``x-api-key: KEY``. Of two keys one has to be
+        valid: some clients send a placeholder in the other header.
+
+        Raises:
+            Refusal: 401 without a valid key.
+        """
         if self.by_hash is None:
             return None
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
+        scheme, _, bearer = headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        keys = [headers.get(API_KEY_HEADER, ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        if not any(keys):
             raise Refusal(401, "an API key is needed (traced keys add NAME)", code="missing_api_key")
-        router_key = self.by_hash.get(hash_key(key.strip()))
-        if router_key is None:
+        valid_keys = [valid_key for key in keys if key and (valid_key := self.by_hash.get(hash_key(key)))]
+        if not valid_keys:
             raise Refusal(401, "this API key is unknown or was revoked", code="invalid_api_key")
-        return router_key
+        return valid_keys[0]
 
 
 @dataclass
@@ -166,3 +178,53 @@ class Quotas:
             wait_s = math.ceil((1 - tokens) * 60 / per_minute)
             message = f"this key is limited to {per_minute} requests a minute"
             raise Refusal(429, message, code="quota_exceeded", retry_after=wait_s)
+
+
+@dataclass
+class KeyConcurrency:
+    """Limits the requests of each key that run or wait, so that one key cannot take all slots.
+
+    Requests without a key are not limited: then no key exists, and only this machine uses the gateway.
+    """
+
+    limit: int
+    running: Counter[str] = field(default_factory=Counter)
+
+    @contextlib.contextmanager
+    def slot(self, key: RouterKey | None) -> Iterator[None]:
+        """Count a request of a key while the context is active; raises ``Refusal`` 429 above the limit."""
+        if key is None:
+            yield
+            return
+        if self.running[key.id] >= self.limit:
+            message = f"{self.limit} requests of this key are in progress; repeat the request when one has ended"
+            raise Refusal(429, message, code="key_concurrency", retry_after=1)
+        self.running[key.id] += 1
+        try:
+            yield
+        finally:
+            self.running[key.id] -= 1
+            if not self.running[key.id]:
+                del self.running[key.id]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Decides from the head of a request whether its body is read; ``body_bytes`` is the maximum size of a body."""
+
+    keys: KeyRing
+    quotas: Quotas
+    concurrency: KeyConcurrency
+    body_bytes: int
+
+    def check(self, request: web.Request) -> RouterKey | None:
+        """Return the key of a request with a body, or None if no key is needed.
+
+        Raises:
+            Refusal: 401 without a valid key, 413 if the declared size is too large, 429 if the quota is used up.
+        """
+        key = self.keys.authenticate(request.headers)
+        check_declared_size(request, self.body_bytes)
+        if key is not None:
+            self.quotas.consume(key.id, key.per_minute)
+        return key

@@ -1,11 +1,13 @@
 """The gateway's HTTP API: OpenAI's paths, served by forwarding to the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
-    GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``otlp_receiver``)
+    GET  /v1/models, /v1/models/{id}    POST /v1/feedback    POST /v1/traces, /v1/logs (``otlp_receiver``)
+    GET  /alive, /health (the process answers), /ready (an engine serves the base model), /metrics (Prometheus)
 
 Request headers: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the store.
-Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, ``X-Traced-Request``. Unknown fields of a request are
-forwarded, and every error is in OpenAI's form. Not covered: TLS; on an open network, put a proxy in front.
+Response headers: ``X-Traced-Model``, ``X-Traced-Conversation``, and ``X-Traced-Request`` on every response. Unknown
+fields of a request are forwarded, and every error is in OpenAI's form. Not covered: TLS; on an open network, put a
+proxy in front.
 """
 
 import asyncio
@@ -16,41 +18,48 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from sandbox.contract import Message
-from store.records import Exchange
+from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
-from traced.core.fast_json import exceeds_depth, read_json
-from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit
+from traced.gateway.bodies import expect_body, read_json_object
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import (
     CLIENT_CLOSED,
+    ENGINE_ERROR,
     UNAVAILABLE,
     ClientDisconnected,
     Forwarder,
     PendingExchange,
     Shadows,
+    new_exchange_id,
 )
 from traced.gateway.live_versions import LiveVersions
+from traced.gateway.metrics import EXCHANGE, Metrics
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.inference.client import BASE
-from traced.ingest.conversations import HEADER, ID_LIMIT, conversation_id, is_sampled
+from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
+from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
-from traced.ingest.responses import messages_of
+from traced.ingest.responses import answer_in, messages_of
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
 RESTART_S = 1.0
 # The daemon and systemd kill a gateway that still runs 90 s after they asked it to stop.
 MAX_GRACE_S = 80.0
-MB = 2**20
-# Nesting levels that a request may have; the limit protects recursive code that reads stored requests.
-MAX_DEPTH = 200
+REQUEST_HEADER = "X-Traced-Request"
+REQUEST_ID = web.RequestKey("request_id", str)
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 OPT_OUT = ("no", "false", "0")
 BackgroundTask = Callable[[], Coroutine[object, None, None]]
@@ -63,46 +72,66 @@ class Gateway:
 
     pool: Pool
     live: Callable[[], LiveVersions]
+    conversations: Conversations
+    writer: ConversationWriter
     conversation_router: ConversationRouter
     spool: Spool
     feedback_receiver: FeedbackReceiver
     settings: ServingSection
-    keys: KeyRing
+    access: Access
     concurrency_limit: ConcurrencyLimit
-    quotas: Quotas
     redactor: Redactor
     forwarder: Forwarder
     shadows: Shadows
     receiver: OtlpReceiver
+    metrics: Metrics
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @web.middleware
+    async def identify(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Name the request in its response, and count it; the id of a completion is that of its exchange."""
+        request[REQUEST_ID] = new_exchange_id()
+        status = CLIENT_CLOSED
+        try:
+            response = await handler(request)
+            status = response.status
+        finally:
+            self.metrics.note_response(request, status)
+        if not response.prepared:
+            response.headers[REQUEST_HEADER] = request[REQUEST_ID]
+        return response
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Handle a POST for a completion in any of the three forms (chat, text, responses)."""
-        raw, body = await _read_body(request)
+        key = self.access.check(request)
+        with self.access.concurrency.slot(key):
+            return await self._complete(request, key)
+
+    async def _complete(self, request: web.Request, key: RouterKey | None) -> web.StreamResponse:
+        raw, body = await read_json_object(request, self.access.body_bytes)
         try:
             messages = messages_of(body)
         except ValueError as error:
             raise Refusal(400, str(error), param="messages") from error
-        key = self.keys.authenticate(request.headers.get("Authorization"))
-        if key is not None:
-            self.quotas.consume(key.id, key.per_minute)
-        header = request.headers.get(HEADER)
-        if header is not None and not (0 < len(header) <= ID_LIMIT and header.isascii() and header.isprintable()):
-            raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
         key_id = key.id if key else ""
-        conversation = conversation_id(header, messages, key_id)
-        exchange = PendingExchange(request, conversation, "", raw, body, {}, partial(self._record, key_id))
+        history = history_of(messages, key_id)
+        conversation = await self.conversations.find(request_names(request.headers, body, key_id), history, key_id)
+        record = partial(self._finish, conversation, history)
+        exchange = PendingExchange(request, conversation.id, "", raw, body, {}, record, id=request[REQUEST_ID])
+        request[EXCHANGE] = exchange
         try:
             async with self.concurrency_limit:
                 exchange.model, trial = await self._select_model(body, conversation, messages)
                 exchange.headers = {
                     "X-Traced-Model": exchange.model,
-                    HEADER: conversation,
-                    "X-Traced-Request": exchange.id,
+                    HEADER: client_name(conversation.id, key_id),
+                    REQUEST_HEADER: exchange.id,
                 }
                 response = await self._forward(exchange)
             shadow_version = self.live().shadow_version(trial)
-            if shadow_version is not None and self._is_recorded(request, conversation):
+            if shadow_version is not None and self._is_recorded(request, conversation.id):
                 self.shadows.start(exchange, shadow_version)
             return response
         except Refusal as refusal:
@@ -117,16 +146,25 @@ class Gateway:
 
     async def models(self, request: web.Request) -> web.Response:
         """Return the model list: ``auto``, the base model, and the adapter versions that an engine serves."""
-        self.keys.authenticate(request.headers.get("Authorization"))
-        names = [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
-        return web.json_response({"object": "list", "data": models})
+        self.access.keys.authenticate(request.headers)
+        return web.json_response({"object": "list", "data": [_model(name) for name in self._served_models()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Return one model of the list, or the base model under an engine's name for it."""
+        self.access.keys.authenticate(request.headers)
+        name = request.match_info["id"]
+        if name in self._served_models() or any(name == replica.client.base for replica in self.pool.replicas):
+            return web.json_response(_model(name))
+        raise Refusal(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
+
+    def _served_models(self) -> list[str]:
+        return [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
 
     async def feedback(self, request: web.Request) -> web.Response:
         """Store feedback on a conversation or a response."""
-        self.keys.authenticate(request.headers.get("Authorization"))
-        _, body = await _read_body(request)
-        return web.json_response(await self.feedback_receiver.receive(body, self.clock()))
+        key = self.access.check(request)
+        _, body = await read_json_object(request, self.access.body_bytes)
+        return web.json_response(await self.feedback_receiver.receive(body, key.id if key else "", self.clock()))
 
     async def alive(self, request: web.Request) -> web.Response:
         """Return 200 while the process answers."""
@@ -134,8 +172,10 @@ class Gateway:
 
     async def ready(self, request: web.Request) -> web.Response:
         """Return 200 if an engine serves the base model and 503 otherwise, with the state of engines and recording."""
-        engines = {replica.url: "ok" if replica.healthy else replica.problem for replica in self.pool.replicas}
+        engines = {replica.url: replica.status for replica in self.pool.replicas}
         status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
+        if losses := self.spool.losses.current():
+            status["losses"] = f"{describe(losses)}; to acknowledge: traced records acknowledge"
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
             status["spans"] = self.receiver.status()
         if routing := self.conversation_router.router_choice.status():
@@ -146,16 +186,34 @@ class Gateway:
             status["refused_adapters"] = refusals
         return web.json_response(status, status=200 if status["ready"] else 503)
 
+    async def prometheus(self, request: web.Request) -> web.Response:
+        """Return the metrics; only clients on this machine need no key."""
+        if request.remote not in LOOPBACK:
+            self.access.keys.authenticate(request.headers)
+        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     async def _forward(self, exchange: PendingExchange) -> web.StreamResponse:
         try:
             return await self.forwarder.forward(exchange)
         except Refusal as refusal:
-            if exchange.model == BASE or exchange.body["model"] != AUTO or refusal.code != UNAVAILABLE:
+            is_engine_failure = refusal.code in (UNAVAILABLE, ENGINE_ERROR)
+            if exchange.model == BASE or exchange.body["model"] != AUTO or not is_engine_failure:
                 raise
-        # Routing must never make a request fail: if no engine serves the chosen adapter, the base model answers.
+            # Routing must never make a request fail: if no engine serves the chosen adapter, the base model answers.
+            self.metrics.note_fallback(str(refusal.code))
         exchange.model = BASE
         exchange.headers |= {"X-Traced-Model": BASE}
         return await self.forwarder.forward(exchange)
+
+    def _finish(self, conversation: Conversation, history: History, exchange: PendingExchange) -> None:
+        """Remember the answer before the client has its end, and record the exchange."""
+        if exchange.shadow_of is None:
+            if exchange.status == HTTPStatus.OK:
+                answer = answer_in(bytes(exchange.answer), streamed=exchange.streamed)
+                self.conversations.note_answer(conversation, history, answer.message, answer.id)
+            else:
+                self.conversations.note_failure(conversation, history)
+        self._record(conversation.key_id, exchange)
 
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
         if self._is_recorded(exchange.request, exchange.conversation_id):
@@ -182,7 +240,7 @@ class Gateway:
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(
-        self, body: dict[str, object], conversation: str, messages: list[Message]
+        self, body: dict[str, object], conversation: Conversation, messages: list[Message]
     ) -> tuple[str, int | None]:
         """Return the model, and the promotion-log entry of the trial that the conversation is part of, or None."""
         name = body.get("model")
@@ -190,8 +248,11 @@ class Gateway:
             raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
         if name == AUTO:
             route = await self.conversation_router.decide(conversation, messages)
-            model = self.live().current_model(route.model)
-            return (model if self.pool.serves(model) else BASE), route.trial
+            model = self.live().current_model(route.model, self.pool.serves)
+            if not self.pool.serves(model):
+                self.metrics.note_fallback("adapter_unavailable")
+                model = BASE
+            return model, route.trial
         if name == BASE or name in self.live().paths:
             return name, None
         # Clients may know an engine's own name of its base model from using the engine directly.
@@ -208,14 +269,18 @@ class Gateway:
 
 def build(gateway: Gateway) -> web.Application:
     """Build the web application that serves a gateway's handlers."""
-    app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_error_middleware])
+    app = web.Application(client_max_size=gateway.access.body_bytes, middlewares=[gateway.identify, _convert_errors])
     for path in PATHS:
-        app.router.add_post(path, gateway.complete)
+        app.router.add_post(path, gateway.complete, expect_handler=expect_body)
     app.router.add_get("/v1/models", gateway.models)
-    app.router.add_post("/v1/feedback", gateway.feedback)
+    # Names of models may contain slashes.
+    app.router.add_get("/v1/models/{id:.+}", gateway.model)
+    app.router.add_post("/v1/feedback", gateway.feedback, expect_handler=expect_body)
     gateway.receiver.mount(app)
     app.router.add_get("/alive", gateway.alive)
+    app.router.add_get("/health", gateway.alive)
     app.router.add_get("/ready", gateway.ready)
+    app.router.add_get("/metrics", gateway.prometheus)
     return app
 
 
@@ -227,21 +292,28 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         # spool itself.
         stack.callback(gateway.forwarder.upstream.close)
         stack.push_async_callback(gateway.spool.flush)
+        stack.push_async_callback(gateway.writer.flush)
         stack.push_async_callback(gateway.shadows.cancel_all)
         stack.push_async_callback(gateway.receiver.flush)
         tasks = [
             asyncio.create_task(_restart_on_error(task))
-            for task in (gateway.spool.run, gateway.receiver.run, *background)
+            for task in (gateway.spool.run, gateway.writer.run, gateway.receiver.run, *background)
         ]
         stack.push_async_callback(_cancel, tasks)
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)
-        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s)
+        runner = web.AppRunner(
+            build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s, auto_decompress=False
+        )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host = gateway.settings.host
         site = web.TCPSite(runner, host, gateway.settings.port)
         await site.start()
         yield f"http://{host}:{runner.addresses[0][1]}"
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "traced"}
 
 
 async def _restart_on_error(task: BackgroundTask) -> None:
@@ -260,25 +332,8 @@ async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read_body(request: web.Request) -> tuple[bytes, dict[str, object]]:
-    """Return the bytes of the body and the JSON object in them."""
-    try:
-        raw = await request.read()
-        body = read_json(raw)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is not readable JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise Refusal(400, "the body must be a JSON object")
-    # Counting brackets is cheap and shows for nearly all requests that they cannot be nested too deeply.
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and exceeds_depth(body, MAX_DEPTH):
-        raise Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
-    return raw, body
-
-
 @web.middleware
-async def _error_middleware(
+async def _convert_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Convert every error of a handler to a response in OpenAI's form."""

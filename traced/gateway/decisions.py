@@ -1,36 +1,30 @@
-"""Choose the model for a conversation, and store the routing decisions.
+"""Choose the model of a conversation.
 
 Invariants:
-- A conversation is routed once. The decision is stored, so it is the same at every gateway and after a restart.
+- A conversation is routed once, in memory; the decision is stored behind the answer. It depends on the conversation's
+  messages and its id alone, so other routers decide the same, and the first stored decision holds for all.
+- A decision that failed holds for one request: the next one of the conversation is routed again.
 - A conversation that began before any version was live stays with the base model.
-- While the store does not answer, a decision that could not be stored is valid in this process only.
 """
 
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Engine
-
 from sandbox.contract import Message
-from store.database import read_session, write_session
 from store.errors import StoreError
 from store.records import ConversationRoute
-from store.repositories.serving import find_routes, save_routes
-from traced.gateway.batching import Batcher
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversation, Conversations
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.router_choice import RouterChoice
 from traced.inference.client import BASE
-from traced.ingest.conversations import history_length
 from traced.routing.routers import RoutingDecision
 
-# Maximum number of conversations whose decision is cached.
-CACHE_SIZE = 50_000
 log = logging.getLogger(__name__)
 
 
@@ -38,70 +32,71 @@ log = logging.getLogger(__name__)
 class ConversationRouter:
     """Routes each conversation once, at its first request."""
 
-    store: Engine
+    conversations: Conversations
+    writer: ConversationWriter
     pool: Pool
     live: Callable[[], LiveVersions]
     now: Callable[[], datetime]
     router_choice: RouterChoice
-    _decisions: "OrderedDict[str, asyncio.Task[ConversationRoute]]" = field(default_factory=OrderedDict)
 
-    def __post_init__(self) -> None:
-        self._find_batcher = Batcher(self._find)
-        self._save_batcher = Batcher(self._save)
-
-    async def decide(self, conversation_id: str, messages: Sequence[Message]) -> ConversationRoute:
+    async def decide(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         """Return the conversation's routing decision; ``messages`` are those of the current request."""
-        decision = self._decisions.get(conversation_id)
-        # This decision is not stored: the messages of the next request show that the conversation has already begun.
-        if decision is None and not self.live().routes:
-            return ConversationRoute(conversation_id, BASE, {}, 0.0, "no adapter is live", self.now())
-        if decision is None or decision.cancelled():
-            decision = asyncio.create_task(self._decide(conversation_id, messages))
-            self._decisions[conversation_id] = decision
-            if len(self._decisions) > CACHE_SIZE:
-                self._decisions.popitem(last=False)
-        else:
-            self._decisions.move_to_end(conversation_id)
+        if conversation.route is not None:
+            return conversation.route
+        if conversation.deciding is None:
+            conversation.deciding = asyncio.create_task(self._decide(conversation, messages))
         # Shielded, because several requests of the conversation may wait for the same decision.
-        return await asyncio.shield(decision)
+        return await asyncio.shield(conversation.deciding)
 
-    async def _decide(self, conversation_id: str, messages: Sequence[Message]) -> ConversationRoute:
+    async def _decide(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
+        try:
+            # Both at once: the store rarely has a decision, and the engine's takes longer.
+            stored_route, route = await asyncio.gather(
+                self._stored_route(conversation), self._new_route(conversation, messages)
+            )
+            if stored_route is not None:
+                conversation.route = stored_route
+                return stored_route
+            # Without an engine the request fails, so the conversation is routed again at its next request.
+            if self.pool.serves(BASE):
+                self._keep(conversation, route)
+            return route
+        finally:
+            conversation.deciding = None
+
+    def _keep(self, conversation: Conversation, route: ConversationRoute) -> None:
+        self._use(conversation, route)
+        self.writer.add_route(route, lambda valid_route: self._use(conversation, valid_route))
+
+    def _use(self, conversation: Conversation, route: ConversationRoute) -> None:
+        if not route.is_failure:
+            conversation.route = route
+
+    async def _new_route(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         started = time.perf_counter()
         live = self.live()
-        try:
-            if (stored_route := await self._find_batcher.ask(conversation_id)) is not None:
-                return stored_route
-        except StoreError as error:
-            log.warning("the routing decision on %s cannot be read: %s", conversation_id, error)
-        if history_length(messages):
-            decision = RoutingDecision(BASE, {}, 0.0, "the conversation started before routing was active")
+        if live.routes:
+            decision = await self._choose(conversation.id, messages, live)
         else:
-            decision = await self._choose(conversation_id, messages, live)
+            decision = RoutingDecision(BASE, {}, 0.0, "no adapter is live")
+        # A conversation whose decision failed must not count for the control of a trial.
+        is_failure = decision.failed
+        model, trial = (BASE, None) if is_failure else live.assign(decision.model, conversation.id, self.pool.serves)
         seconds = time.perf_counter() - started
-        model, trial = live.assign(decision.model, conversation_id, self.pool.serves)
-        route = ConversationRoute(
-            conversation_id, model, decision.logprobs, seconds, decision.reason, self.now(), trial
+        return ConversationRoute(
+            conversation.id, model, decision.logprobs, seconds, decision.reason, self.now(), trial, is_failure
         )
-        # Without an engine the request fails, so the conversation is routed again at its next request.
-        if not self.pool.serves(BASE):
-            self._decisions.pop(conversation_id, None)
-            return route
+
+    async def _stored_route(self, conversation: Conversation) -> ConversationRoute | None:
+        if not conversation.may_be_stored:
+            return None
         try:
-            return await self._save_batcher.ask(route)
+            route = await self.conversations.stored_route(conversation)
         except StoreError as error:
-            log.warning("the routing decision on %s cannot be stored: %s", conversation_id, error)
-            return route
+            log.warning("the routing decision on %s cannot be read: %s", conversation.id, error)
+            return None
+        conversation.may_be_stored = False
+        return route
 
     async def _choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
         return await self.router_choice.choose(conversation_id, messages, live)
-
-    def _find(self, conversation_ids: Sequence[str]) -> list[ConversationRoute | None]:
-        with read_session(self.store) as session:
-            routes = find_routes(session, conversation_ids)
-        return [routes.get(conversation_id) for conversation_id in conversation_ids]
-
-    def _save(self, routes: Sequence[ConversationRoute]) -> list[ConversationRoute]:
-        """Store the routes and return the stored ones: those of another gateway where it was faster."""
-        with write_session(self.store) as session:
-            stored_routes = save_routes(session, routes)
-        return [stored_routes[route.id] for route in routes]

@@ -4,7 +4,8 @@ Invariants: an engine gets requests for an adapter only after it has confirmed l
 only after its last request there has ended. Of the router's adapters an engine never holds more than ``max_adapters``
 at once; the router loads none into an engine whose slots are taken, by trainings for instance. A sleeping engine gets
 no requests. An engine that fails ``/health`` gets no requests until it answers again; its adapters are then loaded
-again. Not covered: starting engines.
+again. An engine that fails requests although it looks healthy gets none while its circuit is open
+(``circuit_breaker``), unless no other engine can answer. Not covered: starting engines.
 """
 
 import asyncio
@@ -14,10 +15,12 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from traced.gateway.circuit_breaker import Attempt, CircuitBreaker
+from traced.gateway.upstream import ConnectionLost, EngineUnreachable
 from traced.inference.client import BASE, EngineClient
 from traced.inference.errors import ServingError
 from traced.routing.preflight import EnginePreflight, check_engine
@@ -65,6 +68,7 @@ class Replica:
     wake_error: str = ""
     wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     wake_s: float = 0.0
+    breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
     def url(self) -> str:
@@ -80,18 +84,36 @@ class Replica:
         """Return whether the engine can take requests for ``model``."""
         return self.healthy and (model == BASE or model in self.loaded)
 
+    @property
+    def status(self) -> str:
+        """Return "ok", or why the engine gets fewer requests or none."""
+        return (self.breaker.problem or "ok") if self.healthy else self.problem
+
     def upstream(self, model: str) -> str:
         """Return the engine's own name for ``model``."""
         return self.client.base if model == BASE else model
 
     @contextlib.contextmanager
-    def request(self, model: str) -> Iterator[None]:
-        """Count a running request for ``model`` while the context is active."""
+    def request(self, model: str) -> Iterator[Attempt]:
+        """Count a running request for ``model`` while the context is active; an error of its connection counts too."""
         self.running[model] += 1
+        attempt = self.breaker.begin()
         try:
-            yield
+            yield attempt
+        except (EngineUnreachable, ConnectionLost):
+            self.note_failure(attempt)
+            raise
         finally:
             self.running[model] -= 1
+            attempt.note_response()
+
+    def note_failure(self, attempt: Attempt) -> None:
+        """Count a failed request, and have the engine checked at once: it may be gone."""
+        state = self.breaker.state
+        attempt.fail()
+        if self.breaker.state != state:
+            log.warning("engine %s: %s", self.url, self.breaker.problem)
+        self.wake_event.set()
 
     def mark_failed(self, reason: str) -> None:
         """Mark the engine as unavailable, so that it gets no requests until a check succeeds."""
@@ -128,11 +150,15 @@ class Pool:
     base: str = ""
     clock: Callable[[], float] = time.monotonic
 
-    def pick(self, model: str, conversation_id: str) -> Replica | None:
-        """Return the engine for a request, or None if no engine serves the model."""
+    def pick(self, model: str, conversation_id: str, excluded_urls: Container[str] = ()) -> Replica | None:
+        """Return the engine for a request, or None if no engine outside ``excluded_urls`` serves the model."""
         serving = [replica for replica in self.replicas if replica.serves(model)]
         if not serving:
             self._note_waiting_request()
+        serving = [replica for replica in serving if replica.url not in excluded_urls]
+        # A request is better sent to an engine whose circuit is open than refused.
+        serving = [replica for replica in serving if replica.breaker.allows_request] or serving
+        if not serving:
             return None
         if len(serving) == 1:
             return serving[0]

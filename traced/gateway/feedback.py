@@ -2,7 +2,8 @@
 
     {"conversation_id" or "response_id", "score" in [0, 1] or "label", "comment", "who"}
 
-Invariants: a sender cannot use the reserved author names of the rules and the judge of ``traced.scoring``; all text
+Invariants: a response and a conversation belong to the API key that made them; for other keys they are unknown. A
+sender cannot use the reserved author names of the rules and the judge of ``traced.scoring``; all text
 except labels known from the settings is redacted before it is stored. Errors: ``Refusal`` 400 for an invalid body, 404
 for an unknown conversation or response, 503 if the store does not answer.
 """
@@ -19,7 +20,7 @@ from store.errors import StoreError
 from store.records import Feedback
 from store.repositories import serving
 from traced.gateway.errors import Refusal
-from traced.ingest.conversations import OTLP_PREFIX
+from traced.ingest.conversations import OTLP_PREFIX, client_name, qualified_id
 from traced.ingest.redaction import Redactor
 from traced.ingest.settlement import rescore_feedback
 from traced.scoring.evidence import RESERVED, Labels, is_reserved_author
@@ -38,13 +39,13 @@ class FeedbackReceiver:
     labels: Labels
     redactor: Redactor
 
-    async def receive(self, body: dict[str, object], at: datetime) -> dict[str, object]:
-        """Store a feedback body and return the response body; raises ``Refusal``."""
+    async def receive(self, body: dict[str, object], key_id: str, at: datetime) -> dict[str, object]:
+        """Store a feedback body of an API key ("" without one) and return the response body; raises ``Refusal``."""
         feedback = _validated(body, at)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                response = await asyncio.to_thread(self._store, feedback)
+                response = await asyncio.to_thread(self._store, feedback, key_id)
             except StoreError as error:
                 raise Refusal(503, f"the store does not answer: {error}", retry_after=5) from error
             if response is not None:
@@ -53,28 +54,31 @@ class FeedbackReceiver:
                 subject = f"conversation {feedback.conversation_id!r}"
                 if feedback.response_id:
                     subject = f"answer {feedback.response_id!r}"
-                raise Refusal(404, f"{subject} is unknown to this router", code="not_found")
+                message = (
+                    f"{subject} is unknown: this API key got no such answer, it was not recorded, or it is older than "
+                    "retention.conversations_days"
+                )
+                raise Refusal(404, message, code="not_found")
             await asyncio.sleep(RETRY_S)
 
-    def _store(self, feedback: Feedback) -> dict[str, object] | None:
+    def _store(self, feedback: Feedback, key_id: str) -> dict[str, object] | None:
         """Store the feedback and return the response body, or None if its conversation or response is unknown."""
         with write_session(self.store) as session:
-            conversation_id = feedback.conversation_id
+            names = self._stored_ids(feedback.conversation_id, key_id) if feedback.conversation_id else []
+            conversation_id: str | None
             if feedback.response_id:
-                owner_id = serving.conversation_of(session, feedback.response_id)
-                if owner_id is None:
+                conversation_id = serving.conversation_of(session, feedback.response_id, key_id=key_id)
+                if names and conversation_id not in names:
                     return None
-                if conversation_id and owner_id not in (conversation_id, self._stored_id(conversation_id)):
-                    return None
-                conversation_id = owner_id
-            elif not serving.is_known_conversation(session, conversation_id):
-                conversation_id = self._stored_id(conversation_id)
-                if not serving.is_known_conversation(session, conversation_id):
-                    return None
+            else:
+                conversation_id = next((name for name in names if serving.is_known_conversation(session, name)), None)
+            if conversation_id is None:
+                return None
             feedback = replace(self._redacted(feedback), conversation_id=conversation_id)
             serving.save_feedback(session, feedback)
             trajectories = rescore_feedback(session, feedback, self.labels)
-        return {"object": "feedback", "conversation_id": conversation_id, "trajectories": trajectories}
+        name = client_name(conversation_id, key_id)
+        return {"object": "feedback", "conversation_id": name, "trajectories": trajectories}
 
     def _redacted(self, feedback: Feedback) -> Feedback:
         is_configured = feedback.label in {*self.labels.success, *self.labels.failure}
@@ -85,10 +89,13 @@ class FeedbackReceiver:
             who=self.redactor.name(feedback.who),
         )
 
-    def _stored_id(self, conversation_id: str) -> str:
-        """Return the id under which a conversation received as spans is stored: the part after the prefix redacted."""
-        prefix, separator, name = conversation_id.partition(OTLP_PREFIX)
-        return prefix + separator + self.redactor.name(name)
+    def _stored_ids(self, name: str, key_id: str) -> list[str]:
+        """Return the ids under which the conversation that a key calls ``name`` may be stored."""
+        # A name that was copied from the store has the prefix of the key already.
+        conversation_id = qualified_id(client_name(name, key_id), key_id)
+        # Of a conversation received as spans, the part after the prefix is redacted.
+        prefix, separator, span_name = conversation_id.partition(OTLP_PREFIX)
+        return [conversation_id, prefix + separator + self.redactor.name(span_name)]
 
 
 def _validated(body: dict[str, object], at: datetime) -> Feedback:

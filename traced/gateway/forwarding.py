@@ -4,8 +4,8 @@ Invariants:
 - Only ``model`` changes in the body. The status, content type, Retry-After, request id and OpenAI's and rate-limit
   headers of the response are kept.
 - If a client disconnects, the engine's work on its request ends.
-- Another engine is tried only while the client has received nothing and the first engine cannot have started: it
-  refused the connection or has lost the adapter.
+- Another engine is tried only while the client has received nothing, each engine once: after a refused or broken
+  connection, or if the engine has lost the adapter. A silent engine may still work on the request: no other is tried.
 - An exchange is recorded before the client has received the end of the response.
 - A stream that breaks off ends with an error event and without ``[DONE]``.
 - A client never waits for a shadow request.
@@ -15,6 +15,7 @@ Not covered: tool calls in shadow responses are not executed.
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 import time
@@ -26,14 +27,15 @@ from aiohttp import web
 
 from store.repositories.serving import EXCHANGE_PREFIX
 from traced.gateway.access import ConcurrencyLimit
+from traced.gateway.circuit_breaker import Attempt
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.errors import Refusal, to_openai_error
-from traced.gateway.upstream import ConnectionLost, EngineResponse, EngineUnreachable, Upstream
+from traced.gateway.upstream import ConnectionLost, EngineResponse, EngineSilent, EngineUnreachable, Upstream
 from traced.inference.client import BASE
 
 FORWARDED_HEADERS = ("retry-after", "x-request-id")
 FORWARDED_PREFIXES = ("openai-", "x-ratelimit-")
-UNAVAILABLE = "engine_unavailable"
+UNAVAILABLE, ENGINE_ERROR = "engine_unavailable", "engine_error"
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
 # The beginning of every escaped letter of "model"; a key of the request may be written with escapes.
 ESCAPED = b"\\u006"
@@ -42,10 +44,24 @@ DONE_EVENT = b"\ndata: [DONE]"
 CONNECTION_LOST = "the engine closed the connection"
 # nginx's status for a client that closed the connection.
 CLIENT_CLOSED = 499
+log = logging.getLogger(__name__)
 
 
 class ClientDisconnected(ConnectionResetError):
     """The client closed its connection during the response."""
+
+
+def new_exchange_id() -> str:
+    """Return a new random id of an exchange."""
+    return f"{EXCHANGE_PREFIX}{secrets.token_hex(16)}"
+
+
+class _BrokenStream(ConnectionLost):
+    """The engine broke off after the client had received a part of the response."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        super().__init__(CONNECTION_LOST)
+        self.response = response
 
 
 @dataclass
@@ -55,6 +71,9 @@ class PendingExchange:
     Args:
         record: Called once when the response is complete or has failed, before its end is sent to the client.
         shadow_of: The id of the exchange that this one shadows.
+        first_byte_at: Value of ``time.perf_counter`` when the first byte of the response was there; 0 before.
+        failure: How the last engine broke off the connection.
+        failed_urls: The engines that broke off the connection or refused it; they get this request only once.
     """
 
     request: web.Request
@@ -65,11 +84,14 @@ class PendingExchange:
     headers: dict[str, str]
     record: Callable[["PendingExchange"], None]
     shadow_of: str | None = None
-    id: str = field(default_factory=lambda: f"{EXCHANGE_PREFIX}{secrets.token_hex(16)}")
+    id: str = field(default_factory=new_exchange_id)
     status: int = 0
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)
     detail: str = ""
+    first_byte_at: float = 0.0
+    failure: ConnectionLost | None = None
+    failed_urls: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.perf_counter)
     _is_recorded: bool = False
 
@@ -82,6 +104,7 @@ class PendingExchange:
 
     def append(self, chunk: bytes) -> None:
         """Add a chunk of the response."""
+        self.first_byte_at = self.first_byte_at or time.perf_counter()
         self.answer += chunk
 
 
@@ -96,27 +119,37 @@ class Forwarder:
         """Send the request to an engine and its response to the client.
 
         Raises:
-            Refusal: 503 if no engine serves the model, 502 if the engine closed the connection before the response.
+            Refusal: 503 if no engine serves the model, 502 if all that do broke off the connection before they
+                answered, 504 if an engine sent nothing for too long.
             ClientDisconnected: The client closed its connection during a stream.
         """
-        tried_urls: set[str] = set()
+        tried_urls = set(exchange.failed_urls)
         while True:
-            replica = self.pool.pick(exchange.model, exchange.conversation_id)
-            if replica is None or replica.url in tried_urls:
+            replica = self.pool.pick(exchange.model, exchange.conversation_id, tried_urls)
+            if replica is None and exchange.failure is not None:
+                raise _engine_error(exchange.failure)
+            if replica is None:
                 raise Refusal(
                     503, f"no engine serves {exchange.model!r} at the moment", code=UNAVAILABLE, retry_after=2
                 )
             tried_urls.add(replica.url)
             try:
-                with replica.request(exchange.model):
-                    if (response := await self._send(replica, exchange)) is not None:
+                with replica.request(exchange.model) as attempt:
+                    if (response := await self._send(replica, exchange, attempt)) is not None:
                         return response
             except EngineUnreachable as error:
+                exchange.failed_urls.add(replica.url)
                 replica.mark_failed(str(error))
+            except _BrokenStream as error:
+                return error.response
+            except EngineSilent as error:
+                raise Refusal(504, f"the engine does not answer: {error}", code="engine_timeout") from error
             except ConnectionLost as error:
-                raise Refusal(502, f"{CONNECTION_LOST}: {error}", code="engine_error", retry_after=1) from error
+                exchange.failed_urls.add(replica.url)
+                exchange.failure = error
+                log.warning("engine %s broke off the request %s: %s", replica.url, exchange.id, error)
 
-    async def _send(self, replica: Replica, exchange: PendingExchange) -> web.StreamResponse | None:
+    async def _send(self, replica: Replica, exchange: PendingExchange, attempt: Attempt) -> web.StreamResponse | None:
         """Return the response, or None if the engine has lost the adapter."""
         body = with_model(exchange.raw, exchange.body, replica.upstream(exchange.model))
         answer = await self.upstream.post(replica.url, exchange.request.path, body)
@@ -124,8 +157,16 @@ class Forwarder:
             exchange.status, exchange.streamed = answer.status, answer.content_type == "text/event-stream"
             headers = {**exchange.headers, **_forwarded_headers(answer)}
             if exchange.streamed:
-                return await _stream(exchange, answer, headers)
+                # Engines send the head before the first token. Until the client has received anything, the request
+                # can be tried elsewhere.
+                chunk = await answer.chunk()
+                attempt.note_response()
+                response = await _stream(exchange, answer, headers, chunk)
+                attempt.succeed()
+                return response
             content = await answer.read()
+            if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                attempt.succeed()
             is_missing = answer.status == HTTPStatus.NOT_FOUND and exchange.model != BASE
             # The engine was restarted; the pool loads the adapter again at its next check.
             if is_missing and exchange.model.encode() in content:
@@ -193,11 +234,12 @@ class Shadows:
             exchange.id,
         )
         try:
-            with replica.request(model):
+            with replica.request(model) as attempt:
                 answer = await self.upstream.post(replica.url, exchange.request.path, shadow.raw)
                 try:
                     shadow.status = answer.status
                     shadow.append(await answer.read())
+                    attempt.succeed()
                 finally:
                     answer.close()
             shadow.finish()
@@ -221,33 +263,34 @@ def with_model(raw: bytes, body: Mapping[str, object], model: str) -> bytes:
     return json.dumps({**json.loads(raw), "model": model}, separators=(",", ":")).encode()
 
 
-async def _stream(exchange: PendingExchange, answer: EngineResponse, headers: dict[str, str]) -> web.StreamResponse:
+def _engine_error(error: ConnectionLost) -> Refusal:
+    return Refusal(502, f"{CONNECTION_LOST}: {error}", code=ENGINE_ERROR, retry_after=1)
+
+
+async def _stream(
+    exchange: PendingExchange, answer: EngineResponse, headers: dict[str, str], chunk: bytes
+) -> web.StreamResponse:
+    """Send the stream that begins with ``chunk`` to the client; raises ``_BrokenStream``."""
     response = web.StreamResponse(status=answer.status, headers=headers)
     try:
-        await _copy_stream(exchange, answer, response)
+        await response.prepare(exchange.request)
+        while chunk:
+            exchange.append(chunk)
+            # Record before the chunk with the last event is sent. The event may be split over two chunks.
+            if DONE_EVENT in exchange.answer[-len(chunk) - len(DONE_EVENT) :]:
+                exchange.finish()
+            await response.write(chunk)
+            try:
+                chunk = await answer.chunk()
+            except ConnectionLost as error:
+                refusal = _engine_error(error)
+                exchange.finish(refusal.status, refusal.message)
+                await response.write(b"data: " + refusal.body() + b"\n\n")
+                raise _BrokenStream(response) from error
+        exchange.finish()
     except ConnectionResetError as error:
         raise ClientDisconnected(str(error)) from error
     return response
-
-
-async def _copy_stream(exchange: PendingExchange, answer: EngineResponse, response: web.StreamResponse) -> None:
-    await response.prepare(exchange.request)
-    while True:
-        try:
-            chunk = await answer.chunk()
-        except ConnectionLost as error:
-            refusal = Refusal(502, f"{CONNECTION_LOST}: {error}", code="engine_error")
-            exchange.finish(refusal.status, refusal.message)
-            await response.write(b"data: " + refusal.body() + b"\n\n")
-            return
-        if not chunk:
-            exchange.finish()
-            return
-        exchange.append(chunk)
-        # Record before the chunk with the last event is sent. The event may be split over two chunks.
-        if DONE_EVENT in exchange.answer[-len(chunk) - len(DONE_EVENT) :]:
-            exchange.finish()
-        await response.write(chunk)
 
 
 def _forwarded_headers(answer: EngineResponse) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Follow the adapter versions that are live or on trial in the store, and split the conversations of a trial.
 
 Invariants: a version that is rolled back gets no new request from the next poll on (``POLL_S``), before it is unloaded.
-Its conversations continue with the capability's live version or the base model. While the store does not answer, the
-last known state is used.
+Its conversations continue with the capability's live version or the base model. A version that was superseded keeps its
+conversations for ``expiry_s`` seconds, if the engines have slots for it. While the store does not answer, the last
+state is used.
 """
 
 import asyncio
@@ -10,15 +11,17 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from store.database import read_session
 from store.errors import StoreError
 from store.records import PromotionEntry, PromotionState, RouterKey
-from store.repositories.adapters import cycles_with_adapters
-from store.repositories.promotions import last_promotion, live_adapters, trials
+from store.repositories.adapters import cycles_with_adapters, get_adapter
+from store.repositories.promotions import last_promotion, live_adapters, newest_promotions, trials
 from store.repositories.serving import list_keys
 from traced.gateway.access import KeyRing
 from traced.gateway.engines import Pool
@@ -40,7 +43,9 @@ class LiveVersions:
         seq: The sequence number of the log entry.
         routes: The versions that a router chooses among, with their lines in the routing prompt: the live version of
             each capability, or the version on trial if none is live.
-        paths: The directories of all versions that engines should load.
+        paths: The directories of the versions that are live or on trial.
+        superseded: The directories of the versions that only keep their conversations.
+        superseded_until: When the first of them has to be dropped; None without one.
         versions: The live version of each capability.
         trials: The trial of each capability.
         classifier: The fitted router; None if none covers all ``routes``, for ``classifier_problem``.
@@ -51,6 +56,8 @@ class LiveVersions:
     seq: int = -1
     routes: dict[str, Route] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    superseded: dict[str, Path] = field(default_factory=dict)
+    superseded_until: datetime | None = None
     versions: dict[str, str] = field(default_factory=dict)
     trials: dict[str, PromotionEntry] = field(default_factory=dict)
     classifier: HiddenStateClassifier | None = None
@@ -58,12 +65,13 @@ class LiveVersions:
     classifier_files: tuple[Path, ...] = ()
     file_times: tuple[int, ...] = ()
 
-    def current_model(self, model: str) -> str:
+    def current_model(self, model: str, serves: Callable[[str], bool]) -> str:
         """Return the model that now serves a conversation routed to ``model``.
 
-        This is ``model`` itself while it is live or on trial, else its capability's live version or the base model.
+        This is ``model`` itself while it is live or on trial, or superseded and still served. Else it is its
+        capability's live version or the base model.
         """
-        if model == BASE or model in self.paths:
+        if model == BASE or model in self.paths or (model in self.superseded and serves(model)):
             return model
         return self.versions.get(capability_of(model), BASE)
 
@@ -99,6 +107,8 @@ class PromotionFollower:
     store: Engine
     pool: Pool
     data_dir: Path
+    now: Callable[[], datetime]
+    expiry_s: float
     base_digest: Callable[[], str] = lambda: ""
     live: LiveVersions = field(default_factory=LiveVersions)
     keys: KeyRing = field(default_factory=KeyRing)
@@ -121,7 +131,7 @@ class PromotionFollower:
         live = await asyncio.to_thread(self._read)
         if live is not None:
             self.live = live
-            self.pool.set_adapters(live.paths)
+            self.pool.set_adapters(live.paths | live.superseded)
             log.info("live: %s", ", ".join(live.versions.values()) or "the base model alone")
             for trial in live.trials.values():
                 share = "" if trial.promotion.share is None else f", {100 * trial.promotion.share:g} %"
@@ -132,7 +142,7 @@ class PromotionFollower:
         with read_session(self.store) as session:
             self.keys.by_hash = _valid_keys(list_keys(session))
             seq = last_promotion(session)
-            if seq == self.live.seq and modification_times(self.live.classifier_files) == self.live.file_times:
+            if seq == self.live.seq and not self._is_outdated():
                 return None
             trials_by_capability = {trial.capability: trial for trial in trials(session)}
             live_names = [promotion.adapter for promotion in live_adapters(session)]
@@ -146,6 +156,7 @@ class PromotionFollower:
                 trial.promotion.adapter for capability, trial in trials_by_capability.items() if capability in versions
             }
             routes = {name: adapter_route(session, name) for name in records if name not in challengers}
+            superseded = self._superseded(session, self.pool.max_adapters - len(records))
             cycles = cycles_with_adapters(session)
         paths = {name: Path(record.path) for name, record in records.items()}
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
@@ -153,7 +164,35 @@ class PromotionFollower:
         file_times = modification_times(files)
         names = {capability_of(name): name for name in routes}
         classifier, problem = _classifier(files, names, self.base_digest)
-        return LiveVersions(seq, routes, paths, versions, trials_by_capability, classifier, problem, files, file_times)
+        return LiveVersions(
+            seq,
+            routes,
+            paths,
+            {name: path for name, (path, _) in superseded.items()},
+            min((deadline for _, deadline in superseded.values()), default=None),
+            versions,
+            trials_by_capability,
+            classifier,
+            problem,
+            files,
+            file_times,
+        )
+
+    def _is_outdated(self) -> bool:
+        deadline = self.live.superseded_until
+        has_new_files = modification_times(self.live.classifier_files) != self.live.file_times
+        return has_new_files or (deadline is not None and self.now() > deadline)
+
+    def _superseded(self, session: Session, slots: int) -> dict[str, tuple[Path, datetime]]:
+        """Return the directories of the versions superseded last, and when they are dropped; at most ``slots``."""
+        entries = [
+            entry.promotion
+            for entry in newest_promotions(session)
+            if entry.promotion.state is PromotionState.SUPERSEDED
+        ]
+        ends = {entry.adapter: entry.at + timedelta(seconds=self.expiry_s) for entry in entries}
+        recent = sorted((name for name, end in ends.items() if end > self.now()), key=ends.__getitem__, reverse=True)
+        return {name: (Path(get_adapter(session, name).path), ends[name]) for name in recent[: max(slots, 0)]}
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:

@@ -21,14 +21,15 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import aiohttp
 from aiohttp import web
 
 from store.records import Exchange
-from traced.gateway.access import ConcurrencyLimit, KeyRing, Quotas
+from traced.gateway.access import Access, ConcurrencyLimit
+from traced.gateway.bodies import expect_body, read_body
 from traced.gateway.errors import Refusal
 from traced.gateway.feedback import FeedbackReceiver
-from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, conversation_id, digest_of, is_sampled
+from traced.ingest.conversations import ID_LIMIT, OTLP_PREFIX, digest_of, is_sampled, opening_id, qualified_id
+from traced.ingest.losses import CALLS, LossLedger
 from traced.ingest.otlp import wire
 from traced.ingest.otlp.conventions import (
     CHOICE,
@@ -55,7 +56,6 @@ MAX_REASONS = 100
 FAILED = 500
 POLL_S = 1.0
 RETRY_AFTER_S = 10
-MB = 2**20
 # The number of request bodies in memory at once; further requests wait with their bodies unread.
 MAX_BODIES, MAX_WAITING, MAX_WAIT_S = 2, 64, 30.0
 MAX_DETAIL = 2000
@@ -76,6 +76,7 @@ class RejectedSpans:
 
     folder: Path
     redactor: Redactor
+    losses: LossLedger
     reasons: Counter[str] = field(default_factory=Counter)
     max_bytes: int = MAX_BYTES
     _is_full: bool = False
@@ -98,6 +99,8 @@ class RejectedSpans:
             elif not self._is_full:
                 self._is_full = True
                 log.warning("%s is full: further rejected spans are only counted; move the file away", path)
+        # Not before: while the file cannot be written, the sender repeats its request.
+        self.losses.note(CALLS, reason)
 
     def _count(self, reason: str, path: Path) -> None:
         # Reasons may contain text from senders, so the number of different reasons is bounded.
@@ -140,13 +143,11 @@ class OtlpReceiver:
 
     spool: Spool
     feedback_receiver: FeedbackReceiver
-    keys: KeyRing
-    quotas: Quotas
+    access: Access
     redactor: Redactor
     rejected_spans: RejectedSpans
     joiner: SpanJoiner
     record: float
-    body_mb: int
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     body_limit: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(MAX_BODIES, MAX_WAITING, MAX_WAIT_S))
     recorded_calls: int = 0
@@ -155,9 +156,9 @@ class OtlpReceiver:
 
     def mount(self, app: web.Application) -> None:
         """Add the receiver's routes to the application."""
-        app.router.add_post("/v1/traces", self.traces)
-        app.router.add_post("/v1/logs", self.logs)
-        app.router.add_post("/v1/metrics", self.metrics)
+        app.router.add_post("/v1/traces", self.traces, expect_handler=expect_body)
+        app.router.add_post("/v1/logs", self.logs, expect_handler=expect_body)
+        app.router.add_post("/v1/metrics", self.metrics, expect_handler=expect_body)
 
     async def traces(self, request: web.Request) -> web.Response:
         """Handle a POST of spans."""
@@ -192,17 +193,16 @@ class OtlpReceiver:
     async def _respond(self, signal: Signal, request: web.Request, parse: Parser) -> web.Response:
         encoding: Encoding = wire.JSON if request.content_type == wire.JSON else wire.PROTOBUF
         try:
-            key = self.keys.authenticate(request.headers.get("Authorization"))
+            key = self.access.check(request)
             key_id = key.id if key else ""
-            if key is not None:
-                self.quotas.consume(key.id, key.per_minute)
             if request.content_type not in (wire.JSON, wire.PROTOBUF):
                 raise Refusal(415, f"Content-Type is {wire.PROTOBUF} or {wire.JSON}, not {request.content_type}")
-            async with self.body_limit:
-                body = await self._read_body(request)
-                batch = ReceivedBatch()
-                if request.headers.get("X-Traced-Record", "").lower() not in OPT_OUT:
-                    batch = await self._shielded(self._store(parse, body, encoding, key_id))
+            with self.access.concurrency.slot(key):
+                async with self.body_limit:
+                    body = await read_body(request, self.access.body_bytes)
+                    batch = ReceivedBatch()
+                    if request.headers.get("X-Traced-Record", "").lower() not in OPT_OUT:
+                        batch = await self._shielded(self._store(parse, body, encoding, key_id))
             await self._store_evaluations(batch)
         except Refusal as refusal:
             headers = {"Retry-After": str(refusal.retry_after)} if refusal.retry_after else None
@@ -210,14 +210,6 @@ class OtlpReceiver:
             return web.Response(status=refusal.status, body=error, content_type=encoding, headers=headers)
         answer = wire.response_body(signal, encoding, rejected=batch.rejected.total(), message=_message(batch))
         return web.Response(body=answer, content_type=encoding)
-
-    async def _read_body(self, request: web.Request) -> bytes:
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise Refusal(413, f"the request is larger than {self.body_mb} MiB; send smaller batches") from error
-        except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, web.RequestPayloadError) as error:
-            raise Refusal(400, f"the body cannot be read: {error}") from error
 
     async def _shielded(self, work: Coroutine[object, None, ReceivedBatch]) -> ReceivedBatch:
         # A batch must not be half stored because its sender disconnects or the gateway stops.
@@ -257,7 +249,9 @@ class OtlpReceiver:
     async def _store_evaluations(self, batch: ReceivedBatch) -> None:
         for evaluation in batch.evaluations:
             try:
-                await self.feedback_receiver.receive(evaluation.feedback, evaluation.at or self.now())
+                await self.feedback_receiver.receive(
+                    evaluation.feedback, evaluation.key_id, evaluation.at or self.now()
+                )
             except Refusal as refusal:
                 if refusal.status >= FAILED:
                     raise
@@ -385,10 +379,10 @@ def _conversation_id(span: Span, call: Call, key_id: str) -> str:
     """
     name = call.conversation or (span.trace_id if span.parent_id else "")
     if not name:
-        return "otlp-" + conversation_id(None, call.messages, key_id)
+        return "otlp-" + opening_id(call.messages, key_id)
     if len(name) > ID_LIMIT or not name.isprintable():
         name = digest_of(name)
-    return conversation_id(f"{OTLP_PREFIX}{name}", (), key_id)
+    return qualified_id(f"{OTLP_PREFIX}{name}", key_id)
 
 
 def _is_opted_out(attributes: Mapping[str, object]) -> bool:

@@ -30,12 +30,14 @@ from store.database import open_store, read_session, write_session
 from store.errors import StoreError
 from store.records import Event, Exchange
 from store.repositories.events import delete_events, save_event
+from store.repositories.positions import DELETE_BATCH, delete_positions
 from store.repositories.serving import EXCHANGE_PREFIX, answered_by_router, last_feedback, save_exchanges
 from traced.config import logs
 from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
 from traced.gateway.canaries import Canaries
 from traced.gateway.spool_status import DAMAGED_FILE
+from traced.ingest.losses import LINES, LossLedger, mark_stored, read_losses
 from traced.ingest.responses import exchange_of
 from traced.ingest.settlement import Scorers, settle_silent
 from traced.ingest.spool import FILE_PATTERN
@@ -44,13 +46,15 @@ from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import WatchedRules
 from traced.scoring.rules import Rules
 
-TRAFFIC = "traffic"
+TRAFFIC, RECORDS_LOST = "traffic", "records lost"
 EVENT_INTERVAL_S = 5.0
 # Older traffic events are deleted, so that a busy gateway does not fill the store.
 EVENT_RETENTION = timedelta(hours=1)
 # Maximum number of models named in an event; senders of spans may use any number of names.
 MAX_MODELS = 20
 POLL_S = 0.25
+# How often positions of forgotten conversations are deleted.
+DELETION_INTERVAL = timedelta(minutes=1)
 # Seconds to store the rest of the spool after the gateway has ended.
 GRACE_S = 60.0
 BATCH = 500
@@ -118,6 +122,7 @@ class Recorder:
     store: Engine
     stopped: threading.Event = field(default_factory=threading.Event)
     _last_error: str = ""
+    _next_deletion: datetime | None = None
     _traffic: TrafficEvents = field(default_factory=TrafficEvents)
     _rules: WatchedRules | None = None
 
@@ -126,6 +131,7 @@ class Recorder:
         if self.settings.outcomes.rules:
             self._rules = WatchedRules(Path(self.settings.outcomes.rules))
         self._labels = Labels(section.success_labels, section.failure_labels)
+        self._losses = LossLedger(self.settings.data_dir / "spool")
         self._canaries = Canaries(self.settings, self.store, self._labels)
 
     def run(self) -> None:
@@ -140,7 +146,9 @@ class Recorder:
         try:
             self.store_files()
             self.settle()
+            self.report_losses()
             now = datetime.now(UTC)
+            self._delete_old_positions(now)
             self._canaries.review(now)
             self._traffic.emit(self.store, now)
         except (OSError, StoreError) as error:
@@ -157,6 +165,19 @@ class Recorder:
             with contextlib.suppress(FileNotFoundError):
                 self._store_file(path)
 
+    def report_losses(self) -> None:
+        """Store an event with the losses that the store does not have yet; raises ``StoreError`` and ``OSError``."""
+        self._losses.save()
+        losses = read_losses(self._losses.folder)
+        new = {kind: loss.count - loss.in_store for kind, loss in losses.items() if loss.count > loss.in_store}
+        if new:
+            detail: dict[str, object] = {
+                kind: {"count": count, "reason": losses[kind].reason} for kind, count in new.items()
+            }
+            with write_session(self.store) as session:
+                save_event(session, Event(datetime.now(UTC), RECORDS_LOST, detail=detail))
+            mark_stored(self._losses.folder, losses)
+
     def settle(self) -> None:
         """Convert the conversations that have been silent for ``serving.silence_s`` to trajectories."""
         self._traffic.settled_conversations += settle_silent(
@@ -166,6 +187,14 @@ class Recorder:
             now=datetime.now(UTC),
             silence_s=self.settings.serving.silence_s,
         )
+
+    def _delete_old_positions(self, now: datetime) -> None:
+        if self._next_deletion is not None and now < self._next_deletion:
+            return
+        expired_before = now - timedelta(seconds=self.settings.serving.expiry_s)
+        with write_session(self.store) as session:
+            has_more = delete_positions(session, expired_before=expired_before) == DELETE_BATCH
+        self._next_deletion = now + (timedelta() if has_more else DELETION_INTERVAL)
 
     def _current_rules(self) -> Rules | None:
         if self._rules is None:
@@ -196,6 +225,7 @@ class Recorder:
                 )
                 with damaged_path.open("ab") as damaged_file:
                     damaged_file.writelines(line.rstrip(b"\n") + b"\n" for line in damaged_lines)
+                self._losses.note(LINES, f"kept in spool/{DAMAGED_FILE}", len(damaged_lines))
             # The file is deleted after the transaction. If the process ends in between, the file is read again, and the
             # row ids prevent duplicates.
             path.unlink(missing_ok=True)

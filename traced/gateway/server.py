@@ -20,14 +20,18 @@ from sqlalchemy import Engine
 from store.database import open_store
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
-from traced.gateway.access import LOOPBACK, ConcurrencyLimit, Quotas
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
+from traced.gateway.bodies import MB
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
 from traced.gateway.live_versions import LiveVersions, PromotionFollower
+from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.router_choice import EmbeddingsServer, RouterChoice
@@ -119,45 +123,50 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
-    follower = PromotionFollower(store, pool, settings.data_dir, base_digest=partial(weights_of, settings))
+    follower = PromotionFollower(store, pool, settings.data_dir, now, section.expiry_s, partial(weights_of, settings))
 
     def live() -> LiveVersions:
         return follower.live
 
+    writer = ConversationWriter(store, now, section.expiry_s)
+    conversations = Conversations(store, writer, now, section.expiry_s)
     choice = router_choice(settings, pool, live)
-    router = ConversationRouter(store, pool, live, now, choice)
+    router = ConversationRouter(conversations, writer, pool, live, now, choice)
     spool = Spool(settings.data_dir / "spool")
+    spool.losses.prepare()
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
     redactor = Redactor(section.redact, section.redact_fields)
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
     upstream = Upstream(key, silence_s=section.timeout_s)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
-    quotas = Quotas()
+    access = Access(follower.keys, Quotas(), KeyConcurrency(section.requests_per_key), section.body_mb * MB)
     receiver = OtlpReceiver(
         spool,
         feedback_receiver,
-        follower.keys,
-        quotas,
+        access,
         redactor,
-        RejectedSpans(spool.folder, redactor),
+        RejectedSpans(spool.folder, redactor, spool.losses),
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
-        section.body_mb,
     )
+    metrics = Metrics()
+    metrics.registry.register(StateCollector(pool, limit, spool, receiver))
     gateway = Gateway(
         pool,
         live,
+        conversations,
+        writer,
         router,
         spool,
         feedback_receiver,
         section,
-        follower.keys,
+        access,
         limit,
-        quotas,
         redactor,
         Forwarder(pool, upstream),
         shadows,
         receiver,
+        metrics,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.

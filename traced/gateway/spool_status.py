@@ -1,8 +1,10 @@
-"""Read the state of a data directory's spool; the module imports only the standard library."""
+"""Read the state of a data directory's spool; the module needs only the standard library."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from traced.ingest.losses import LINES, Loss, read_losses
 
 # The files that ``traced.ingest.spool`` writes, and the one for lines that the recorder cannot store.
 SPOOL_GLOB = "exchanges-*.jsonl"
@@ -11,11 +13,16 @@ DAMAGED_FILE = "damaged.jsonl"
 
 @dataclass(frozen=True)
 class SpoolStatus:
-    """The number of files that are not stored yet, the age of the oldest (seconds), and the number of damaged lines."""
+    """The number of files that are not stored yet, the age of the oldest (seconds), and losses not acknowledged."""
 
     files: int
     oldest_s: float
-    damaged: int
+    losses: dict[str, Loss] = field(default_factory=dict)
+
+    @property
+    def damaged(self) -> int:
+        """The number of lines that cannot be stored."""
+        return self.losses[LINES].count if LINES in self.losses else 0
 
 
 def read_spool_status(folder: Path) -> SpoolStatus:
@@ -27,9 +34,4 @@ def read_spool_status(folder: Path) -> SpoolStatus:
         except FileNotFoundError:
             # The recorder has stored and deleted the file meanwhile.
             continue
-    try:
-        with (folder / DAMAGED_FILE).open("rb") as stream:
-            damaged = sum(1 for _ in stream)
-    except FileNotFoundError:
-        damaged = 0
-    return SpoolStatus(len(ages), round(max(ages, default=0.0), 1), damaged)
+    return SpoolStatus(len(ages), round(max(ages, default=0.0), 1), read_losses(folder))

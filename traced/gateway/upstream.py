@@ -5,8 +5,9 @@ request.
 
 Invariants: a connection carries one request at a time and is reused only after the whole response was read; closing an
 unfinished response closes its connection, which ends the engine's work; reading from the engine pauses when more than
-``READ_AHEAD`` bytes are buffered for a slow reader. Errors: ``EngineUnreachable`` if nothing was sent,
-``ConnectionLost`` for everything else. Not covered: redirects, compression, cookies, HTTP/2.
+``READ_AHEAD`` bytes are buffered for a slow reader. Errors: ``EngineUnreachable`` if nothing was sent, ``EngineSilent``
+if nothing was received for too long, ``ConnectionLost`` for everything else. Not covered: redirects, compression,
+cookies, HTTP/2.
 """
 
 import asyncio
@@ -32,6 +33,10 @@ class EngineUnreachable(Exception):
 
 class ConnectionLost(Exception):
     """The connection ended before the end of the response."""
+
+
+class EngineSilent(ConnectionLost):
+    """The engine sent nothing for too long; it may still work on the request."""
 
 
 class EngineResponse:
@@ -171,7 +176,7 @@ class _Connection(asyncio.Protocol):
         self._silence_timer: asyncio.TimerHandle | None = None
         self._wait_started = 0.0
         self._failure = ""
-        self._closed_by_engine = False
+        self._closed_by_engine = self._is_silent = False
         self._completed_responses = 0
         self.idle_since = 0.0
         self._reset()
@@ -198,9 +203,7 @@ class _Connection(asyncio.Protocol):
             if self._failure:
                 closed_at_once = self._closed_by_engine and self._loop.time() - started < STALE_S
                 raise (
-                    _Stale
-                    if self._completed_responses and self._nothing_received and closed_at_once
-                    else ConnectionLost(self._failure)
+                    _Stale if self._completed_responses and self._nothing_received and closed_at_once else self._error()
                 )
             await self._wait()
 
@@ -209,7 +212,7 @@ class _Connection(asyncio.Protocol):
             if self._is_complete:
                 return b""
             if self._failure:
-                raise ConnectionLost(self._failure)
+                raise self._error()
             await self._wait()
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
@@ -241,6 +244,9 @@ class _Connection(asyncio.Protocol):
         finally:
             self._waiter = None
 
+    def _error(self) -> ConnectionLost:
+        return EngineSilent(self._failure) if self._is_silent else ConnectionLost(self._failure)
+
     def _check_silence(self) -> None:
         self._silence_timer = None
         if self._waiter is None:
@@ -249,6 +255,7 @@ class _Connection(asyncio.Protocol):
         if remaining_s > 0:
             self._silence_timer = self._loop.call_later(remaining_s, self._check_silence)
         else:
+            self._is_silent = True
             self._failure = f"no data for {self._silence_s:g} s"
             self.abort()
             self._wake()

@@ -1,39 +1,131 @@
-"""Find the conversation of a request and the request's position in it, and chain model calls to branches.
+"""Find the position of a request in its conversation, and chain model calls to branches.
 
-A conversation has the id that the client sends in a header, else an id derived from its opening: the messages before
-the assistant first answers a user, and the API key. All functions depend on their arguments only, so that several
+A position is a digest over the messages so far. System prompts are left out of it, because agents write the time or the
+task's state into them; they have a digest of their own. All functions depend on their arguments only, so that several
 gateways, and a gateway after a restart, get the same results.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from store.types import Message, opening_messages
-from traced.core.fast_json import write_json
+from traced.core.fast_json import read_json, write_json
 
 HEADER = "X-Traced-Conversation"
 # Maximum number of characters of an id that a client chooses.
 ID_LIMIT = 200
 # The prefix of the ids of conversations that were received as spans. It keeps them apart from ids from the header.
 OTLP_PREFIX = "otlp:"
+SYSTEM_ROLES = ("system", "developer")
+# The newest answers of a history that are looked up; older ones cannot be the place where a conversation goes on.
+MAX_ANSWERS = 32
+# A shorter exchange without tool calls ("yes", "Done."; bytes of JSON) occurs in many conversations.
+MIN_EXCHANGE = 96
+# A shorter answer is no summary of a conversation. Only its longest line is compared, because agents wrap summaries.
+MIN_SUMMARY = 200
+DIGEST_SIZE = 16
 
 # The messages of a model call and its answer.
 ModelCall = tuple[list[Message], Message]
 
 
-def conversation_id(client_id: str | None, messages: Sequence[Message], key_id: str) -> str:
-    """Return the id of the conversation that ``messages`` belong to.
+@dataclass(frozen=True)
+class AnsweredPosition:
+    """The position after one assistant message of a request.
 
     Args:
-        client_id: The id that the client sent, if any.
-        messages: The messages of the request.
-        key_id: The id of the API key, "" without one.
+        digest: Over all messages up to this answer.
+        exchange: Over the answer and the message before it; "" if they are too short to identify a conversation. It
+            holds where the older part of a history was removed or replaced by a summary.
     """
-    if client_id:
-        return f"{key_id}:{client_id}" if key_id else client_id
-    # Conversations with the same opening share an id, and therefore a routing decision; branches() separates them.
+
+    digest: str
+    exchange: str
+
+
+@dataclass(frozen=True)
+class History:
+    """The positions of a request.
+
+    Args:
+        answers: The positions after the assistant's messages, the newest first, at most ``MAX_ANSWERS``.
+        request: The digest over all messages of the request.
+        system: The digest over the system prompts; "" without one.
+        summary: The digest of what may be the summary of an earlier history: the longest line of the first user
+            message, of a request without answers; "" if it is short.
+        salt: What every digest of this key begins with.
+        last_message: The fields of the last message without system prompts.
+    """
+
+    answers: tuple[AnsweredPosition, ...]
+    request: str
+    system: str
+    summary: str
+    salt: bytes
+    last_message: bytes
+
+    def position_after(self, answer: Message) -> AnsweredPosition:
+        """Return the position after the model's ``answer`` to the request."""
+        fields = write_json(_message_fields(answer))
+        exchange = _exchange_digest(self.salt, self.last_message, fields, has_calls=bool(answer.get("tool_calls")))
+        return AnsweredPosition(_digest(self.request.encode(), fields), exchange)
+
+    def summary_in(self, answer: Message) -> str:
+        """Return the digest under which ``answer`` is recognised as the summary in a later request; "" if it is none.
+
+        Only an answer in the middle of a conversation can be its summary.
+        """
+        return _summary_digest(self.salt, self.system, answer) if self.answers else ""
+
+
+def history_of(messages: Sequence[Message], key_id: str) -> History:
+    """Return the positions of a request of the API key ``key_id`` ("" without one)."""
+    salt = _digest(b"key", key_id.encode()).encode()
+    digest = _digest(salt, b"start")
+    answers: list[AnsweredPosition] = []
+    last_message = b""
+    system: list[bytes] = []
+    first_user: Message | None = None
+    for message in messages:
+        fields = write_json(_message_fields(message))
+        if message.get("role") in SYSTEM_ROLES:
+            system.append(fields)
+            continue
+        digest = _digest(digest.encode(), fields)
+        if message.get("role") == "assistant":
+            has_calls = bool(message.get("tool_calls"))
+            exchange = _exchange_digest(salt, last_message, fields, has_calls=has_calls)
+            answers.append(AnsweredPosition(digest, exchange))
+        elif first_user is None and message.get("role") == "user":
+            first_user = message
+        last_message = fields
+    system_digest = _digest(salt, *system) if system else ""
+    summary = "" if answers or first_user is None else _summary_digest(salt, system_digest, first_user)
+    newest_first = tuple(reversed(answers[-MAX_ANSWERS:]))
+    return History(newest_first, digest, system_digest, summary, salt, last_message)
+
+
+def key_digest(key_id: str, kind: str, value: str) -> str:
+    """Return the digest of a value that a client sent, such as its user name, under its API key; "" for no value."""
+    return _digest(b"key", key_id.encode(), kind.encode(), value.encode()) if value else ""
+
+
+def opening_id(messages: Sequence[Message], key_id: str) -> str:
+    """Return an id derived from a conversation's opening, for records that name no conversation."""
     return "opening-" + digest_of([key_id, [_message_fields(message) for message in opening_messages(messages)]])[:32]
+
+
+def qualified_id(name: str, key_id: str) -> str:
+    """Return the id of the conversation that an API key calls ``name``; other keys may use the same name."""
+    return f"{key_id}:{name}" if key_id else name
+
+
+def client_name(conversation_id: str, key_id: str) -> str:
+    """Return how the API key calls a conversation: the inverse of ``qualified_id``."""
+    return conversation_id.removeprefix(f"{key_id}:") if key_id else conversation_id
 
 
 def is_sampled(conversation_id: str, share: float) -> bool:
@@ -46,6 +138,11 @@ def is_sampled(conversation_id: str, share: float) -> bool:
 def position(messages: Sequence[Message]) -> str:
     """Return the SHA-256 (hex) of a conversation's messages so far, which identifies the position; "" without any."""
     return digest_of([_message_fields(message) for message in messages]) if messages else ""
+
+
+def position_without_system(messages: Sequence[Message]) -> str:
+    """Return the position without the system prompts, which may change during a conversation."""
+    return position([message for message in messages if message.get("role") not in SYSTEM_ROLES])
 
 
 def history_length(messages: Sequence[Message]) -> int:
@@ -62,24 +159,24 @@ def branches(calls: Sequence[ModelCall]) -> list[list[int]]:
     """Chain model calls to branches, each from a first call to a call that no other call continues.
 
     A call continues another call if its messages up to the assistant's last one are the other call's messages and
-    answer. Every call is in a branch; equal calls count once.
+    answer; if there is no such call, system prompts may differ. Every call is in a branch; equal calls count once.
 
     Returns:
         The branches as lists of indices into ``calls``, in the order of their last calls.
     """
     ends: dict[str, int] = {}
-    starts: list[str] = []
     for index, (messages, answer) in enumerate(calls):
-        starts.append(start_position(messages))
         ends[position([*messages, answer])] = index
-    continued = set(starts)
+    loose_ends = {position_without_system([*calls[index][0], calls[index][1]]): index for index in ends.values()}
+    previous = {index: _previous(calls[index][0], ends, loose_ends) for index in ends.values()}
+    continued = {predecessor for index, predecessor in previous.items() if predecessor != index}
     chains: list[list[int]] = []
-    for end, index in ends.items():
-        if end in continued:
+    for index in ends.values():
+        if index in continued:
             continue
         branch = [index]
-        while (previous := ends.get(starts[branch[0]])) is not None and previous not in branch:
-            branch.insert(0, previous)
+        while (predecessor := previous[branch[0]]) is not None and predecessor not in branch:
+            branch.insert(0, predecessor)
         chains.append(branch)
     return chains
 
@@ -89,11 +186,58 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(write_json(value, sort=True)).hexdigest()
 
 
+def _previous(messages: Sequence[Message], ends: Mapping[str, int], loose_ends: Mapping[str, int]) -> int | None:
+    history = messages[: history_length(messages)]
+    if not history:
+        return None
+    exact = ends.get(position(history))
+    return loose_ends.get(position_without_system(history)) if exact is None else exact
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=DIGEST_SIZE)
+    for part in parts:
+        # The length is part of the input, so that no two lists of parts give the same input.
+        state.update(b"%d:" % len(part))
+        state.update(part)
+    return state.hexdigest()
+
+
+def _exchange_digest(salt: bytes, last_message: bytes, answer: bytes, *, has_calls: bool) -> str:
+    if not has_calls and len(last_message) + len(answer) < MIN_EXCHANGE:
+        return ""
+    return _digest(salt, b"exchange", last_message, answer)
+
+
+def _summary_digest(salt: bytes, system: str, message: Message) -> str:
+    text = _text(message.get("content"))
+    longest_line = max(text.splitlines(), key=len, default="").strip() if isinstance(text, str) else ""
+    return _digest(salt, b"summary", system.encode(), longest_line.encode()) if len(longest_line) >= MIN_SUMMARY else ""
+
+
 def _message_fields(message: Message) -> list[Any]:
     # Only fields that every client sends back are used: some clients drop reasoning, names and refusals.
     calls = message.get("tool_calls") or []
     call_fields = [_call_fields(call) for call in calls] if isinstance(calls, list) else calls
-    return [message.get("role"), message.get("content") or "", call_fields, message.get("tool_call_id") or ""]
+    return [message.get("role"), _text(message.get("content")), call_fields, message.get("tool_call_id") or ""]
+
+
+def _text(content: object) -> object:
+    """Return the text of a message's content; parts that are no text, such as images, stay as they are."""
+    if isinstance(content, str):
+        return content.strip()
+    if not isinstance(content, list):
+        return content or ""
+    texts = [text for text in _texts(content) if text is not None]
+    if len(texts) == len(content):
+        return "".join(texts).strip()
+    return content
+
+
+def _texts(parts: Sequence[object]) -> Iterator[str | None]:
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        yield text if isinstance(text, str) else None
 
 
 def _call_fields(call: object) -> object:
@@ -101,4 +245,14 @@ def _call_fields(call: object) -> object:
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         # The call is invalid; the engine refuses the request.
         return call
-    return [call.get("id"), function.get("name"), function.get("arguments")]
+    return [call.get("id"), function.get("name"), _arguments(function.get("arguments"))]
+
+
+def _arguments(arguments: object) -> object:
+    """Return the arguments of a call in one form, because clients parse them and write them again."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.dumps(read_json(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

@@ -50,6 +50,14 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
     )
 
 
+def answer_in(raw: bytes, *, streamed: bool) -> Answer:
+    """Read the answer of an engine from its bytes; an answer of an unknown form has no message."""
+    try:
+        return read_stream(raw.decode("utf-8", "replace")) if streamed else read_answer(read_json(raw))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return Answer()
+
+
 def read_answer(response: Mapping[str, Any]) -> Answer:
     """Read a complete (not streamed) answer of the chat, the completions or the responses form."""
     choices = response.get("choices") or []

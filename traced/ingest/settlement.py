@@ -25,7 +25,7 @@ from store.records import Exchange, Feedback
 from store.repositories import serving
 from store.repositories.trajectories import delete_reported, get_trajectory, save_trajectories
 from store.types import EndCause, Outcome, Trajectory
-from traced.ingest.conversations import branches, position
+from traced.ingest.conversations import branches, position_without_system
 from traced.scoring import evidence
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
@@ -165,7 +165,7 @@ def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
         shorter = get_trajectory(session, earlier, tokens=False)
         length = len(shorter.messages)
         is_continued = length < len(trajectory.messages) and (
-            position(trajectory.messages[:length]) == position(shorter.messages)
+            position_without_system(trajectory.messages[:length]) == position_without_system(shorter.messages)
         )
         # The deletion is refused if evidence of a cycle refers to the shorter trajectory; then both stay.
         if is_continued and delete_reported(session, earlier):

@@ -4,7 +4,7 @@
 
 Invariants: when ``write`` returns, the kernel has the line, so only a crash of the machine can lose it; a file is
 synchronized to disk when it is handed over to the recorder, every ``FLUSH_INTERVAL_S`` seconds. Errors: on a full disk
-``Spool.try_write`` counts the lost exchange and the request continues. Not covered: redaction, and storing
+``Spool.try_write`` counts the lost exchange (``losses``) and the request continues. Not covered: redaction, and storing
 (``traced.gateway.recorder``).
 """
 
@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from store.records import Exchange
 from traced.core.fast_json import write_json
+from traced.ingest.losses import EXCHANGES, LossLedger
 
 FLUSH_INTERVAL_S = 0.25
 # The age of a file in seconds from which the store counts as unreachable.
@@ -41,11 +42,15 @@ class Spool:
     folder: Path
     written_count: int = 0
     lost_count: int = 0
+    losses: LossLedger = field(init=False)
     # Distinguishes processes with the same id: process ids repeat, in a container always.
     _life: str = field(default_factory=lambda: secrets.token_hex(4))
     _file: IO[bytes] | None = None
     _number: int = 0
     _full: str = ""
+
+    def __post_init__(self) -> None:
+        self.losses = LossLedger(self.folder)
 
     async def run(self) -> None:
         """Hand the current file over to the recorder every ``FLUSH_INTERVAL_S`` seconds, until cancelled."""
@@ -55,6 +60,9 @@ class Spool:
 
     async def flush(self) -> None:
         """Synchronize, close and thereby unlock the current file, so that the recorder takes it."""
+        self.losses.save()
+        if not self.losses.is_synced:
+            await asyncio.to_thread(self.losses.sync)
         file, self._file = self._file, None
         if file is None:
             return
@@ -92,6 +100,7 @@ class Spool:
     def count_lost(self, reason: str) -> None:
         """Count and log an exchange that could not be recorded."""
         self.lost_count += 1
+        self.losses.note(EXCHANGES, reason)
         self._full = f"{self.lost_count} conversations could not be recorded: {reason}"
         log.error("%s", self._full)
 

@@ -142,8 +142,8 @@ def router_text(router: RouterView, by_default: Mapping[str, int]) -> Text:
     if router.waiting_s > LATE_S:
         files = f"{router.waiting_files} files of conversations not stored yet"
         text.append(f" · ! {files}, the oldest {router.waiting_s:.0f} s old", "yellow")
-    if router.damaged:
-        text.append(f" · ! {router.damaged} recorded exchanges are unreadable", "yellow")
+    if router.losses:
+        text.append(f" · ! {sanitize_line(router.losses, 200)} (traced records acknowledge)", "yellow")
     text.append("\nRouting by ", "bold").append(sanitize_line(router.decided_by, 200) or "nothing: no adapter is live")
     if by_default:
         left = "; ".join(f"{count}, {sanitize_line(reason, 60)}" for reason, count in by_default.items())

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class RunningGateway:
         """Put a version live."""
         with write_session(self.store) as session:
             promotions.save_approval(session, chain.approval(name))
-            promotions.promote(session, name, actor="Ada", at=chain.later(8))
+            promotions.promote(session, name, actor="Ada", at=datetime.now(UTC))
 
     def begin(self, name: str, policy: Policy, share: float = 0.5) -> None:
         """Put a version on trial, as a person who approves it does."""
@@ -70,7 +71,7 @@ class RunningGateway:
     def roll_back(self, name: str) -> None:
         """Undo it."""
         with write_session(self.store) as session:
-            promotions.roll_back(session, name, actor="Ada", at=chain.later(9))
+            promotions.roll_back(session, name, actor="Ada", at=datetime.now(UTC))
 
     def exchanges(self, conversation_id: str) -> list[Exchange]:
         """What the store has of a conversation."""
@@ -100,22 +101,33 @@ async def until_offered(place: RunningGateway, name: str, is_offered: bool = Tru
 
 @asynccontextmanager
 async def running_gateway(
-    tmp_path: Path, *, engines: int = 1, live: str = "", settings: dict[str, Any] | None = None
+    tmp_path: Path,
+    *,
+    engines: int = 1,
+    live: str = "",
+    settings: dict[str, Any] | None = None,
+    urls: Sequence[str] = (),
+    refuses_loads: Sequence[int] = (),
 ) -> AsyncIterator[RunningGateway]:
-    """A router with so many engines, and ``live`` promoted before it starts."""
+    """A router with so many engines and those at ``urls``, and ``live`` promoted before it starts.
+
+    The engines with the numbers ``refuses_loads`` load no adapter.
+    """
     overrides = {"serving.port": 0, "routing.router": "labels", **(settings or {})}
     loaded_settings = load_settings(tmp_path, overrides)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     try:
         _versions(store)
         async with upstreams(engines) as behind:
+            for number in refuses_loads:
+                behind[number].refuses_loads = True
             gateway = RunningGateway("", None, behind, store, loaded_settings)  # type: ignore[arg-type]
             if live:
                 gateway.promote(live)
             storer = Recorder(loaded_settings, store)
             async with (
                 storing(storer),
-                open_gateway(loaded_settings, store, [engine.url for engine in behind]) as url,
+                open_gateway(loaded_settings, store, [*(engine.url for engine in behind), *urls]) as url,
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
             ):
                 gateway.url, gateway.http = url, http

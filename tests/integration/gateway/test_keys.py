@@ -10,8 +10,10 @@ import pytest
 from store.database import read_session, write_session
 from store.errors import StoreUnavailable
 from store.repositories.events import list_audit
+from store.repositories.serving import list_feedback
 from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.unit.store.chain import T0
+from tests.waiting import eventually_async
 from traced.gateway import live_versions
 from traced.gateway.access import create_key, withdraw_key
 from traced.inference.errors import ServingError
@@ -27,6 +29,11 @@ async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, A
 
 def with_key(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+async def feedback(gateway: RunningGateway, key: str, **reference: str) -> int:
+    answer = await gateway.http.post("/v1/feedback", json={"score": 1, **reference}, headers=with_key(key))
+    return answer.status_code
 
 
 async def until_status(gateway: RunningGateway, status: int, headers: dict[str, str]) -> Any:
@@ -55,7 +62,7 @@ async def test_once_a_key_exists_requests_need_a_key(tmp_path: Path) -> None:
             assert (await gateway.http.request("GET" if "models" in path else "POST", path)).status_code == 401
         assert (await gateway.http.get("/alive")).status_code == 200
         answer = await gateway.ask("base", headers=with_key(key))
-        assert answer.headers["X-Traced-Conversation"].startswith("opening-")
+        assert answer.headers["X-Traced-Conversation"].startswith("conv-")
         with write_session(gateway.store) as session:
             withdraw_key(session, ADA, "agent")
         assert (await until_status(gateway, 401, with_key(key))).json()["error"]["code"] == "invalid_api_key"
@@ -126,10 +133,17 @@ async def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:
             keys = [create_key(session, ADA, name, 0) for name in ("one", "two")]
         await until_status(gateway, 401, {})
         headers = {"X-Traced-Conversation": "same"}
-        answers = [
-            (await gateway.ask("base", headers=with_key(key) | headers)).headers["X-Traced-Conversation"]
-            for key in keys
-        ]
-        assert answers == ["one:same", "two:same"]
+        answers = [await gateway.ask("base", headers=with_key(key) | headers) for key in keys]
+        assert [answer.headers["X-Traced-Conversation"] for answer in answers] == ["same", "same"]
+        await eventually_async(lambda: gateway.exchanges("one:same") and gateway.exchanges("two:same"))
+        response_id = answers[0].json()["id"]
+        # The scripted engine counts its answers, so the ids differ.
+        assert response_id != answers[1].json()["id"]
+        by_response = [await feedback(gateway, key, response_id=response_id) for key in keys]
+        by_name = [await feedback(gateway, key, conversation_id="same") for key in keys]
+        assert (by_response, by_name) == ([200, 404], [200, 200])
+        with read_session(gateway.store) as session:
+            assert {row.conversation_id for row in list_feedback(session, ["one:same"])} == {"one:same"}
+            assert len(list_feedback(session, ["one:same", "two:same"])) == 3
 
     await run(tmp_path, check)

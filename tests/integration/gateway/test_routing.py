@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from tests.integration.gateway.place import (
     until_offered,
 )
 from tests.integration.gateway.upstream import BASE
-from tests.unit.store.chain import T0
 from tests.waiting import eventually_async
 from traced.gateway import live_versions
 
@@ -29,6 +29,18 @@ from traced.gateway import live_versions
 async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
     async with running_gateway(tmp_path, **kind) as gateway:
         await check(gateway)
+
+
+async def route_of(gateway: RunningGateway, conversation_id: str) -> ConversationRoute:
+    """Wait for the stored decision on a conversation, which is written behind the answer."""
+
+    def routes() -> list[ConversationRoute]:
+        with read_session(gateway.store) as session:
+            return list(find_routes(session, [conversation_id]).values())
+
+    await eventually_async(routes)
+    (route,) = routes()
+    return route
 
 
 def text_of(answer: Any) -> str:
@@ -40,12 +52,11 @@ async def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_name
         answer = await gateway.ask()
         assert (text_of(answer), answer.headers["X-Traced-Model"]) == (f"signed {V1}", V1)
         gateway.engine.label = "B"  # the base model would decide otherwise now: the conversation stays
-        messages = [*USER, {"role": "assistant", "content": "Monday."}, {"role": "user", "content": "Sure?"}]
+        messages = [*USER, {"role": "assistant", "content": f"signed {V1}"}, {"role": "user", "content": "Sure?"}]
         assert text_of(await gateway.ask(messages=messages)) == f"signed {V1}"
         other = await gateway.ask(messages=[{"role": "user", "content": "Hello"}])
         assert (text_of(other), other.headers["X-Traced-Model"]) == (f"signed {BASE}", "base")
-        with read_session(gateway.store) as session:
-            (stored_route,) = find_routes(session, [answer.headers["X-Traced-Conversation"]]).values()
+        stored_route = await route_of(gateway, answer.headers["X-Traced-Conversation"])
         assert (stored_route.model, stored_route.why) == (V1, "")
         assert stored_route.logprobs == pytest.approx({V1: -0.1})
 
@@ -67,12 +78,9 @@ async def test_a_second_router_and_a_restart_decide_the_same(tmp_path: Path) -> 
 
 async def test_a_decision_of_another_gateway_takes_precedence(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
-        gateway.engine.routing_delay_s = 0.3
-        request_task = asyncio.create_task(gateway.ask(headers={"X-Traced-Conversation": "c-8"}))
-        await asyncio.sleep(0.1)
         with write_session(gateway.store) as session:
-            save_routes(session, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
-        assert text_of(await request_task) == f"signed {BASE}"
+            save_routes(session, [ConversationRoute("c-8", "base", {}, 0.0, "", datetime.now(UTC))])
+        assert text_of(await gateway.ask(headers={"X-Traced-Conversation": "c-8"})) == f"signed {BASE}"
 
     await run(tmp_path, check, live=V1)
 
@@ -81,8 +89,8 @@ async def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.letters_a_token = 2
         assert text_of(await gateway.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
-        with read_session(gateway.store) as session:
-            (stored_route,) = find_routes(session, ["pairs"]).values()
+        stored_route = await route_of(gateway, "pairs")
+        assert stored_route.is_failure
         assert stored_route.why.startswith("labels: label 'A' is not a single token after 'Answer:'")
 
     await run(tmp_path, check, live=V1)
@@ -108,10 +116,9 @@ async def test_routing_never_fails_a_request(tmp_path: Path, failure: str) -> No
         gateway.engine.label = "zebra" if failure == "senseless" else "A"
         answer = await gateway.ask(headers={"X-Traced-Conversation": failure})
         assert text_of(answer) == f"signed {BASE}"
-        with read_session(gateway.store) as session:
-            (stored_route,) = find_routes(session, [failure]).values()
+        stored_route = await route_of(gateway, failure)
         reason = "no label was among the likely next tokens" if failure == "senseless" else "no decision within 0.2 s"
-        assert stored_route.why == f"labels: {reason}"
+        assert (stored_route.is_failure, stored_route.why) == (True, f"labels: {reason}")
 
     await run(tmp_path, check, live=V1, settings={"serving.routing_timeout_s": 0.2})
 
@@ -134,22 +141,41 @@ async def test_a_promotion_and_a_rollback_take_effect_while_requests_are_in_flig
     await run(tmp_path, check)
 
 
-async def test_a_rolled_back_conversation_goes_on_with_the_base_and_a_superseded_one_with_the_new_version(
-    tmp_path: Path,
-) -> None:
+async def test_only_a_rollback_of_its_own_adapter_moves_a_conversation_in_progress(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
-        assert text_of(await gateway.ask()) == f"signed {V1}"
+        async def model_of(name: str) -> str:
+            text: str = text_of(await gateway.ask(headers={"X-Traced-Conversation": name}))
+            return text.removeprefix("signed ")
+
+        # The names are those of the models that the conversations begin with.
+        assert await model_of("v1") == V1
         gateway.promote(V2)
         await until_offered(gateway, V2)
-        assert text_of(await gateway.ask()) == f"signed {V2}"
+        assert (await model_of("v2"), await model_of("v1")) == (V2, V1)
+        assert V1 not in await models(gateway)
         gateway.roll_back(V2)
         await until_offered(gateway, V1)
-        assert text_of(await gateway.ask()) == f"signed {V1}"
+        assert (await model_of("v2"), await model_of("v1")) == (V1, V1)
         gateway.roll_back(V1)
         await until_offered(gateway, V1, is_offered=False)
-        assert text_of(await gateway.ask()) == f"signed {BASE}"
+        assert (await model_of("base"), await model_of("v1")) == (BASE, BASE)
+        gateway.promote(V2)
+        await until_offered(gateway, V2)
+        assert (await model_of("base"), await model_of("new")) == (BASE, V2)
 
     await run(tmp_path, check, live=V1)
+
+
+async def test_a_superseded_version_without_a_slot_hands_its_conversations_to_its_successor(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        headers = {"X-Traced-Conversation": "c"}
+        assert text_of(await gateway.ask(headers=headers)) == f"signed {V1}"
+        gateway.promote(V2)
+        await until_offered(gateway, V2)
+        assert text_of(await gateway.ask(headers=headers)) == f"signed {V2}"
+        assert gateway.engine.adapters == {V2: f"/data/{V2}"}
+
+    await run(tmp_path, check, live=V1, settings={"serving.max_adapters": 1})
 
 
 async def test_an_engine_never_holds_more_adapters_than_it_has_slots(tmp_path: Path) -> None:

@@ -262,6 +262,9 @@ class Upstream:
         for place, word in enumerate(words):
             if place == self.break_after:
                 assert request.transport is not None
+                # vLLM sends the head before the first token is there.
+                if not place:
+                    await _send_head(response)
                 request.transport.abort()
                 return response
             delta = {"role": "assistant", "content": word}
@@ -271,6 +274,12 @@ class Upstream:
             await asyncio.sleep(self.delay_s)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+async def _send_head(response: web.StreamResponse) -> None:
+    assert response._payload_writer is not None
+    response._payload_writer.send_headers()
+    await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

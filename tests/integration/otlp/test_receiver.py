@@ -173,6 +173,7 @@ async def test_keys_and_quotas_apply_to_spans(tmp_path: Path) -> None:
 
 async def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
+        (tmp_path / "spool").rename(tmp_path / "moved")
         (tmp_path / "spool").write_text("in the way")
         choice = {"message": {"role": "assistant", "content": "Hello!"}, "index": 0}
         events = [event("gen_ai.user.message", {"content": "Hello?"}), event("gen_ai.choice", choice)]

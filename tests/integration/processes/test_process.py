@@ -4,6 +4,8 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from traced.processes.child_process import Child, start
 
 FOLLOWER = "import os, sys, signal; from traced.processes.parent import follow_parent; follow_parent(0); "
@@ -46,3 +48,18 @@ def test_ending_a_running_child_keeps_its_exit_code(tmp_path: Path) -> None:
     child = start(["-c", "import signal; signal.pause()"], log=tmp_path / "x.log")
     child.kill()
     assert child.returncode == -9
+
+
+def test_threads_of_a_child_wait_without_spinning_unless_the_user_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def policy() -> str:
+        child = start(["-c", "import os; print(os.environ['OMP_WAIT_POLICY'])"], log=tmp_path / "x.log")
+        assert child.wait(60)
+        child.stop(0)
+        return (tmp_path / "x.log").read_text().splitlines()[-1]
+
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert policy() == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert policy() == "ACTIVE"

@@ -18,6 +18,7 @@ from traced.api.control import Control
 from traced.api.routes import serving as serving_views
 from traced.client import Client
 from traced.client.serving import Arm, ModelView
+from traced.ingest.losses import LINES, LossLedger
 
 NOW = T0 + timedelta(days=1)  # first time of the control's clock
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
@@ -175,7 +176,7 @@ async def test_the_router_that_is_not_there(control: Control, path: Path) -> Non
     spool = control.settings.data_dir / "spool"
     spool.mkdir()
     (spool / "exchanges-1-1.jsonl").write_text("x")
-    (spool / "damaged.jsonl").write_text("1\n2\n")
+    LossLedger(spool).note(LINES, "kept", 2)
     serving_settings = control.settings.serving.model_copy(update={"port": 9})
     control.settings = control.settings.model_copy(update={"serving": serving_settings})
 
@@ -184,6 +185,7 @@ async def test_the_router_that_is_not_there(control: Control, path: Path) -> Non
         assert (health.state, health.expected, health.engines) == ("away", False, {})
         assert "refused" in health.trouble
         assert (health.waiting_files, health.damaged) == (1, 2)
+        assert health.losses.startswith("2 unreadable recorded exchanges, the last at ")
         assert health.decided_by.startswith("label tokens; no classifier was fitted")
 
     await ask(control, path, check)

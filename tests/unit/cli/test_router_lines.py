@@ -13,8 +13,9 @@ from store.status import AdapterStatus, RouterStatus, StoreStatus
 from tests.unit.store.chain import T0, trajectory
 from traced.cli.show import conversation_lines
 from traced.cli.status import router_lines, router_report
-from traced.gateway.spool_status import DAMAGED_FILE, SPOOL_GLOB
+from traced.gateway.spool_status import SPOOL_GLOB
 from traced.ingest import spool
+from traced.ingest.losses import LINES, LossLedger
 from traced.routing.router_files import classifier_file
 
 LIVE = [AdapterStatus(name, "pass", "approved", True, 0) for name in ("dates@v1", "tools@v1")]
@@ -63,7 +64,7 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "exchanges-1-1.jsonl").write_text("x")
     os.utime(folder / "exchanges-1-1.jsonl", (1, 1))
-    (folder / DAMAGED_FILE).write_text("1\n2\n")
+    LossLedger(folder, now=lambda: T0).note(LINES, "kept in spool/damaged.jsonl", 2)
     report = router_report(replace(STANDS, adapters=[], router=router), tmp_path, None)
     assert (report["spool"]["files"], report["spool"]["damaged"]) == (1, 2)
     lines = list(router_lines(report))
@@ -76,7 +77,11 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
         "Exchanges of open conversations: 7",
     ]
     assert lines[-2].startswith("Conversations not stored yet: 1 files, the oldest is ")
-    assert lines[-1] == "Unreadable recorded exchanges: 2, moved to spool/damaged.jsonl"
+    at = T0.isoformat(timespec="seconds")
+    assert lines[-1] == (
+        f"Records that could not be kept: 2 unreadable recorded exchanges, the last at {at} (kept in "
+        "spool/damaged.jsonl). To acknowledge: traced records acknowledge"
+    )
 
 
 def test_a_conversation_in_full() -> None:

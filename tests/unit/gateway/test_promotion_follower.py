@@ -55,7 +55,7 @@ def put(data_dir: Path, cycle: str, *models: str) -> None:
 
 
 async def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_path: Path) -> None:
-    follower = PromotionFollower(store, Pool([], 8), tmp_path)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
 
     async def classes() -> list[str] | None:
         await follower.refresh()
@@ -80,12 +80,16 @@ async def test_a_router_of_another_base_model_is_refused_with_a_reason(
 ) -> None:
     promote(store, DATES)
     put(tmp_path, "c1", DATES)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, base_digest=lambda: "0123456789abcdef")
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, base_digest=lambda: "0123456789abcdef"
+    )
     await follower.refresh()
     assert follower.live.classifier is None
     assert "weights d1, and the present one has 0123456789ab" in follower.live.classifier_problem
     assert follower.live.classifier_problem in caplog.text
-    follower = PromotionFollower(store, Pool([], 8), tmp_path, base_digest=lambda: "d1")
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, base_digest=lambda: "d1"
+    )
     await follower.refresh()
     assert follower.live.classifier is not None
 
@@ -97,7 +101,7 @@ async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_
         promote(store, name)
     put(tmp_path, "c1", DATES)
     put(tmp_path, "c2", DATES, TOOLS)
-    follower = PromotionFollower(store, Pool([], 8), tmp_path)
+    follower = PromotionFollower(store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0)
     await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
@@ -107,5 +111,5 @@ async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_
     await follower.refresh()
     assert follower.live.classifier is not None
     assert follower.live.classifier.classes[-1] == TOOLS
-    assert follower.live.current_model(TOOLS) == "base"
-    assert follower.live.current_model(DATES) == "date-reasoning@v2"
+    assert follower.live.current_model(TOOLS, lambda name: False) == "base"
+    assert follower.live.current_model(DATES, lambda name: False) == "date-reasoning@v2"

@@ -40,6 +40,7 @@ from traced.gateway.canaries import strata
 from traced.gateway.spool_status import read_spool_status
 from traced.inference.adapter_base import known_base_digest
 from traced.inference.client import BASE
+from traced.ingest.losses import describe
 from traced.registry.canary import Stratum, evidence, judge
 from traced.routing.router_files import describe_router
 from traced.scoring.evidence import Labels, is_reserved_author
@@ -227,6 +228,7 @@ def router(control: Control) -> APIRouter:
             waiting_files=waiting.files,
             waiting_s=waiting.oldest_s,
             damaged=waiting.damaged,
+            losses=describe(waiting.losses),
         )
 
     @router.get("/decisions")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from store.types import Message, Outcome, Trajectory
-from traced.ingest.conversations import conversation_id
+from traced.ingest.conversations import opening_id
 from traced.ingest.importers.errors import BadRecord, RecordFormatError
 from traced.ingest.importers.json_file import Record
 from traced.ingest.importers.messages import Fields, chat_messages, read_message, tools_of, type_name
@@ -78,7 +78,7 @@ def _trajectory(job: ImportJob, record: Record) -> Trajectory:
     return trajectory(
         SOURCE,
         job,
-        task_id=job.clean(_task_name(value) or conversation_id(None, redacted, "")),
+        task_id=job.clean(_task_name(value) or opening_id(redacted, "")),
         trial=trial if isinstance(trial, int) and 0 <= trial < 1 << 31 else 0,
         messages=redacted,
         tools=job.clean_tools(definitions),

@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0007');
+INSERT INTO "alembic_version" VALUES('0008');
 CREATE TABLE approvals (
 	seq INTEGER NOT NULL, 
 	id VARCHAR NOT NULL, 
@@ -113,16 +113,24 @@ CREATE TABLE citations (
 	CONSTRAINT fk_citations_trajectory_id FOREIGN KEY(trajectory_id) REFERENCES trajectories (id)
 );
 INSERT INTO "citations" VALUES('c1','date-reasoning',0,'t1',2);
+CREATE TABLE conversation_positions (
+	digest VARCHAR NOT NULL, 
+	conversation_id VARCHAR NOT NULL, 
+	system VARCHAR NOT NULL, 
+	separators VARCHAR NOT NULL, 
+	at DATETIME NOT NULL, 
+	CONSTRAINT pk_conversation_positions PRIMARY KEY (digest, conversation_id)
+);
 CREATE TABLE conversations (
 	id VARCHAR NOT NULL, 
 	model VARCHAR NOT NULL, 
 	logprobs JSON NOT NULL, 
 	seconds FLOAT NOT NULL, 
 	why TEXT NOT NULL, 
-	at DATETIME NOT NULL, trial INTEGER, 
+	at DATETIME NOT NULL, trial INTEGER, is_failure BOOLEAN DEFAULT 0 NOT NULL, 
 	CONSTRAINT pk_conversations PRIMARY KEY (id)
 );
-INSERT INTO "conversations" VALUES('conv-1','date-reasoning@v1','{"date-reasoning@v1":-0.1}',0.02,'','2026-03-14 09:27:02.589793',NULL);
+INSERT INTO "conversations" VALUES('conv-1','date-reasoning@v1','{"date-reasoning@v1":-0.1}',0.02,'','2026-03-14 09:27:02.589793',NULL,0);
 CREATE TABLE cycles (
 	id VARCHAR NOT NULL, 
 	target VARCHAR NOT NULL, 
@@ -488,5 +496,7 @@ CREATE INDEX ix_model_replies_spent ON model_replies (cycle_id, stage, capabilit
 CREATE INDEX ix_citations_trajectory_id ON citations (trajectory_id);
 CREATE INDEX ix_faults_trajectory_id ON faults (trajectory_id);
 CREATE INDEX ix_prompt_patches_capability ON prompt_patches (capability);
+CREATE INDEX ix_conversation_positions_conversation_id ON conversation_positions (conversation_id);
+CREATE INDEX ix_conversation_positions_at ON conversation_positions (at);
 DELETE FROM "sqlite_sequence";
 COMMIT;

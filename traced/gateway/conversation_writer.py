@@ -1,0 +1,116 @@
+"""Store positions and routing decisions behind the answers, in batches.
+
+Invariants: rows are stored in the order in which they were added. While the store does not answer they are kept, the
+newest ``MAX_WAITING`` of them. A decision that another router stored first is handed to its conversation.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy import Engine
+
+from store.database import write_session
+from store.errors import StoreError
+from store.records import ConversationPosition, ConversationRoute
+from store.repositories.positions import replace_invalid_routes, save_positions
+
+# A batch collects what arrives within this time, so that a busy router makes few transactions.
+LINGER_S = 0.01
+RETRY_S = 1.0
+MAX_WAITING = 50_000
+MAX_BATCH = 2000
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _NewRoute:
+    route: ConversationRoute
+    use: Callable[[ConversationRoute], None]
+
+
+@dataclass
+class ConversationWriter:
+    """Stores what the gateway has decided and answered; ``run`` has to run while it is used.
+
+    Args:
+        expiry_s: Seconds of silence after which a new decision replaces the stored one.
+    """
+
+    store: Engine
+    now: Callable[[], datetime]
+    expiry_s: float
+    _waiting: "deque[ConversationPosition | _NewRoute]" = field(default_factory=deque)
+    _added: asyncio.Event = field(default_factory=asyncio.Event)
+    _problem: str = ""
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of rows that are not stored yet."""
+        return len(self._waiting)
+
+    def add_positions(self, positions: Sequence[ConversationPosition]) -> None:
+        """Store positions soon."""
+        self._add(*positions)
+
+    def add_route(self, route: ConversationRoute, use: Callable[[ConversationRoute], None]) -> None:
+        """Store a decision soon; ``use`` is called with the valid one, which another router may have stored first."""
+        self._add(_NewRoute(route, use))
+
+    async def run(self) -> None:
+        """Store what is added, until cancelled."""
+        while True:
+            await self._added.wait()
+            await asyncio.sleep(LINGER_S)
+            if not await self._write_batch():
+                await asyncio.sleep(RETRY_S)
+
+    async def flush(self) -> None:
+        """Store everything that waits; give up at the first error."""
+        while self._waiting and await self._write_batch():
+            pass
+
+    def _add(self, *rows: "ConversationPosition | _NewRoute") -> None:
+        self._waiting.extend(rows)
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+        self._added.set()
+
+    async def _write_batch(self) -> bool:
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        if not self._waiting:
+            self._added.clear()
+        positions = [row for row in batch if isinstance(row, ConversationPosition)]
+        routes = [row for row in batch if isinstance(row, _NewRoute)]
+        write = asyncio.ensure_future(asyncio.to_thread(self._write, positions, [row.route for row in routes]))
+        try:
+            valid_routes = await asyncio.shield(write)
+        except asyncio.CancelledError:
+            # The transaction ends before the store is closed.
+            await asyncio.gather(write, return_exceptions=True)
+            raise
+        except StoreError as error:
+            if self._problem != str(error):
+                self._problem = str(error)
+                log.warning("positions and routing decisions wait, the store does not accept them: %s", error)
+            self._waiting.extendleft(reversed(batch))
+            self._added.set()
+            return False
+        self._problem = ""
+        for row, route in zip(routes, valid_routes, strict=True):
+            row.use(route)
+        return True
+
+    def _write(
+        self, positions: Sequence[ConversationPosition], routes: Sequence[ConversationRoute]
+    ) -> list[ConversationRoute]:
+        # The newest decision on a conversation: an earlier one in the batch has failed.
+        decisions = {route.id: route for route in routes}
+        with write_session(self.store) as session:
+            save_positions(session, positions)
+            expired_before = self.now() - timedelta(seconds=self.expiry_s)
+            valid = replace_invalid_routes(session, list(decisions.values()), expired_before=expired_before)
+        return [valid[route.id] for route in routes]
