@@ -395,6 +395,17 @@ class Feedback:
 
 
 @dataclass(frozen=True)
+class StoredResponse:
+    """An answer in OpenAI's responses form, and the items of its whole input; ``key_id`` is the key that made it."""
+
+    id: str
+    key_id: str
+    at: datetime
+    input: list[JsonObject]
+    response: JsonObject
+
+
+@dataclass(frozen=True)
 class RouterKey:
     """An API key of the router, stored as its SHA-256 (hex); ``per_minute`` 0 means no rate limit."""
 

@@ -177,6 +177,16 @@ class ExchangeRow(Row, table=True):
     shadow_of: str | None = Field(default=None, sa_type=KEY)
 
 
+class ResponseRow(Row, table=True):
+    """An answer in the responses form of the client with this key; ``packed`` is zstd-compressed JSON."""
+
+    __tablename__ = "responses"
+    id: str = Field(primary_key=True, sa_type=KEY)
+    key_id: str = Field(primary_key=True, sa_type=KEY)
+    at: datetime = Field(index=True, sa_type=UtcTime)
+    packed: bytes = Field(sa_type=LargeBinary)
+
+
 class RouterKeyRow(Row, table=True):
     """An API key of the router; only its SHA-256 (hex) is stored."""
 

@@ -1,6 +1,8 @@
 """The gateway's HTTP API: OpenAI's paths, served by forwarding to the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
+    POST /v1/messages, /v1/messages/count_tokens    the same in Anthropic's form, errors included
+    GET  and DELETE /v1/responses/ID    (``stored_responses``)
     GET  /v1/models, /v1/models/{id}    POST /v1/feedback    POST /v1/traces, /v1/logs (``otlp_receiver``)
     GET  /alive, /health (the process answers), /ready (an engine serves the base model), /metrics (Prometheus)
 
@@ -13,7 +15,7 @@ proxy in front.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +34,7 @@ from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.engines import Pool
-from traced.gateway.errors import Refusal
+from traced.gateway.errors import Refusal, to_anthropic_error
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import (
     CLIENT_CLOSED,
@@ -47,11 +49,12 @@ from traced.gateway.forwarding import (
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.metrics import EXCHANGE, Metrics
 from traced.gateway.otlp_receiver import OtlpReceiver
+from traced.gateway.stored_responses import StoredResponses
 from traced.inference.client import BASE
 from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
 from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
-from traced.ingest.responses import answer_in, messages_of
+from traced.ingest.responses import FORMS, Form, answer_in, messages_of
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
@@ -60,7 +63,8 @@ RESTART_S = 1.0
 MAX_GRACE_S = 80.0
 REQUEST_HEADER = "X-Traced-Request"
 REQUEST_ID = web.RequestKey("request_id", str)
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MESSAGES_PATH = "/v1/messages"
+RESPONSE_PATH = "/v1/responses/{response_id}"
 OPT_OUT = ("no", "false", "0")
 BackgroundTask = Callable[[], Coroutine[object, None, None]]
 log = logging.getLogger(__name__)
@@ -85,6 +89,7 @@ class Gateway:
     shadows: Shadows
     receiver: OtlpReceiver
     metrics: Metrics
+    responses: StoredResponses
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     @web.middleware
@@ -104,15 +109,18 @@ class Gateway:
         return response
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """Handle a POST for a completion in any of the three forms (chat, text, responses)."""
+        """Handle a POST for a completion in any of the forms (chat, text, responses, Anthropic's)."""
         key = self.access.check(request)
         with self.access.concurrency.slot(key):
             return await self._complete(request, key)
 
     async def _complete(self, request: web.Request, key: RouterKey | None) -> web.StreamResponse:
         raw, body = await read_json_object(request, self.access.body_bytes)
+        form = FORMS[request.path]
+        if form is Form.RESPONSES:
+            raw, body = await self.responses.resolve(raw, body, key.id if key else "")
         try:
-            messages = messages_of(body)
+            messages = messages_of(body, form)
         except ValueError as error:
             raise Refusal(400, str(error), param="messages") from error
         key_id = key.id if key else ""
@@ -143,6 +151,29 @@ class Gateway:
         except Exception as error:
             exchange.finish(500, f"a defect of traced: {type(error).__name__}")
             raise
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """Forward a POST for the number of tokens of a request in Anthropic's form; it starts no conversation."""
+        key = self.access.check(request)
+        with self.access.concurrency.slot(key):
+            raw, body = await read_json_object(request, self.access.body_bytes)
+            name = _model_name(body)
+            # Adapters have the tokenizer of the base model.
+            model = BASE if name == AUTO else self._known_model(name)
+            exchange = PendingExchange(request, "", model, raw, body, {"X-Traced-Model": model}, lambda _: None)
+            async with self.concurrency_limit:
+                return await self._forward(exchange)
+
+    async def response(self, request: web.Request) -> web.Response:
+        """Return a stored response (GET) or delete it (DELETE)."""
+        key = self.access.check(request)
+        response_id, key_id = request.match_info["response_id"], key.id if key else ""
+        if request.method == "DELETE":
+            await self.responses.delete(response_id, key_id)
+            return web.json_response({"id": response_id, "object": "response", "deleted": True})
+        if request.query.get("stream", "false") != "false":
+            raise Refusal(400, "a stored response cannot be streamed", param="stream")
+        return web.json_response(await self.responses.retrieve(response_id, key_id))
 
     async def models(self, request: web.Request) -> web.Response:
         """Return the model list: ``auto``, the base model, and the adapter versions that an engine serves."""
@@ -216,6 +247,9 @@ class Gateway:
         self._record(conversation.key_id, exchange)
 
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
+        if FORMS[exchange.request.path] is Form.RESPONSES:
+            in_store = not self.redactor and not _opts_out(exchange.request)
+            self.responses.keep(exchange, key_id, in_store=in_store)
         if self._is_recorded(exchange.request, exchange.conversation_id):
             try:
                 self.spool.try_write(self._spool_line(key_id, exchange))
@@ -236,42 +270,47 @@ class Gateway:
             detail=exchange.detail,
             shadow_of=exchange.shadow_of,
         )
-        line = line_of(record, exchange.raw, exchange.body, bytes(exchange.answer), streamed=exchange.streamed)
+        answer, form = bytes(exchange.answer), FORMS[exchange.request.path]
+        line = line_of(record, exchange.raw, exchange.body, answer, streamed=exchange.streamed, form=form)
         return self.redactor.line(line) if self.redactor else line
 
     async def _select_model(
         self, body: dict[str, object], conversation: Conversation, messages: list[Message]
     ) -> tuple[str, int | None]:
         """Return the model, and the promotion-log entry of the trial that the conversation is part of, or None."""
-        name = body.get("model")
-        if not isinstance(name, str) or not name:
-            raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
-        if name == AUTO:
-            route = await self.conversation_router.decide(conversation, messages)
-            model = self.live().current_model(route.model, self.pool.serves)
-            if not self.pool.serves(model):
-                self.metrics.note_fallback("adapter_unavailable")
-                model = BASE
-            return model, route.trial
+        name = _model_name(body)
+        if name != AUTO:
+            return self._known_model(name), None
+        route = await self.conversation_router.decide(conversation, messages)
+        model = self.live().current_model(route.model, self.pool.serves)
+        if not self.pool.serves(model):
+            self.metrics.note_fallback("adapter_unavailable")
+            model = BASE
+        return model, route.trial
+
+    def _known_model(self, name: str) -> str:
         if name == BASE or name in self.live().paths:
-            return name, None
+            return name
         # Clients may know an engine's own name of its base model from using the engine directly.
         if any(name == replica.client.base for replica in self.pool.replicas):
-            return BASE, None
+            return BASE
         names = ", ".join([AUTO, BASE, *self.live().paths])
         raise Refusal(404, f"unknown model {name!r}; available: {names}", code="model_not_found", param="model")
 
     def _is_recorded(self, request: web.Request, conversation: str) -> bool:
-        if request.headers.get("X-Traced-Record", "").lower() in OPT_OUT:
-            return False
-        return is_sampled(conversation, self.settings.record)
+        return not _opts_out(request) and is_sampled(conversation, self.settings.record)
 
 
 def build(gateway: Gateway) -> web.Application:
     """Build the web application that serves a gateway's handlers."""
-    app = web.Application(client_max_size=gateway.access.body_bytes, middlewares=[gateway.identify, _convert_errors])
-    for path in PATHS:
+    app = web.Application(
+        client_max_size=gateway.access.body_bytes, middlewares=[gateway.identify, _anthropic_errors, _convert_errors]
+    )
+    for path in FORMS:
         app.router.add_post(path, gateway.complete, expect_handler=expect_body)
+    app.router.add_post("/v1/messages/count_tokens", gateway.count_tokens, expect_handler=expect_body)
+    app.router.add_get(RESPONSE_PATH, gateway.response)
+    app.router.add_delete(RESPONSE_PATH, gateway.response)
     app.router.add_get("/v1/models", gateway.models)
     # Names of models may contain slashes.
     app.router.add_get("/v1/models/{id:.+}", gateway.model)
@@ -295,9 +334,16 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         stack.push_async_callback(gateway.writer.flush)
         stack.push_async_callback(gateway.shadows.cancel_all)
         stack.push_async_callback(gateway.receiver.flush)
+        stack.push_async_callback(gateway.responses.flush)
         tasks = [
             asyncio.create_task(_restart_on_error(task))
-            for task in (gateway.spool.run, gateway.writer.run, gateway.receiver.run, *background)
+            for task in (
+                gateway.spool.run,
+                gateway.writer.run,
+                gateway.receiver.run,
+                gateway.responses.run,
+                *background,
+            )
         ]
         stack.push_async_callback(_cancel, tasks)
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)
@@ -316,6 +362,17 @@ def _model(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "traced"}
 
 
+def _model_name(body: Mapping[str, object]) -> str:
+    name = body.get("model")
+    if not isinstance(name, str) or not name:
+        raise Refusal(400, 'the field model is required: "auto", "base" or an adapter version', param="model")
+    return name
+
+
+def _opts_out(request: web.Request) -> bool:
+    return request.headers.get("X-Traced-Record", "").lower() in OPT_OUT
+
+
 async def _restart_on_error(task: BackgroundTask) -> None:
     # A gateway that looks healthy must follow rollbacks, so a defect must not end the task permanently.
     while True:
@@ -330,6 +387,18 @@ async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@web.middleware
+async def _anthropic_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Convert errors in OpenAI's form to Anthropic's where a client speaks that."""
+    response = await handler(request)
+    is_error = request.path.startswith(MESSAGES_PATH) and response.status >= HTTPStatus.BAD_REQUEST
+    if is_error and isinstance(response, web.Response) and isinstance(response.body, bytes):
+        response.body = to_anthropic_error(response.status, response.body)
+    return response
 
 
 @web.middleware

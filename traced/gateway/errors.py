@@ -14,6 +14,15 @@ from aiohttp import web
 # Parts of vLLM's error messages; vLLM has no error codes.
 CONTEXT_LENGTH_TEXT = "maximum context length"
 MISSING_MODEL_TEXT = "does not exist"
+# Anthropic's error types that depend on the status.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 # The maximum number of characters that are kept of an error that is not JSON.
 MAX_TEXT = 2000
 
@@ -45,6 +54,13 @@ def error_type(status: int) -> str:
     if status == web.HTTPUnauthorized.status_code:
         return "authentication_error"
     return "invalid_request_error" if status < web.HTTPInternalServerError.status_code else "server_error"
+
+
+def to_anthropic_error(status: int, body: bytes) -> bytes:
+    """Convert an error in OpenAI's form to Anthropic's: {"type": "error", "error": {"type", "message"}}."""
+    message = json.loads(body)["error"]["message"]
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
 
 
 def to_openai_error(status: int, text: bytes) -> bytes:

@@ -29,9 +29,10 @@ from store.repositories.serving import EXCHANGE_PREFIX
 from traced.gateway.access import ConcurrencyLimit
 from traced.gateway.circuit_breaker import Attempt
 from traced.gateway.engines import Pool, Replica
-from traced.gateway.errors import Refusal, to_openai_error
+from traced.gateway.errors import Refusal, to_anthropic_error, to_openai_error
 from traced.gateway.upstream import ConnectionLost, EngineResponse, EngineSilent, EngineUnreachable, Upstream
 from traced.inference.client import BASE
+from traced.ingest.responses import FORMS, LAST_EVENTS, Form
 
 FORWARDED_HEADERS = ("retry-after", "x-request-id")
 FORWARDED_PREFIXES = ("openai-", "x-ratelimit-")
@@ -39,8 +40,9 @@ UNAVAILABLE, ENGINE_ERROR = "engine_unavailable", "engine_error"
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
 # The beginning of every escaped letter of "model"; a key of the request may be written with escapes.
 ESCAPED = b"\\u006"
-# Matches only a whole event, because line ends inside an event are escaped.
-DONE_EVENT = b"\ndata: [DONE]"
+# The beginnings of the last events of a stream in each form. Line ends inside an event are escaped.
+END_MARKS = (b"\ndata: [DONE]", b"\nevent: message_stop", *(f"\nevent: {name}\n".encode() for name in LAST_EVENTS))
+MARK_LENGTH = max(map(len, END_MARKS))
 CONNECTION_LOST = "the engine closed the connection"
 # nginx's status for a client that closed the connection.
 CLIENT_CLOSED = 499
@@ -94,6 +96,7 @@ class PendingExchange:
     failed_urls: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.perf_counter)
     _is_recorded: bool = False
+    _is_ending: bool = False
 
     def finish(self, status: int | None = None, detail: str = "") -> None:
         """Record the exchange once; ``status`` and ``detail`` describe a failure."""
@@ -106,6 +109,13 @@ class PendingExchange:
         """Add a chunk of the response."""
         self.first_byte_at = self.first_byte_at or time.perf_counter()
         self.answer += chunk
+
+    def ends_with(self, chunk: bytes) -> bool:
+        """Whether a stream is complete with this chunk, the last one of ``answer``."""
+        # The beginning of the last event may be split over two chunks.
+        tail = self.answer[-len(chunk) - MARK_LENGTH :]
+        self._is_ending = self._is_ending or any(mark in tail for mark in END_MARKS)
+        return self._is_ending and self.answer.endswith(b"\n\n")
 
 
 @dataclass(frozen=True)
@@ -276,8 +286,8 @@ async def _stream(
         await response.prepare(exchange.request)
         while chunk:
             exchange.append(chunk)
-            # Record before the chunk with the last event is sent. The event may be split over two chunks.
-            if DONE_EVENT in exchange.answer[-len(chunk) - len(DONE_EVENT) :]:
+            # Record before the chunk with the end of the last event is sent.
+            if exchange.ends_with(chunk):
                 exchange.finish()
             await response.write(chunk)
             try:
@@ -285,12 +295,18 @@ async def _stream(
             except ConnectionLost as error:
                 refusal = _engine_error(error)
                 exchange.finish(refusal.status, refusal.message)
-                await response.write(b"data: " + refusal.body() + b"\n\n")
+                await response.write(_error_event(exchange, refusal))
                 raise _BrokenStream(response) from error
         exchange.finish()
     except ConnectionResetError as error:
         raise ClientDisconnected(str(error)) from error
     return response
+
+
+def _error_event(exchange: PendingExchange, refusal: Refusal) -> bytes:
+    if FORMS.get(exchange.request.path) is Form.ANTHROPIC:
+        return b"event: error\ndata: " + to_anthropic_error(refusal.status, refusal.body()) + b"\n\n"
+    return b"data: " + refusal.body() + b"\n\n"
 
 
 def _forwarded_headers(answer: EngineResponse) -> dict[str, str]:

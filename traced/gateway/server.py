@@ -35,6 +35,7 @@ from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.router_choice import EmbeddingsServer, RouterChoice
+from traced.gateway.stored_responses import StoredResponses
 from traced.gateway.upstream import Upstream
 from traced.inference.adapter_base import base_check, weights_of
 from traced.inference.client import EngineClient
@@ -167,6 +168,7 @@ async def open_gateway(
         shadows,
         receiver,
         metrics,
+        StoredResponses(store, now),
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.

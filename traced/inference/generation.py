@@ -40,6 +40,7 @@ class Sampling:
         top_logprobs: The number of likeliest tokens to report per step.
         stop: Texts that end the completion; their tokens are still part of it.
         stop_ids: Token ids that end the completion, besides those that the engine knows; part of it as well.
+        grammar: Grammar of llguidance (Lark) that the completion has to match, "" for free text.
     """
 
     temperature: float = 1.0
@@ -48,6 +49,7 @@ class Sampling:
     top_logprobs: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    grammar: str = ""
 
 
 @dataclass(frozen=True)

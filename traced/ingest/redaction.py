@@ -15,7 +15,7 @@ from typing import Any
 
 from store.records import Exchange
 from traced.core.fast_json import read_json, write_json
-from traced.ingest.responses import read_answer, read_stream
+from traced.ingest.responses import Form, form_of_line, messages_of, read_answer, read_stream, tools_of
 
 REDACTED = "[redacted]"
 # Maximum depth to which a value is searched; deeper values are redacted as a whole.
@@ -35,9 +35,9 @@ MESSAGE: Keys = {
 }
 # In a tool's message "name" is the name of the tool. In other messages it names a person and may be a field to redact.
 TOOL_MESSAGE: Keys = {**MESSAGE, "name": NO_KEYS}
-# The fields that hold the messages in requests of the chat, responses and completions forms.
-MESSAGE_FIELDS = ("messages", "input", "prompt")
-DEFINITION_FIELDS = ("tools", "functions", "tool_choice", "response_format")
+# The fields of all forms that become messages.
+CONTENT_FIELDS = ("messages", "input", "prompt", "instructions", "system")
+DEFINITION_FIELDS = ("functions", "tool_choice", "response_format")
 
 
 class Redactor:
@@ -96,24 +96,24 @@ class Redactor:
         return text
 
     def _line(self, line: dict[str, Any]) -> dict[str, Any]:
-        return {
-            **line,
-            "request": self._request(line["request"]),
-            "detail": self.text(line["detail"]),
-            **self._answer(line),
-        }
+        # Whatever its form, the request is stored in the chat form, whose fields this module knows.
+        request, form = self._request(line["request"], form_of_line(line)), Form.CHAT
+        return {**line, "request": request, "form": form, "detail": self.text(line["detail"]), **self._answer(line)}
 
     def _message(self, value: object) -> Any:
         speaks = isinstance(value, dict) and value.get("role") in ("user", "system", "developer", "assistant")
         return self._redact(value, MESSAGE if speaks else TOOL_MESSAGE)
 
-    def _request(self, request: object) -> Any:
+    def _request(self, request: object, form: Form) -> Any:
         if not isinstance(request, dict):
             return self.value(request)
-        forms = dict.fromkeys(MESSAGE_FIELDS, self.messages) | dict.fromkeys(DEFINITION_FIELDS, self.definitions)
-        protocol = {key: redact(request[key]) for key, redact in forms.items() if key in request}
-        rest = {key: value for key, value in request.items() if key not in protocol}
-        return {**self._redact(rest, {"model": NO_KEYS, "instructions": NO_KEYS}), **protocol}
+        protocol = {
+            "messages": self.messages(messages_of(request, form)),
+            "tools": self.definitions(tools_of(request, form)),
+            **{name: self.definitions(request[name]) for name in DEFINITION_FIELDS if name in request},
+        }
+        rest = {key: value for key, value in request.items() if key not in CONTENT_FIELDS and key not in protocol}
+        return {**self._redact(rest, {"model": NO_KEYS}), **protocol}
 
     def _redact(self, value: object, keys: Keys, depth: int = 0) -> Any:
         if isinstance(value, str):

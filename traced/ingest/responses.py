@@ -1,18 +1,46 @@
-"""Read the message, the id and the token usage of an engine's answer from its recorded bytes.
+"""Requests and answers of every API form as chat messages with roles, tools in the chat form, and token usage.
 
-A streamed and a complete answer with the same content give the same message; of several choices the first is used.
-Errors: ``ValueError``, ``LookupError``, ``TypeError`` or ``AttributeError`` for an answer of an unknown form.
+    chat        POST /v1/chat/completions      text        POST /v1/completions
+    responses   POST /v1/responses             anthropic   POST /v1/messages
+
+Invariants: a streamed and a complete answer with the same content give the same message, and so does the request in
+which a client sends the answer back. Messages and tools of the chat form are not changed. Of several choices the first
+is used. Errors: ``ValueError``, ``LookupError``, ``TypeError`` or ``AttributeError`` for an answer of an unknown form.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from store.records import Exchange
-from store.types import Message
+from store.types import Message, Tool
 from traced.core.fast_json import read_json
+from traced.inference.forms import anthropic, responses
+from traced.inference.forms.content import known_objects, objects
+
+ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document")
+# The last events of a stream of the responses form; each repeats the whole answer.
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+
+
+class Form(StrEnum):
+    """The form of a request and its answer."""
+
+    CHAT = "chat"
+    TEXT = "text"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+
+
+FORMS = {
+    "/v1/chat/completions": Form.CHAT,
+    "/v1/completions": Form.TEXT,
+    "/v1/responses": Form.RESPONSES,
+    "/v1/messages": Form.ANTHROPIC,
+}
 
 
 @dataclass
@@ -28,11 +56,11 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
     """Return the exchange in a parsed line of the spool, which holds a request and an answer, or the whole body."""
     if line.get("body") is not None:
         return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
-    request = line["request"]
+    request, form = line["request"], form_of_line(line)
     answer = Answer()
     if line["status"] == 200:
         answer = read_stream(line["answer"]) if line["streamed"] else read_answer(read_json(line["answer"]))
-    body = {"messages": messages_of(request), "tools": request.get("tools") or [], "answer": answer.message}
+    body = {"messages": messages_of(request, form), "tools": tools_of(request, form), "answer": answer.message}
     return Exchange(
         id=line["id"],
         conversation_id=line["conversation_id"],
@@ -50,6 +78,50 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
     )
 
 
+def form_of_line(line: Mapping[str, Any]) -> Form:
+    """Return the form of the request in a line of the spool; lines of older versions do not name it."""
+    return Form(line["form"]) if line.get("form") else guess_form(line["request"])
+
+
+def guess_form(request: Mapping[str, Any]) -> Form:
+    """Return the form that the fields of a request show; a plain conversation counts as one of the chat form."""
+    if "messages" not in request:
+        return Form.RESPONSES if "input" in request else Form.TEXT
+    contents = [message.get("content") for message in known_objects(request["messages"])]
+    blocks = [block for content in contents for block in known_objects(content)]
+    has_blocks = any(block.get("type") in ANTHROPIC_BLOCKS for block in blocks)
+    has_tools = any("input_schema" in tool for tool in known_objects(request.get("tools")))
+    return Form.ANTHROPIC if "system" in request or has_blocks or has_tools else Form.CHAT
+
+
+def messages_of(request: Mapping[str, Any], form: Form | None = None) -> list[Message]:
+    """Return the messages of a request; raises ``ValueError`` if they are not a list of objects.
+
+    Args:
+        request: The body of the request.
+        form: The form, if the path of the request is known.
+    """
+    match form or guess_form(request):
+        case Form.CHAT:
+            return list(objects(request.get("messages", []), "messages"))
+        case Form.RESPONSES:
+            return responses.chat_messages(request)
+        case Form.ANTHROPIC:
+            return anthropic.chat_messages(request)
+    prompt = request.get("prompt")
+    if known_objects(prompt):
+        return list(objects(prompt, "messages"))
+    return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
+
+
+def tools_of(request: Mapping[str, Any], form: Form | None = None) -> list[Tool]:
+    """Return the tools of a request in OpenAI's chat form."""
+    form, tools = form or guess_form(request), request.get("tools") or []
+    if form is Form.RESPONSES:
+        return responses.chat_tools(known_objects(tools))
+    return anthropic.chat_tools(known_objects(tools)) if form is Form.ANTHROPIC else tools
+
+
 def answer_in(raw: bytes, *, streamed: bool) -> Answer:
     """Read the answer of an engine from its bytes; an answer of an unknown form has no message."""
     try:
@@ -59,29 +131,67 @@ def answer_in(raw: bytes, *, streamed: bool) -> Answer:
 
 
 def read_answer(response: Mapping[str, Any]) -> Answer:
-    """Read a complete (not streamed) answer of the chat, the completions or the responses form."""
+    """Read a complete (not streamed) answer of any form."""
     choices = response.get("choices") or []
-    message = _message_of_output(response["output"]) if "output" in response else None
-    if choices:
+    message = None
+    if "output" in response:
+        message = responses.answer_message(response["output"])
+    elif response.get("type") == "message":
+        message = anthropic.answer_message(response["content"])
+    elif choices:
         first = choices[0]
         message = first["message"] if "message" in first else {"role": "assistant", "content": first.get("text", "")}
     if message is not None and not isinstance(message, dict):
         raise ValueError(f"a message has to be an object, not {message!r:.50}")
-    usage = response.get("usage") or {}
-    # The responses form has other names for the token counts.
-    if "input_tokens" in usage:
-        usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage.get("output_tokens", 0)}
-    return Answer(message, str(response.get("id") or ""), usage)
+    return Answer(message, str(response.get("id") or ""), _usage(response.get("usage") or {}))
 
 
 def read_stream(stream_text: str) -> Answer:
-    """Assemble the server-sent events of a streamed answer."""
+    """Assemble the server-sent events of a streamed answer; of a stream that broke off, the part that arrived."""
+    events = list(_events(stream_text))
+    first_type = str(events[0].get("type", "")) if events else ""
+    if first_type.startswith("response."):
+        return _read_responses_stream(events)
+    if first_type == "message_start":
+        return read_answer(anthropic.assembled(events))
+    return _read_chat_stream(events)
+
+
+def response_object(answer: bytes, *, streamed: bool) -> dict[str, Any] | None:
+    """Return the response in an answer of the responses form; None if it failed, broke off or has another form."""
+    text = answer.decode("utf-8", "replace")
+    try:
+        events = list(_events(text)) if streamed else [{"type": LAST_EVENTS[0], "response": read_json(text)}]
+    except ValueError:
+        return None
+    if not events or events[-1].get("type") not in LAST_EVENTS:
+        return None
+    response = events[-1].get("response")
+    if not isinstance(response, dict) or response.get("status") not in ("completed", "incomplete"):
+        return None
+    return response if isinstance(response.get("id"), str) and isinstance(response.get("output"), list) else None
+
+
+def _read_responses_stream(events: Sequence[dict[str, Any]]) -> Answer:
+    if events[-1]["type"] in LAST_EVENTS:
+        return read_answer(events[-1]["response"])
+    output: list[dict[str, Any]] = []
+    response_id = text = ""
+    for event in events:
+        response_id = response_id or event.get("response", {}).get("id", "")
+        if event["type"] == "response.output_text.delta":
+            text += event["delta"]
+        elif event["type"] == "response.output_item.done":
+            output.append(event["item"])
+            text = ""
+    unfinished = [{"type": "message", "content": text}] if text else []
+    return Answer(responses.answer_message([*output, *unfinished]), response_id)
+
+
+def _read_chat_stream(events: Sequence[dict[str, Any]]) -> Answer:
     answer, content = Answer(), ""
     calls: dict[int, dict[str, Any]] = {}
-    for event in _events(stream_text):
-        # In the responses form, the last event repeats the whole answer.
-        if event.get("type") in ("response.completed", "response.incomplete"):
-            return read_answer(event["response"])
+    for event in events:
         answer.id = str(event.get("id") or answer.id)
         answer.usage = event.get("usage") or answer.usage
         for choice in event.get("choices") or []:
@@ -99,14 +209,16 @@ def read_stream(stream_text: str) -> Answer:
     return answer
 
 
-def messages_of(request: Mapping[str, Any]) -> list[Message]:
-    """Return the messages of a request in any form; raises ``ValueError`` if they are not a list of objects."""
-    if "messages" in request:
-        return _objects(request["messages"])
-    prompt = request.get("prompt", request.get("input"))
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        return _objects(prompt)
-    return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the token counts under the names of the chat form."""
+    if "input_tokens" not in usage:
+        return dict(usage)
+    # Anthropic counts cached tokens apart.
+    cached = [usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation")]
+    return {
+        "prompt_tokens": usage["input_tokens"] + sum(cached),
+        "completion_tokens": usage.get("output_tokens", 0),
+    }
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:
@@ -125,21 +237,3 @@ def _extend(call: dict[str, Any], part: Mapping[str, Any]) -> None:
     function = part.get("function") or {}
     call["function"]["name"] = call["function"].get("name", "") or function.get("name") or ""
     call["function"]["arguments"] = call["function"].get("arguments", "") + (function.get("arguments") or "")
-
-
-def _message_of_output(output: Sequence[Mapping[str, Any]]) -> Message:
-    """Return the message in the output of the responses form."""
-    texts = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
-    calls = [
-        {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}
-        for item in output
-        if item.get("type") == "function_call"
-    ]
-    message: Message = {"role": "assistant", "content": "".join(texts) or None}
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _objects(messages: object) -> list[Message]:
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("messages have to be a list of objects")
-    return list(messages)

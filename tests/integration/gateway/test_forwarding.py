@@ -42,6 +42,7 @@ async def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -
             with pytest.raises(openai.RateLimitError, match="slow down") as exc_info:
                 await client.chat.completions.create(model="auto", messages=USER)
             assert exc_info.value.response.headers["Retry-After"] == "7"
+            gateway.engine.status = 200
             responded = await client.responses.create(model="base", input="Which day?")
             assert responded.output_text == f"signed {BASE}"
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
+from traced.inference.embedded import anthropic, responses
+
 BASE = "Qwen/some-base"
 
 
@@ -53,6 +55,7 @@ class Upstream:
 
     adapters: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)  # of requests in other forms than chat
     started: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     slow: dict[str, float] = field(default_factory=dict)  # seconds of one model
@@ -62,6 +65,7 @@ class Upstream:
     delay_s: float = 0.0
     routing_delay_s: float = 0.0
     break_after: int | None = None  # pieces of a stream
+    stays_open: bool = False  # after the last event of a stream
     loads: list[str] = field(default_factory=list)
     most_loaded: int = 0
     hung_up: int = 0
@@ -103,6 +107,8 @@ class Upstream:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._respond)
+        app.router.add_post("/v1/messages", self._message)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
@@ -190,15 +196,52 @@ class Upstream:
         self.wakes += 1
         return web.json_response({"status": "awake"})
 
-    async def _respond(self, request: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         if not self.knows_responses:
             raise web.HTTPNotFound
-        body = await request.json()
+        return await self._say_in(responses.ResponsesRequest, responses.event_lines, request)
+
+    async def _message(self, request: web.Request) -> web.StreamResponse:
+        return await self._say_in(anthropic.MessagesRequest, anthropic.event_lines, request)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        self.requests.append(await request.json())
+        return web.json_response({"input_tokens": 5})
+
+    async def _say_in(self, form: Any, event_lines: Any, request: web.Request) -> web.StreamResponse:
+        """Give an answer in another form: a call of the first tool, except after its result."""
+        raw, body = await request.read(), await request.json()
+        self.bodies.append(raw)
         self.requests.append(body)
-        content = [{"type": "output_text", "text": f"signed {body['model']}"}]
-        output = [{"type": "message", "role": "assistant", "content": content}]
-        usage = {"input_tokens": 3, "output_tokens": 2}
-        return web.json_response({"id": "resp-1", "object": "response", "output": output, "usage": usage})
+        if body["model"] not in (BASE, *self.adapters):
+            return web.json_response({"error": {"message": "The model does not exist.", "code": 404}}, status=404)
+        if self.status != 200:
+            return web.json_response({"error": {"message": "slow down", "code": self.status}}, status=self.status)
+        self.answers[body["model"]] += 1
+        number = sum(self.answers.values())
+        message: dict[str, Any] = {"role": "assistant", "content": f"signed {body['model']}"}
+        if body.get("tools") and b"function_call_output" not in raw and b"tool_result" not in raw:
+            function = {"name": body["tools"][0]["name"], "arguments": '{"order_id": "W7"}'}
+            message |= {"tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}]}
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
+        answer = form.model_validate(body).response({"id": "x", "created": 1, "usage": usage, "choices": [choice]})
+        if not body.get("stream"):
+            return web.json_response(answer)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for place, line in enumerate(event_lines(answer)):
+            if place == self.break_after:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            # In two pieces, as they may come over a network.
+            await response.write(line[:20].encode())
+            await asyncio.sleep(self.delay_s)
+            await response.write(line[20:].encode())
+        if self.stays_open:
+            await asyncio.sleep(30)
+        return response
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

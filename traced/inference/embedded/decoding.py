@@ -4,6 +4,7 @@ Each request draws one uniform number per token from its own seed before it star
 order of arrival changes a sample. A request ends at a stop token, at a stop text, or at its ``limit`` of tokens.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from traced.inference.embedded.cache import Slot
+from traced.inference.embedded.structure import Constraint
 from traced.inference.errors import ContextLengthError, RequestError
 from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 
@@ -62,7 +64,9 @@ def choose(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[flo
 def top_logprobs(row: Tensor, count: int) -> dict[int, float]:
     """Return the ``count`` likeliest token ids of a row of log-probs with their log-probs, likeliest first."""
     values, ids = row.topk(min(count, row.shape[-1]))
-    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    # A constraint gives the probability 0 to all tokens that it forbids.
+    return {token: value for token, value in pairs if value > -math.inf}
 
 
 class RunningRequest:
@@ -70,8 +74,8 @@ class RunningRequest:
 
     slot: Slot
 
-    def __init__(self, request: Request, max_length: int) -> None:
-        self.request = request
+    def __init__(self, request: Request, max_length: int, constraint: Constraint | None = None) -> None:
+        self.request, self.constraint = request, constraint
         self.future: Future[Generation] = Future()
         self.limit = min(request.sampling.max_tokens, max_length - len(request.prompt_ids))
         self.temperature = request.sampling.temperature
@@ -99,6 +103,8 @@ class RunningRequest:
         self._ids.append(token)
         self._logprobs.append(logprob)
         self.slot.tokens.append(token)
+        if self.constraint is not None:
+            self.constraint.consume(token)
         if self.request.sampling.top_logprobs:
             self._top.append(top_logprobs(table, self.request.sampling.top_logprobs))
 
@@ -106,6 +112,8 @@ class RunningRequest:
         """Return "stop" or "length" if the request has ended, or None while it continues."""
         last = self._ids[-1]
         if last in stops or last in self.request.sampling.stop_ids or self._ends_with_stop_text(tokenizer):
+            return "stop"
+        if self.constraint is not None and self.constraint.is_complete:
             return "stop"
         return "length" if len(self._ids) >= self.limit else None
 

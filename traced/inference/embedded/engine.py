@@ -24,6 +24,7 @@ from traced.inference.embedded.adapters import AdapterSet
 from traced.inference.embedded.cache import Placement, SlotTable, common_prefix, starts_alike
 from traced.inference.embedded.decoding import RunningRequest, check_request, choose
 from traced.inference.embedded.forward import EmbeddingJob, Forward, Span
+from traced.inference.embedded.structure import Constraints, constrain
 from traced.inference.errors import EngineError, ServingError, UnknownModelError
 from traced.inference.generation import Generation, Request, Sampling, Tokenizer
 
@@ -48,6 +49,7 @@ class Engine:
         config = self._forward.model.config
         self.max_length = min(max_length, getattr(config, "max_position_embeddings", max_length))
         self._stops = stop_ids(self._forward.model, tokenizer)
+        self._constraints = Constraints(tokenizer, config.vocab_size, self._stops)
         self._slots = SlotTable(max_batch)
         self._waiting: deque[RunningRequest] = deque()
         self._embeddings: deque[EmbeddingJob] = deque()
@@ -160,7 +162,8 @@ class Engine:
         if request.adapter in self._retiring:
             raise UnknownModelError(f"adapter {request.adapter!r} is being unloaded")
         self._adapters.check(request.adapter)
-        return RunningRequest(request, self.max_length)
+        grammar = request.sampling.grammar
+        return RunningRequest(request, self.max_length, self._constraints.constraint(grammar) if grammar else None)
 
     def _loop(self) -> None:
         while True:
@@ -257,6 +260,7 @@ class Engine:
         spans = [Span(r.slot.index, r.slot.tokens[r.slot.cached :], r.slot.cached, r.request.adapter) for r in batch]
         try:
             logits = self._forward.prefill(spans) if prefill else self._forward.decode(spans)
+            constrain(logits, [r.constraint for r in batch])
             sampled = choose(logits, [r.temperature for r in batch], [r.uniform() for r in batch])
         except Exception as error:
             # Any exception of torch, transformers or peft is a failure of the engine.

@@ -5,10 +5,12 @@ not affect the answer (``user``, ``metadata``) are ignored.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sandbox.contract import Message, Tool
+from traced.inference.embedded.structure import call_schema, closed, forced_tools, format_schema, grammar_of
 from traced.inference.errors import RequestError
 from traced.inference.generation import Generation, Sampling, Tokenizer
 
@@ -55,7 +57,7 @@ class GenerationRequest(BaseModel):
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
                 raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
 
-    def sampling(self, max_tokens: int, top_logprobs: int) -> list[Sampling]:
+    def sampling(self, max_tokens: int, top_logprobs: int, grammar: str = "") -> list[Sampling]:
         """Return the sampling parameters of each of the ``n`` answers, with seeds that count up from ``seed``.
 
         Raises:
@@ -66,10 +68,8 @@ class GenerationRequest(BaseModel):
         if count > 1 and not temperature:
             raise RequestError(f"n must be 1 where temperature is 0, got {count}: all answers would be the same")
         seeds = [None if self.seed is None else self.seed + i for i in range(count)]
-        return [
-            Sampling(temperature, max_tokens, seed, top_logprobs, self.stops(), tuple(self.stop_token_ids or ()))
-            for seed in seeds
-        ]
+        stops, stop_ids = self.stops(), tuple(self.stop_token_ids or ())
+        return [Sampling(temperature, max_tokens, seed, top_logprobs, stops, stop_ids, grammar) for seed in seeds]
 
     def stops(self) -> tuple[str, ...]:
         """Return the texts that end an answer."""
@@ -80,6 +80,11 @@ class GenerationRequest(BaseModel):
         """Return the text of an answer, up to the first stop text."""
         text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
         return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
+
+    def stop_text(self, tokenizer: Tokenizer, generation: Generation) -> str | None:
+        """Return the stop text that ended an answer, None if it ended otherwise."""
+        text = tokenizer.decode(generation.ids, skip_special_tokens=True) if self.stop else ""
+        return min((stop for stop in self.stops() if stop in text), key=text.find, default=None)
 
 
 class StreamOptions(BaseModel):
@@ -101,20 +106,43 @@ class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = None
     tool_choice: object = None
+    response_format: dict[str, Any] | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     stream_options: StreamOptions | None = None
 
+    @classmethod
+    def translated(cls, fields: dict[str, Any]) -> "ChatRequest":
+        """Return the request with these fields, which come from another form; raises ``RequestError``."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise RequestError(
+                "; ".join(f"{problem['loc']}: {problem['msg']}" for problem in error.errors())
+            ) from error
+
     def offered_tools(self) -> list[Tool]:
-        """Return the tools for the model, none if ``tool_choice`` is "none".
+        """Return the tools for the model, none if ``tool_choice`` is "none"."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def forces_call(self) -> bool:
+        """Whether the answer has to be a call; raises ``RequestError``."""
+        return bool(forced_tools(self.tool_choice, self.tools or []))
+
+    def grammar(self, tags: tuple[str, str]) -> str:
+        """Return the grammar that the answer has to match, "" for free text.
+
+        Args:
+            tags: The texts around a call in the syntax of the model.
 
         Raises:
-            RequestError: ``tool_choice`` is neither "auto" nor "none".
+            RequestError: The schema or ``tool_choice`` cannot be used.
         """
-        if self.tool_choice not in (None, "auto", "none"):
-            raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
-        return [] if self.tool_choice == "none" else self.tools or []
+        if demanded_tools := forced_tools(self.tool_choice, self.tools or []):
+            return grammar_of(closed(call_schema(demanded_tools)), tags)
+        schema = format_schema(self.response_format)
+        return "" if schema is None else grammar_of(closed(schema))
 
 
 class TextRequest(GenerationRequest):

@@ -1,13 +1,13 @@
 """The embedded engine's OpenAI-compatible HTTP API.
 
-GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
-/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
+GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages,
+/v1/messages/count_tokens, /v1/embeddings (the base model's hidden states), /tokenize, /v1/load_lora_adapter,
+/v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
 request (``context_length_exceeded`` for a context that is too long), 500 engine failure. If a client disconnects, its
 request is cancelled. A stream carries the whole message in one delta; while the request waits or runs, the stream
 has a comment line every ``SIGN_S`` seconds in which the engine has worked, so that a client can tell slow from stuck.
 
-Not covered: authentication (the server listens on the loopback by default), forced tool choice, structured outputs,
-/v1/responses.
+Not covered: authentication (the server listens on the loopback by default), stored responses (the router keeps them).
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -27,6 +28,7 @@ from starlette.exceptions import HTTPException
 
 from sandbox.contract import Message
 from traced.inference.chat_format import ChatFormat, count_calls
+from traced.inference.embedded import anthropic, responses
 from traced.inference.embedded.engine import Engine, Generation, Sampling
 from traced.inference.embedded.protocol import (
     ChatRequest,
@@ -42,10 +44,15 @@ from traced.inference.embedded.protocol import (
     text_logprobs,
     usage,
 )
+from traced.inference.embedded.structure import TAGS, forced_call, format_schema
 from traced.inference.errors import ContextLengthError, ModelError, RequestError, ServingError, UnknownModelError
 from traced.inference.generation import Tokenizer
 
 T = TypeVar("T")
+# Builds the answer to a request, or its lines in a stream.
+Answer = Callable[[list[Generation]], dict[str, Any]]
+Conversion = Callable[[dict[str, Any]], dict[str, Any]]
+Lines = Callable[[dict[str, Any]], list[str]]
 SIGN_S = 5.0
 # nginx's status for a client that closed the connection.
 CLIENT_CLOSED = 499
@@ -119,20 +126,31 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
 
     async def serve(
         http: Request,
-        body: ChatRequest | TextRequest,
+        body: GenerationRequest,
         prompt_ids: list[int],
         samplings: list[Sampling],
-        answer: Callable[[list[Generation]], dict[str, Any]],
+        *,
+        answer: Answer,
+        lines: Lines,
     ) -> Response:
         adapter = None if body.model == base_name else body.model
-        jobs = [engine.submit(prompt_ids, sampling, adapter) for sampling in samplings]
+
+        def submit() -> list[Future[Generation]]:
+            return [engine.submit(prompt_ids, sampling, adapter) for sampling in samplings]
+
+        # The first grammar takes about a second.
+        jobs = await asyncio.to_thread(submit) if samplings[0].grammar else submit()
         if body.stream:
-            return await _stream(http, engine, jobs, answer, body.stream_options)
+            return await _stream(http, engine, jobs, answer, lines)
         generations = await _results_unless_closed(http, jobs)
         return Response(status_code=CLIENT_CLOSED) if generations is None else JSONResponse(answer(generations))
 
-    @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, http: Request) -> Response:
+    async def serve_chat(
+        http: Request,
+        body: ChatRequest,
+        lines: Lines,
+        convert: Conversion | None = None,
+    ) -> Response:
         body.refuse_unsupported()
         prompt_ids = _rendered(chat_format, body)
         limit = body.max_completion_tokens or body.max_tokens or engine.max_length
@@ -140,9 +158,33 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
 
         def answer(generations: list[Generation]) -> dict[str, Any]:
             choices = [_chat_choice(chat_format, body, generation) for generation in generations]
-            return _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+            response = _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+            return convert(response) if convert else response
 
-        return await serve(http, body, prompt_ids, body.sampling(limit, top), answer)
+        return await serve(
+            http,
+            body,
+            prompt_ids,
+            body.sampling(limit, top, body.grammar(_tags(chat_format))),
+            answer=answer,
+            lines=lines,
+        )
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, http: Request) -> Response:
+        return await serve_chat(http, body, partial(_events, body.stream_options))
+
+    @app.post("/v1/responses")
+    async def respond(body: responses.ResponsesRequest, http: Request) -> Response:
+        return await serve_chat(http, body.chat_request(), responses.event_lines, body.response)
+
+    @app.post("/v1/messages")
+    async def message(body: anthropic.MessagesRequest, http: Request) -> Response:
+        return await serve_chat(http, body.chat_request(), anthropic.event_lines, body.response)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(body: anthropic.CountTokensRequest) -> dict[str, int]:
+        return {"input_tokens": len(_rendered(chat_format, body.chat_request()))}
 
     @app.post("/v1/completions")
     async def complete(body: TextRequest, http: Request) -> Response:
@@ -154,7 +196,9 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
             return _envelope("text_completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
 
         samplings = body.sampling(body.max_tokens or 16, body.logprobs or 0)
-        return await serve(http, body, prompt_ids, samplings, answer)
+        return await serve(
+            http, body, prompt_ids, samplings, answer=answer, lines=partial(_events, body.stream_options)
+        )
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, object]:
@@ -249,14 +293,26 @@ def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
 
 def _chat_choice(chat_format: ChatFormat, body: ChatRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
-    choice["message"] = chat_format.parse(
-        generation.ids, first_call=count_calls(body.messages), tools=body.offered_tools(), stop=body.stops()
-    )
+    tokenizer, first_call = chat_format.tokenizer, count_calls(body.messages)
+    if body.forces_call():
+        choice["message"] = forced_call(body.text(tokenizer, generation), first_call, _tags(chat_format))
+    elif format_schema(body.response_format) is not None:
+        choice["message"] = {"role": "assistant", "content": body.text(tokenizer, generation)}
+    else:
+        choice["message"] = chat_format.parse(
+            generation.ids, first_call=first_call, tools=body.offered_tools(), stop=body.stops()
+        )
     if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
         choice["finish_reason"] = "tool_calls"
+    # As in vLLM: the text that ended the answer.
+    choice["stop_reason"] = body.stop_text(tokenizer, generation)
     if body.logprobs:
-        choice["logprobs"] = chat_logprobs(chat_format.tokenizer, generation)
+        choice["logprobs"] = chat_logprobs(tokenizer, generation)
     return choice
+
+
+def _tags(chat_format: ChatFormat) -> tuple[str, str]:
+    return TAGS.get(chat_format.tool_parser, ("", ""))
 
 
 def _text_choice(tokenizer: Tokenizer, body: TextRequest, generation: Generation) -> dict[str, Any]:
@@ -271,8 +327,8 @@ async def _stream(
     http: Request,
     engine: Engine,
     jobs: Sequence[Future[Generation]],
-    answer: Callable[[list[Generation]], dict[str, Any]],
-    options: StreamOptions | None,
+    answer: Answer,
+    lines: Lines,
 ) -> Response:
     """Return the answer as a stream, which begins after ``SIGN_S`` seconds at the latest."""
     results = _results(jobs)
@@ -285,7 +341,7 @@ async def _stream(
 
         async def events() -> AsyncIterator[str]:
             try:
-                async for line in _slow_events(engine, results, answer, options):
+                async for line in _slow_events(engine, results, answer, lines):
                     yield line
             finally:
                 _cancel(results, jobs)
@@ -294,14 +350,14 @@ async def _stream(
     if first is not results:
         _cancel(results, jobs)
         return Response(status_code=CLIENT_CLOSED)
-    return StreamingResponse(iter(_events(options, answer(results.result()))), media_type="text/event-stream")
+    return StreamingResponse(iter(lines(answer(results.result()))), media_type="text/event-stream")
 
 
 async def _slow_events(
     engine: Engine,
     results: "asyncio.Future[list[Generation]]",
-    answer: Callable[[list[Generation]], dict[str, Any]],
-    options: StreamOptions | None,
+    answer: Answer,
+    lines: Lines,
 ) -> AsyncIterator[str]:
     """Yield a comment whenever the engine has worked, then the answer or the error as server-sent events."""
     steps = -1
@@ -311,18 +367,20 @@ async def _slow_events(
             yield f": step {steps}\n\n"
         await asyncio.wait({results}, timeout=SIGN_S)
     try:
-        lines = _events(options, answer(results.result()))
+        last = lines(answer(results.result()))
     except ServingError as error:
-        lines = [f"data: {json.dumps(_error_object(_status(error), str(error), code=_code(error)))}\n\n"]
-    for line in lines:
+        last = lines(_error_object(_status(error), str(error), code=_code(error)))
+    for line in last:
         yield line
 
 
 def _events(options: StreamOptions | None, answer: dict[str, Any]) -> list[str]:
     """Return a finished answer as server-sent events: each choice, the finish reasons, usage, and ``[DONE]``.
 
-    The usage is sent only if ``options`` request it.
+    The usage is sent only if ``options`` request it. An error is one event.
     """
+    if "error" in answer:
+        return [f"data: {json.dumps(answer)}\n\n"]
     chat = answer["object"] == "chat.completion"
     head = {key: answer[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk" if chat else "text_completion"

@@ -94,8 +94,6 @@ def _request_and_answer(request: Fields, response: Any) -> tuple[list[Any], Any,
         answer = read_answer(_body(response)).message if response is not None else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RecordFormatError(f"the messages or the answer are not in OpenAI's form: {error}") from error
-    if isinstance(request.get("instructions"), str):
-        messages = [{"role": "system", "content": request["instructions"]}, *messages]
     if response is None or answer is not None:
         return messages, answer, ""
     status = response.get("status_code")

@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0008');
+INSERT INTO "alembic_version" VALUES('0009');
 CREATE TABLE approvals (
 	seq INTEGER NOT NULL, 
 	id VARCHAR NOT NULL, 
@@ -361,6 +361,13 @@ CREATE TABLE prompt_patches (
 	CONSTRAINT fk_prompt_patches_cycle_id FOREIGN KEY(cycle_id, capability) REFERENCES capabilities (cycle_id, name)
 );
 INSERT INTO "prompt_patches" VALUES('63f763a727a123a550a5f4d725840e707380b9e4c5cbf5a2f92a03b1a9dd191a','c1','date-reasoning','Count the days one by one.','{"base":0.4,"patched":0.5}','2026-03-14 09:27:05.589793');
+CREATE TABLE responses (
+	id VARCHAR NOT NULL, 
+	key_id VARCHAR NOT NULL, 
+	at DATETIME NOT NULL, 
+	packed BLOB NOT NULL, 
+	CONSTRAINT pk_responses PRIMARY KEY (id, key_id)
+);
 CREATE TABLE router_keys (
 	id VARCHAR NOT NULL, 
 	hash VARCHAR NOT NULL, 
@@ -498,5 +505,6 @@ CREATE INDEX ix_faults_trajectory_id ON faults (trajectory_id);
 CREATE INDEX ix_prompt_patches_capability ON prompt_patches (capability);
 CREATE INDEX ix_conversation_positions_conversation_id ON conversation_positions (conversation_id);
 CREATE INDEX ix_conversation_positions_at ON conversation_positions (at);
+CREATE INDEX ix_responses_at ON responses (at);
 DELETE FROM "sqlite_sequence";
 COMMIT;

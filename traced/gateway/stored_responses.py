@@ -1,0 +1,187 @@
+"""Keep the answers of the responses form, so that clients can continue them by id, retrieve and delete them.
+
+A request with ``previous_response_id`` is sent to the engine with the whole conversation as its input, so any engine
+can continue an answer of another one, and engines store nothing.
+
+Invariants: a response belongs to the key that made it and does not exist for other keys. This router finds a response
+as soon as its client has the end of it, other routers some milliseconds later. A response that must not be written to
+the store (redaction, ``X-Traced-Record: no``) is only in this router's memory. Responses expire after ``LIFETIME``.
+Errors: ``Refusal`` 404 for a response that does not exist (any more), 503 if the store does not answer. Not covered:
+``background``; a router that is killed loses the responses of the last milliseconds.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from http import HTTPStatus
+from typing import Any
+
+from sqlalchemy import Engine
+
+from store.database import read_session, write_session
+from store.errors import StoreError
+from store.records import StoredResponse
+from store.repositories.responses import delete_response, delete_responses_before, get_response, save_responses
+from traced.core.fast_json import write_json
+from traced.gateway.batching import Batcher
+from traced.gateway.errors import Refusal
+from traced.gateway.forwarding import PendingExchange
+from traced.inference.forms.responses import input_items
+from traced.ingest.responses import response_object
+
+# As long as OpenAI keeps them.
+LIFETIME = timedelta(days=30)
+EXPIRY_INTERVAL_S = 3600.0
+# Maximum size of the responses that are in memory only, as JSON.
+MEMORY_BYTES = 64 * 2**20
+# Seconds to wait for a response that another router has not stored yet.
+PATIENCE_S = 0.5
+RETRY_S = 0.1
+Key = tuple[str, str]
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class StoredResponses:
+    """The responses that clients of this router may continue."""
+
+    store: Engine
+    now: Callable[[], datetime]
+    # The responses that are not in the store, with their sizes; the id of the response and of the key identify one.
+    _memory: "OrderedDict[Key, tuple[StoredResponse, int]]" = field(default_factory=OrderedDict)
+    _writes: "dict[Key, asyncio.Task[None]]" = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._batcher = Batcher(self._save)
+
+    async def resolve(self, raw: bytes, body: dict[str, object], key_id: str) -> tuple[bytes, dict[str, object]]:
+        """Return the request with the whole conversation as its input; without ``previous_response_id`` unchanged.
+
+        The returned body still has the id, the returned bytes do not. Raises ``Refusal``.
+        """
+        if body.get("background"):
+            raise Refusal(400, "background is not supported; leave it out", param="background")
+        previous_id = body.get("previous_response_id")
+        if previous_id is None:
+            return raw, body
+        previous = await self._find(str(previous_id), key_id)
+        if previous is None:
+            raise Refusal(
+                404,
+                f"Previous response with id {previous_id!r} not found.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        try:
+            items = [*previous.input, *previous.response["output"], *input_items(body)]
+        except ValueError as error:
+            raise Refusal(400, str(error), param="input") from error
+        body = {**body, "input": items}
+        return write_json({name: body[name] for name in body if name != "previous_response_id"}), body
+
+    def keep(self, exchange: PendingExchange, key_id: str, *, in_store: bool) -> None:
+        """Keep the response of a finished exchange, unless it failed or its client asked not to store it.
+
+        Args:
+            exchange: The exchange, whose body has the whole input.
+            key_id: The key that made the request, "" without one.
+            in_store: Whether the response may be written to the store.
+        """
+        if exchange.status != HTTPStatus.OK or exchange.shadow_of is not None or exchange.body.get("store") is False:
+            return
+        response = response_object(bytes(exchange.answer), streamed=exchange.streamed)
+        if response is None:
+            return
+        content = {**response, "previous_response_id": exchange.body.get("previous_response_id"), "store": True}
+        record = StoredResponse(response["id"], key_id, self.now(), input_items(exchange.body), content)
+        key = (record.id, key_id)
+        self._memory[key] = (record, len(exchange.raw) + len(exchange.answer))
+        while sum(size for _, size in self._memory.values()) > MEMORY_BYTES and len(self._memory) > 1:
+            self._memory.popitem(last=False)
+        if in_store:
+            self._writes[key] = task = asyncio.create_task(self._write(record))
+            task.add_done_callback(lambda _: self._writes.pop(key, None))
+
+    async def retrieve(self, response_id: str, key_id: str) -> Mapping[str, Any]:
+        """Return a response as its client got it; raises ``Refusal``."""
+        record = await self._find(response_id, key_id)
+        if record is None:
+            raise _missing_error(response_id)
+        return record.response
+
+    async def delete(self, response_id: str, key_id: str) -> None:
+        """Delete a response; raises ``Refusal``."""
+        await self.retrieve(response_id, key_id)
+        key = (response_id, key_id)
+        if (write := self._writes.get(key)) is not None:
+            await asyncio.shield(write)
+        self._memory.pop(key, None)
+        try:
+            await asyncio.to_thread(self._delete, key)
+        except StoreError as error:
+            raise _unavailable_error(error) from error
+
+    async def run(self) -> None:
+        """Delete expired responses from the store, until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self._expire)
+            except StoreError as error:
+                log.warning("expired responses could not be deleted: %s", error)
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+
+    async def flush(self) -> None:
+        """Wait until every response has been written."""
+        await asyncio.gather(*self._writes.values(), return_exceptions=True)
+
+    async def _find(self, response_id: str, key_id: str) -> StoredResponse | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            record, _ = self._memory.get((response_id, key_id), (None, 0))
+            try:
+                record = record or await asyncio.to_thread(self._read, response_id, key_id)
+            except StoreError as error:
+                raise _unavailable_error(error) from error
+            if record is not None:
+                return record if record.at > self.now() - LIFETIME else None
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(RETRY_S)
+
+    async def _write(self, record: StoredResponse) -> None:
+        try:
+            await self._batcher.ask(record)
+        except StoreError as error:
+            log.warning("response %s is only in memory, the store does not accept it: %s", record.id, error)
+        else:
+            # Another router may delete it from now on.
+            self._memory.pop((record.id, record.key_id), None)
+
+    def _save(self, responses: Sequence[StoredResponse]) -> list[None]:
+        with write_session(self.store) as session:
+            save_responses(session, responses)
+        return [None] * len(responses)
+
+    def _read(self, response_id: str, key_id: str) -> StoredResponse | None:
+        with read_session(self.store) as session:
+            return get_response(session, response_id, key_id)
+
+    def _delete(self, key: Key) -> None:
+        with write_session(self.store) as session:
+            delete_response(session, *key)
+
+    def _expire(self) -> None:
+        with write_session(self.store) as session:
+            delete_responses_before(session, self.now() - LIFETIME)
+
+
+def _missing_error(response_id: str) -> Refusal:
+    return Refusal(404, f"Response with id {response_id!r} not found.", code="response_not_found", param="response_id")
+
+
+def _unavailable_error(error: StoreError) -> Refusal:
+    return Refusal(503, f"the store does not answer: {error}", retry_after=5)

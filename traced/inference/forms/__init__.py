@@ -1,0 +1,1 @@
+"""Other API forms as chat messages: OpenAI's Responses form and Anthropic's Messages form."""
