@@ -365,7 +365,7 @@ CREATE TABLE responses (
 	id VARCHAR NOT NULL, 
 	key_id VARCHAR NOT NULL, 
 	at DATETIME NOT NULL, 
-	packed BLOB NOT NULL, 
+	body BLOB NOT NULL, 
 	CONSTRAINT pk_responses PRIMARY KEY (id, key_id)
 );
 CREATE TABLE router_keys (
