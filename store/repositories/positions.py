@@ -63,11 +63,16 @@ def find_conversations(
 
 
 def replace_invalid_routes(
-    session: Session, routes: Sequence[ConversationRoute], *, expired_before: datetime
+    session: Session,
+    routes: Sequence[ConversationRoute],
+    *,
+    expired_before: datetime,
+    moved_ids: Collection[str] = (),
 ) -> dict[str, ConversationRoute]:
     """Store decisions, at most one for each conversation.
 
-    Decisions that failed, and those on conversations silent since ``expired_before``, are deleted before.
+    Decisions that failed, and those on conversations in ``moved_ids`` or silent since ``expired_before``, are deleted
+    before.
 
     Returns:
         The valid decision on each conversation, by conversation.
@@ -77,7 +82,8 @@ def replace_invalid_routes(
             col(PositionRow.conversation_id) == col(ConversationRow.id), col(PositionRow.at) >= expired_before
         )
         is_expired = and_(col(ConversationRow.at) < expired_before, ~answered_since.exists())
-        is_invalid = or_(col(ConversationRow.is_failure), is_expired)
+        is_moved = col(ConversationRow.id).in_(moved_ids)
+        is_invalid = or_(col(ConversationRow.is_failure), is_expired, is_moved)
         session.execute(delete(ConversationRow).where(col(ConversationRow.id).in_(batch), is_invalid))
     return save_routes(session, routes)
 

@@ -147,6 +147,15 @@ class RoutingSection(Section):
         default="", description="OpenAI-compatible embeddings server for the classifier; the engine's own if empty"
     )
     embeddings_model: str = Field(default="", description="its model, if it lists several")
+    when: Literal["conversation", "turn"] = Field(
+        default="conversation",
+        description="whether a conversation keeps its adapter, or each message of its user may move it to another one",
+    )
+    margin: float = Field(
+        default=2.0,
+        ge=0,
+        description="with routing.when = turn: how much likelier (nats) another adapter must be to take over",
+    )
 
 
 class HeldOutSection(Section):

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 class _NewRoute:
     route: ConversationRoute
     use: Callable[[ConversationRoute], None]
+    is_move: bool
 
 
 @dataclass
@@ -56,9 +57,14 @@ class ConversationWriter:
         """Store positions soon."""
         self._add(*positions)
 
-    def add_route(self, route: ConversationRoute, use: Callable[[ConversationRoute], None]) -> None:
-        """Store a decision soon; ``use`` is called with the valid one, which another router may have stored first."""
-        self._add(_NewRoute(route, use))
+    def add_route(
+        self, route: ConversationRoute, use: Callable[[ConversationRoute], None], *, is_move: bool = False
+    ) -> None:
+        """Store a decision soon; ``use`` is called with the valid one, which another router may have stored first.
+
+        With ``is_move`` the decision replaces an earlier one.
+        """
+        self._add(_NewRoute(route, use, is_move))
 
     async def run(self) -> None:
         """Store what is added, until cancelled."""
@@ -85,7 +91,7 @@ class ConversationWriter:
             self._added.clear()
         positions = [row for row in batch if isinstance(row, ConversationPosition)]
         routes = [row for row in batch if isinstance(row, _NewRoute)]
-        write = asyncio.ensure_future(asyncio.to_thread(self._write, positions, [row.route for row in routes]))
+        write = asyncio.ensure_future(asyncio.to_thread(self._write, positions, routes))
         try:
             valid_routes = await asyncio.shield(write)
         except asyncio.CancelledError:
@@ -104,13 +110,14 @@ class ConversationWriter:
             row.use(route)
         return True
 
-    def _write(
-        self, positions: Sequence[ConversationPosition], routes: Sequence[ConversationRoute]
-    ) -> list[ConversationRoute]:
-        # The newest decision on a conversation: an earlier one in the batch has failed.
-        decisions = {route.id: route for route in routes}
+    def _write(self, positions: Sequence[ConversationPosition], rows: Sequence[_NewRoute]) -> list[ConversationRoute]:
+        # The newest decision on a conversation: an earlier one in the batch has failed or was left.
+        decisions = {row.route.id: row.route for row in rows}
+        moved_ids = [row.route.id for row in rows if row.is_move]
         with write_session(self.store) as session:
             save_positions(session, positions)
             expired_before = self.now() - timedelta(seconds=self.expiry_s)
-            valid = replace_invalid_routes(session, list(decisions.values()), expired_before=expired_before)
-        return [valid[route.id] for route in routes]
+            valid = replace_invalid_routes(
+                session, list(decisions.values()), expired_before=expired_before, moved_ids=moved_ids
+            )
+        return [valid[row.route.id] for row in rows]

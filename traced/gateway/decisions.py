@@ -3,26 +3,33 @@
 Invariants:
 - A conversation is routed once, in memory; the decision is stored behind the answer. It depends on the conversation's
   messages and its id alone, so other routers decide the same, and the first stored decision holds for all.
+- With ``routing.when = "turn"`` each message of the user is routed again, by itself. The conversation moves only if
+  another adapter is likelier by ``routing.margin``; its new engine state costs one prefill.
 - A decision that failed holds for one request: the next one of the conversation is routed again.
 - A conversation that began before any version was live stays with the base model.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sandbox.contract import Message
 from store.errors import StoreError
 from store.records import ConversationRoute
+from store.types import opening_messages
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import LiveVersions
+from traced.gateway.metrics import Metrics
 from traced.gateway.router_choice import RouterChoice
 from traced.inference.client import BASE
+from traced.ingest.conversations import turn_messages
+from traced.routing.router_files import capability_of
 from traced.routing.routers import RoutingDecision
 
 log = logging.getLogger(__name__)
@@ -30,7 +37,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ConversationRouter:
-    """Routes each conversation once, at its first request."""
+    """Routes each conversation at its first request, and with ``by_turn`` at each message of its user.
+
+    Args:
+        margin: How much likelier (nats) another adapter must be to take over a conversation.
+    """
 
     conversations: Conversations
     writer: ConversationWriter
@@ -38,12 +49,19 @@ class ConversationRouter:
     live: Callable[[], LiveVersions]
     now: Callable[[], datetime]
     router_choice: RouterChoice
+    metrics: Metrics
+    by_turn: bool = False
+    margin: float = 0.0
 
     async def decide(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         """Return the conversation's routing decision; ``messages`` are those of the current request."""
         if conversation.route is not None:
-            return conversation.route
-        if conversation.deciding is None:
+            turn = turn_messages(messages) if self.by_turn and self.live().routes else []
+            if not turn:
+                return conversation.route
+            if conversation.deciding is None:
+                conversation.deciding = asyncio.create_task(self._decide_turn(conversation, conversation.route, turn))
+        elif conversation.deciding is None:
             conversation.deciding = asyncio.create_task(self._decide(conversation, messages))
         # Shielded, because several requests of the conversation may wait for the same decision.
         return await asyncio.shield(conversation.deciding)
@@ -64,27 +82,52 @@ class ConversationRouter:
         finally:
             conversation.deciding = None
 
-    def _keep(self, conversation: Conversation, route: ConversationRoute) -> None:
+    async def _decide_turn(
+        self, conversation: Conversation, route: ConversationRoute, turn: Sequence[Message]
+    ) -> ConversationRoute:
+        try:
+            if self.conversations.has_peers():
+                # Another router may have moved the conversation.
+                conversation.may_be_stored = True
+                route = await self._stored_route(conversation) or route
+                self._use(conversation, route)
+            live = self.live()
+            decision = await self._choose(conversation.id, turn, live)
+            capability = capability_of(live.current_model(route.model, self.pool.serves))
+            current = next((name for name in live.routes if capability_of(name) == capability), BASE)
+            gap = decision.logprobs.get(decision.model, -math.inf) - decision.logprobs.get(current, -math.inf)
+            if decision.failed or decision.model == current or gap < self.margin:
+                return route
+            new_route = self._route_of(conversation, decision, live)
+            if self.pool.serves(BASE):
+                self._keep(conversation, new_route, is_move=True)
+            return new_route
+        finally:
+            conversation.deciding = None
+
+    def _keep(self, conversation: Conversation, route: ConversationRoute, *, is_move: bool = False) -> None:
         self._use(conversation, route)
-        self.writer.add_route(route, lambda valid_route: self._use(conversation, valid_route))
+        self.writer.add_route(route, lambda valid_route: self._use(conversation, valid_route), is_move=is_move)
 
     def _use(self, conversation: Conversation, route: ConversationRoute) -> None:
         if not route.is_failure:
             conversation.route = route
 
     async def _new_route(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
-        started = time.perf_counter()
         live = self.live()
         if live.routes:
-            decision = await self._choose(conversation.id, messages, live)
+            decision = await self._choose(conversation.id, opening_messages(messages), live)
         else:
             decision = RoutingDecision(BASE, {}, 0.0, "no adapter is live")
+        return self._route_of(conversation, decision, live)
+
+    def _route_of(self, conversation: Conversation, decision: RoutingDecision, live: LiveVersions) -> ConversationRoute:
         # A conversation whose decision failed must not count for the control of a trial.
         is_failure = decision.failed
         model, trial = (BASE, None) if is_failure else live.assign(decision.model, conversation.id, self.pool.serves)
-        seconds = time.perf_counter() - started
+        seconds, reason = decision.seconds, decision.reason
         return ConversationRoute(
-            conversation.id, model, decision.logprobs, seconds, decision.reason, self.now(), trial, is_failure
+            conversation.id, model, decision.logprobs, seconds, reason, self.now(), trial, is_failure
         )
 
     async def _stored_route(self, conversation: Conversation) -> ConversationRoute | None:
@@ -99,4 +142,11 @@ class ConversationRouter:
         return route
 
     async def _choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
-        return await self.router_choice.choose(conversation_id, messages, live)
+        started = time.perf_counter()
+        decision = await self.router_choice.choose(conversation_id, messages, live)
+        self.metrics.note_decision(decision.model, decision.router or "none")
+        if decision.failed:
+            self.metrics.note_fallback("no_router")
+        elif decision.fallbacks:
+            self.metrics.note_fallback("next_router")
+        return replace(decision, seconds=time.perf_counter() - started)

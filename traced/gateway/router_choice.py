@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sandbox.contract import Message, Task
-from store.types import opening_messages
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.live_versions import LiveVersions
 from traced.inference.client import BASE, EngineClient
@@ -104,12 +103,12 @@ class RouterChoice:
             await self.server.client.aclose()
 
     async def choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
-        """Choose the model for a conversation; never raises a ``ServingError``."""
+        """Choose the model by these messages of a conversation; never raises a ``ServingError``."""
         replica = self.pool.pick(BASE, conversation_id)
         if replica is None:
             return RoutingDecision(BASE, {}, 0.0, "no engine answers", failed=True)
         router = self._router(replica, live)
-        decision = await router.choose(Task("", [dict(message) for message in opening_messages(messages)], []))
+        decision = await router.choose(Task("", [dict(message) for message in messages], []))
         failures = {name: text for name, text in decision.fallbacks.items() if name not in router.excluded}
         if failures and failures != self._failures:
             log.warning("routing fell back to %s: %s", decision.router or BASE, failures)

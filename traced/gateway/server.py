@@ -132,7 +132,18 @@ async def open_gateway(
     writer = ConversationWriter(store, now, section.expiry_s)
     conversations = Conversations(store, writer, now, section.expiry_s)
     choice = router_choice(settings, pool, live)
-    router = ConversationRouter(conversations, writer, pool, live, now, choice)
+    metrics = Metrics()
+    router = ConversationRouter(
+        conversations,
+        writer,
+        pool,
+        live,
+        now,
+        choice,
+        metrics,
+        by_turn=settings.routing.when == "turn",
+        margin=settings.routing.margin,
+    )
     spool = Spool(settings.data_dir / "spool")
     spool.losses.prepare()
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
@@ -150,7 +161,6 @@ async def open_gateway(
         SpanJoiner(section.span_wait_s, time.monotonic),
         section.record,
     )
-    metrics = Metrics()
     metrics.registry.register(StateCollector(pool, limit, spool, receiver))
     gateway = Gateway(
         pool,

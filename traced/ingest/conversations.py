@@ -150,6 +150,15 @@ def history_length(messages: Sequence[Message]) -> int:
     return next((count for count in range(len(messages), 0, -1) if messages[count - 1].get("role") == "assistant"), 0)
 
 
+def turn_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return the system prompts and the user's messages of a new turn; [] in the first turn and after tool calls."""
+    length = history_length(messages)
+    new_messages = [message for message in messages[length:] if message.get("role") == "user"]
+    if not length or not new_messages:
+        return []
+    return [*(message for message in messages if message.get("role") in SYSTEM_ROLES), *new_messages]
+
+
 def start_position(messages: Sequence[Message]) -> str:
     """Return the position of a conversation before a call with these messages."""
     return position(messages[: history_length(messages)])

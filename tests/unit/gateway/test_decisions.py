@@ -1,0 +1,146 @@
+"""When a conversation is routed: once, or at each message of its user, and only if another adapter is much likelier."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from store.database import open_store, read_session, sqlite_url
+from store.repositories.serving import find_routes
+from tests.unit.store.chain import T0
+from traced.gateway.conversation_writer import ConversationWriter
+from traced.gateway.conversations import Conversation, Conversations, RequestNames
+from traced.gateway.decisions import ConversationRouter
+from traced.gateway.live_versions import LiveVersions
+from traced.gateway.metrics import Metrics
+from traced.ingest.conversations import history_of
+from traced.routing.routers import Route, RoutingDecision
+
+DATES, TOOLS = "dates@v1", "tools@v1"
+LIVE = LiveVersions(
+    1,
+    {name: Route(name, name, name) for name in (DATES, TOOLS)},
+    {name: Path(name) for name in (DATES, TOOLS)},
+    versions={"dates": DATES, "tools": TOOLS},
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+FIRST = [SYSTEM, {"role": "user", "content": "Which day?"}]
+TURN = [*FIRST, {"role": "assistant", "content": "Monday"}, {"role": "user", "content": "Call it."}]
+AFTER_CALL = [*TURN, {"role": "assistant", "content": "call"}, {"role": "tool", "content": "done"}]
+
+
+class Pool:
+    def serves(self, model: str) -> bool:
+        return True
+
+
+@dataclass
+class Choice:
+    """A router that chooses what the test says."""
+
+    logprobs: dict[str, float] = field(default_factory=dict)
+    failed: bool = False
+    seen: list[list[Any]] = field(default_factory=list)
+
+    async def choose(self, conversation_id: str, messages: Sequence[Any], live: LiveVersions) -> RoutingDecision:
+        self.seen.append(list(messages))
+        if self.failed:
+            return RoutingDecision("base", {}, 0.0, "no answer", failed=True)
+        return RoutingDecision(max(self.logprobs, key=self.logprobs.__getitem__), self.logprobs, 0.0, router="labels")
+
+
+@dataclass
+class Routed:
+    """A conversation, and the router that decides on it."""
+
+    router: ConversationRouter
+    choice: Choice
+    conversation: Conversation
+    writer: ConversationWriter
+    store: Engine
+
+    async def model(self, messages: Sequence[Any], **logprobs: float) -> str:
+        names = {"dates": DATES, "tools": TOOLS}
+        self.choice.logprobs = {names.get(name, name): value for name, value in logprobs.items()}
+        return (await self.router.decide(self.conversation, messages)).model
+
+    async def stored_model(self) -> str:
+        await self.writer.flush()
+        with read_session(self.store) as session:
+            return find_routes(session, [self.conversation.id])[self.conversation.id].model
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield engine
+    engine.dispose()
+
+
+async def routed(store: Engine, *, by_turn: bool) -> Routed:
+    ticks = iter(range(10_000))
+
+    def now() -> datetime:
+        return T0 + timedelta(seconds=next(ticks))
+
+    writer = ConversationWriter(store, now, 3600)
+    conversations, choice = Conversations(store, writer, now, 3600), Choice()
+    parts: Any = (conversations, writer, Pool(), lambda: LIVE, now, choice, Metrics())
+    router = ConversationRouter(*parts, by_turn=by_turn, margin=1.0)
+    conversation = await conversations.find(RequestNames("c"), history_of(FIRST, ""), "")
+    return Routed(router, choice, conversation, writer, store)
+
+
+async def test_a_conversation_keeps_its_adapter(store: Engine) -> None:
+    place = await routed(store, by_turn=False)
+    assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
+    assert await place.model(TURN, dates=-9.0, tools=-0.1) == DATES
+    assert place.choice.seen == [FIRST]
+
+
+async def test_each_message_of_the_user_may_move_it_if_the_evidence_is_strong(store: Engine) -> None:
+    place = await routed(store, by_turn=True)
+    assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
+    assert await place.model(TURN, dates=-0.9, tools=-0.5) == DATES  # likelier, but by less than the margin
+    assert await place.model(TURN, dates=-2.0, tools=-0.5) == TOOLS
+    assert await place.stored_model() == TOOLS
+    # Only the new message is routed, with the system prompt.
+    assert place.choice.seen[-1] == [SYSTEM, TURN[-1]]
+    count = len(place.choice.seen)
+    assert await place.model(AFTER_CALL, dates=-0.1, tools=-9.0) == TOOLS
+    assert len(place.choice.seen) == count  # a tool's result is no new turn
+    assert await place.model(TURN, base=-0.1, tools=-9.0) == "base"
+    assert await place.stored_model() == "base"
+
+
+async def test_a_failed_decision_moves_nothing(store: Engine) -> None:
+    place = await routed(store, by_turn=True)
+    assert await place.model(FIRST, dates=-0.1) == DATES
+    place.choice.failed = True
+    assert await place.model(TURN, tools=-0.1) == DATES
+
+
+async def test_a_failed_decision_holds_for_one_request(store: Engine) -> None:
+    place = await routed(store, by_turn=False)
+    place.choice.failed = True
+    assert await place.model(FIRST, dates=-0.1) == "base"
+    assert await place.stored_model() == "base"
+    place.choice.failed = False
+    assert await place.model(TURN, dates=-0.1) == DATES
+    assert await place.stored_model() == DATES
+    assert place.choice.seen[-1] == FIRST  # it is routed by its opening
+
+
+async def test_a_conversation_that_began_before_a_promotion_stays_with_the_base(
+    store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = await routed(store, by_turn=False)
+    monkeypatch.setattr(place.router, "live", lambda: replace(LIVE, routes={}))
+    assert await place.model(FIRST) == "base"
+    monkeypatch.setattr(place.router, "live", lambda: LIVE)
+    assert await place.model(TURN, dates=-0.1) == "base"
+    assert await place.stored_model() == "base"
