@@ -92,7 +92,7 @@ async def test_requests_latency_tokens_and_records_are_counted(tmp_path: Path) -
             assert samples[f"traced_router_{name}_seconds_count", "chat/completions"] == 3
             assert 0 < samples[f"traced_router_{name}_seconds_sum", "chat/completions"] < 30
         assert samples["traced_router_tokens_total", V1, "prompt"] == 5
-        assert samples["traced_router_tokens_total", "base", "completion"] == 3 + 2
+        assert samples["traced_router_tokens_total", "base", "completion"] == 3 + 3
         assert samples["traced_router_records_total", "written"] == 6
         assert samples["traced_router_records_total", "lost"] == 0
         assert samples["traced_router_running_requests",] == 0
