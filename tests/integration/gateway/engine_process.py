@@ -29,17 +29,27 @@ class EngineProcess:
 
 
 @asynccontextmanager
-async def engine_process(**fields: Any) -> AsyncIterator[EngineProcess]:
-    """Start an engine with these fields of ``Upstream``."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, json.dumps(fields), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    engine = EngineProcess((await process.stdout.readline()).decode().strip(), process)
+async def engine_processes(count: int, **fields: Any) -> AsyncIterator[list[EngineProcess]]:
+    """Start engines with these fields of ``Upstream``; their answers are "engine 0", "engine 1" and so on."""
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __name__,
+            json.dumps({"fixed_text": f"engine {number}", **fields}),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for number in range(count)
+    ]
+    engines = [EngineProcess("", process) for process in processes]
     try:
-        yield engine
+        for engine in engines:
+            assert engine.process.stdout is not None
+            engine.url = (await engine.process.stdout.readline()).decode().strip()
+        yield engines
     finally:
-        await engine.kill()
+        for engine in engines:
+            await engine.kill()
 
 
 async def main() -> None:

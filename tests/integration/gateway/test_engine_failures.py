@@ -4,13 +4,12 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.gateway.engine_process import EngineProcess, engine_process
+from tests.integration.gateway.engine_process import EngineProcess, engine_processes
 from tests.integration.gateway.place import V1, RunningGateway, running_gateway
 from tests.integration.gateway.upstream import BASE
 from tests.waiting import eventually_async
@@ -30,14 +29,10 @@ async def run_with_processes(
     count: int,
     **fields: Any,
 ) -> None:
-    async with AsyncExitStack() as stack:
-        engines = [
-            await stack.enter_async_context(engine_process(fixed_text=f"engine {number}", **fields))
-            for number in range(count)
-        ]
+    async with engine_processes(count, **fields) as engines:
         urls = [engine.url for engine in engines]
-        gateway = await stack.enter_async_context(running_gateway(tmp_path, engines=0, urls=urls))
-        await check(gateway, engines)
+        async with running_gateway(tmp_path, engines=0, urls=urls) as gateway:
+            await check(gateway, engines)
 
 
 def conversation(number: int) -> dict[str, str]:
