@@ -89,8 +89,11 @@ async def routed(store: Engine, *, by_turn: bool) -> Routed:
 
     writer = ConversationWriter(store, now, 3600)
     conversations, choice = Conversations(store, writer, now, 3600), Choice()
-    parts: Any = (conversations, writer, Pool(), lambda: LIVE, now, choice, Metrics())
-    router = ConversationRouter(*parts, by_turn=by_turn, margin=1.0)
+    # The pool and the choice are scripted.
+    build: Any = ConversationRouter
+    router = build(
+        conversations, writer, Pool(), lambda: LIVE, now, choice, Metrics(), by_turn=by_turn, margin=1.0
+    )
     conversation = await conversations.find(RequestNames("c"), history_of(FIRST, ""), "")
     return Routed(router, choice, conversation, writer, store)
 
