@@ -178,13 +178,13 @@ class ExchangeRow(Row, table=True):
 
 
 class ResponseRow(Row, table=True):
-    """An answer in the responses form of the client with this key; ``packed`` is zstd-compressed JSON."""
+    """An answer in the responses form of the client with this key; ``body`` is zstd-compressed JSON."""
 
     __tablename__ = "responses"
     id: str = Field(primary_key=True, sa_type=KEY)
     key_id: str = Field(primary_key=True, sa_type=KEY)
     at: datetime = Field(index=True, sa_type=UtcTime)
-    packed: bytes = Field(sa_type=LargeBinary)
+    body: bytes = Field(sa_type=LargeBinary)
 
 
 class RouterKeyRow(Row, table=True):

@@ -21,7 +21,7 @@ from store.service_tables import ResponseRow
 def save_responses(session: Session, responses: Iterable[StoredResponse]) -> None:
     """Store responses; existing ones are kept."""
     rows = [
-        {"id": response.id, "key_id": response.key_id, "at": response.at, "packed": _pack(response)}
+        {"id": response.id, "key_id": response.key_id, "at": response.at, "body": _pack(response)}
         for response in responses
     ]
     insert_new(session, ResponseRow, rows)
@@ -32,7 +32,7 @@ def get_response(session: Session, response_id: str, key_id: str) -> StoredRespo
     row = session.get(ResponseRow, (response_id, key_id))
     if row is None:
         return None
-    return StoredResponse(row.id, row.key_id, row.at, **json.loads(zstandard.decompress(row.packed)))
+    return StoredResponse(row.id, row.key_id, row.at, **json.loads(zstandard.decompress(row.body)))
 
 
 def delete_response(session: Session, response_id: str, key_id: str) -> None:

@@ -17,7 +17,7 @@ def upgrade() -> None:
         sa.Column("id", KEY, nullable=False),
         sa.Column("key_id", KEY, nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("packed", sa.LargeBinary(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id", "key_id", name=op.f("pk_responses")),
     )
     op.create_index(op.f("ix_responses_at"), "responses", ["at"])
