@@ -1,7 +1,6 @@
 """A data directory with approved adapters that sign, and ``traced serve`` on it as a process of its own."""
 
 import contextlib
-import hashlib
 import json
 import os
 import select
@@ -16,30 +15,13 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from benchmarks.engines.signed_adapters import RANK, SignedAdapter, signed_adapters
+from benchmarks.engines.stored_versions import ACTOR, START, save_versions
 from store.database import open_store, read_session, sqlite_url, write_session
-from store.records import (
-    AdapterVersion,
-    Approval,
-    ConversationRoute,
-    Cycle,
-    CycleState,
-    Decision,
-    EnvironmentRecord,
-    RunState,
-    TrainingRun,
-)
-from store.repositories import adapters, cycles, environments, promotions
-from store.repositories import adapters as training
-from store.repositories import capabilities as analysis
-from store.repositories import promotions as gates
+from store.records import ConversationRoute
+from store.repositories import promotions
 from store.repositories.serving import save_routes
-from store.types import Capability, GateAnswer, GateResult, PairedDifference
 
 ROOT = Path(__file__).parents[2]
-START = datetime(2026, 1, 1, tzinfo=UTC)
-ACTOR = "benchmark"
-HASH = hashlib.sha256(b"").hexdigest()
-WEIGHTS = "adapter_model.safetensors"
 START_S = 240.0
 
 
@@ -84,33 +66,10 @@ def installed(data_dir: Path, adapter_folder: Path, capabilities: int, versions:
     data_dir.mkdir(parents=True, exist_ok=True)
     store = open_store(sqlite_url(data_dir / "traced.db"))
     try:
-        _save(store, {name: version.path for name, version in adapted.items()})
+        save_versions(store, {name: version.path for name, version in adapted.items()})
         yield Installation(data_dir, store, {f"{skill}@v{n}": version for (skill, n), version in adapted.items()})
     finally:
         store.dispose()
-
-
-def _save(store: Engine, paths: dict[tuple[str, int], Path]) -> None:
-    difference = PairedDifference("target", 300, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
-    with write_session(store) as session:
-        cycles.save_cycle(session, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, START))
-        skills = sorted({skill for skill, _ in paths})
-        capabilities = [
-            Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills
-        ]
-        analysis.save_capabilities(session, "c1", capabilities)
-        source = EnvironmentRecord(HASH, "", "c1", skills[0], 0, "builtin", START)
-        environments.save_environment(session, source)
-        training.save_training_run(
-            session, TrainingRun("r1", "c1", skills[0], HASH, "bundled", 0, {}, RunState.RUNNING, START)
-        )
-        for (skill, number), path in paths.items():
-            name = f"{skill}@v{number}"
-            files = {WEIGHTS: hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()}
-            version = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, START)
-            adapters.save_adapter(session, version)
-            gates.save_gate(session, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=START)
-            promotions.save_approval(session, Approval(name, Decision.APPROVED, ACTOR, START, ""))
 
 
 @dataclass(frozen=True)

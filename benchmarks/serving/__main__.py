@@ -1,13 +1,19 @@
 """What the router costs beside LiteLLM's proxy and vllm-router, in front of an engine that answers at once.
 
-    python -m benchmarks.serving [--seconds-each 5] [--peers DIR] [--json]
+    python -m benchmarks.serving [--seconds-each 5] [--routers traced,litellm,vllm-router] [--peers DIR] [--json]
 
 At 1, 16 and 128 requests at once, streaming and not: the added latency (median and 99th percentile, the engine's own
-subtracted), and requests a second. Every request is a conversation of its own; traced records each of them into SQLite
-while it is measured, the others record nothing. All run one after the other on the same machine, with the load and the
-engine beside them. The others are installed from the package index into ``--peers`` where they are not there yet.
-Aims: five times LiteLLM's requests a second (the least favourable of the six cases), and a median overhead within twice
-vllm-router's at one request at once. Exit code 1 when an aim is missed. Not covered: routing (``auto``), real engines.
+subtracted), and requests a second. Every request is a conversation of its own. traced and LiteLLM are measured with a
+key and a record of every exchange (traced: in SQLite; LiteLLM: in a file), and without both; vllm-router checks no keys
+and records nothing. traced is measured with the model ``base`` and with ``auto``, for which its label router asks the
+engine once per conversation and the engine names an adapter; an answer of base by default counts as failed. All run one
+after the other on the same machine, with the load and the engine beside them. The others are installed from the package
+index into ``--peers`` where they are not there yet.
+
+Aims, with keys and records: five times LiteLLM's requests a second (the least favourable of the six cases), a median
+overhead within twice that of vllm-router, which has neither, at one request at once, ``auto`` with half of the requests
+a second of ``base`` (the least favourable case) and within twice its median overhead at one request at once. Exit code
+1 when an aim is missed or a router of the aim was left out. Not covered: real engines.
 """
 
 import argparse
@@ -25,9 +31,30 @@ from typing import Any
 from benchmarks.serving import proxies
 from benchmarks.serving.wire import Load, load
 
-AIMS = {"throughput_over_litellm": 5.0, "overhead_over_vllm_router": 2.0}
+ROUTERS = ("traced", "litellm", "vllm-router")
 CONCURRENCIES = (1, 16, 128)
 WARM = 50
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A ratio that has to be at least or at most ``bound``."""
+
+    bound: float
+    at_least: bool
+    text: str
+
+    def is_reached(self, ratio: float | None) -> bool:
+        """Return whether the ratio was measured and is within the bound."""
+        return ratio is not None and (ratio >= self.bound if self.at_least else ratio <= self.bound)
+
+
+AIMS = {
+    "throughput_over_litellm": Aim(5.0, True, "times LiteLLM's requests a second"),
+    "overhead_over_vllm_router": Aim(2.0, False, "times vllm-router's median overhead"),
+    "auto_throughput_over_base": Aim(0.5, True, "of the requests a second of base with auto"),
+    "auto_overhead_over_base": Aim(2.0, False, "times the median overhead of base with auto"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +62,8 @@ class Case:
     """One measurement of one router: milliseconds added to the engine's, and requests a second."""
 
     router: str
+    keys_and_records: bool
+    model: str
     concurrency: int
     streamed: bool
     p50_ms: float
@@ -43,44 +72,57 @@ class Case:
     failed: int
 
 
-def measure(seconds: float, venvs: Path) -> dict[str, Any]:
+def measure(seconds: float, routers: Sequence[str], venvs: Path) -> dict[str, Any]:
     """All cases, and the aims."""
     cases: list[Case] = []
     with tempfile.TemporaryDirectory(prefix="tb-") as name, proxies.engine() as engine:
-        folder = Path(name)
-        direct = {case: _run(engine, *case, seconds) for case in _cases()}
-        behind: dict[str, AbstractContextManager[int]] = {
-            "traced": proxies.traced(engine, folder),
-            "litellm": proxies.litellm(engine, folder, venvs),
-            "vllm-router": proxies.vllm_router(engine, folder, venvs),
-        }
-        for router, running in behind.items():
-            with running as port:
-                for case in _cases():
-                    cases.append(_case(router, case, _run(port, *case, seconds), direct[case]))
-                    print(_line(cases[-1]), flush=True)
-    return _figures(cases)
+        direct = {case: _run(proxies.RunningRouter(engine), "base", *case, seconds) for case in _cases()}
+        for router in routers:
+            for keys_and_records in (True, False) if router != "vllm-router" else (False,):
+                folder = Path(name) / f"{router}-{keys_and_records}"
+                with _started(router, engine, folder, venvs, keys_and_records=keys_and_records) as running:
+                    # Without its records, auto is the same.
+                    for model in ("base", "auto") if router == "traced" and keys_and_records else ("base",):
+                        for case in _cases():
+                            result = _run(running, model, *case, seconds)
+                            cases.append(_case((router, keys_and_records, model), case, result, direct[case]))
+                            print(_line(cases[-1]), flush=True)
+    return figures_of(cases)
+
+
+def _started(
+    router: str, engine: int, folder: Path, venvs: Path, *, keys_and_records: bool
+) -> AbstractContextManager[proxies.RunningRouter]:
+    if router == "traced":
+        return proxies.traced(engine, folder, keys_and_records=keys_and_records)
+    if router == "litellm":
+        return proxies.litellm(engine, folder, venvs, keys_and_records=keys_and_records)
+    return proxies.vllm_router(engine, folder, venvs)
 
 
 def _cases() -> list[tuple[int, bool]]:
     return [(concurrency, streamed) for streamed in (False, True) for concurrency in CONCURRENCIES]
 
 
-def _run(port: int, concurrency: int, streamed: bool, seconds: float) -> Load:
+def _run(router: proxies.RunningRouter, model: str, concurrency: int, streamed: bool, seconds: float) -> Load:
+    async def send(requests: int) -> Load:
+        return await load(
+            router.port, concurrency=concurrency, requests=requests, model=model, streamed=streamed, key=router.key
+        )
+
     async def run() -> Load:
-        first = await load(port, concurrency=concurrency, requests=WARM, streamed=streamed, key=proxies.KEY)
+        first = await send(WARM)
         count = max(WARM, concurrency * 4)
-        rate = (await load(port, concurrency=concurrency, requests=count, streamed=streamed, key=proxies.KEY)).seconds
-        requests = max(count, round(count / rate * seconds))
-        result = await load(port, concurrency=concurrency, requests=requests, streamed=streamed, key=proxies.KEY)
+        rate = (await send(count)).seconds
+        result = await send(max(count, round(count / rate * seconds)))
         return Load(result.latencies, result.seconds, result.failed + first.failed)
 
     return asyncio.run(run())
 
 
-def _case(router: str, case: tuple[int, bool], load: Load, direct: Load) -> Case:
+def _case(variant: tuple[str, bool, str], case: tuple[int, bool], load: Load, direct: Load) -> Case:
     p50, p99 = (1000 * (_share(load, share) - _share(direct, share)) for share in (50, 99))
-    return Case(router, *case, p50, p99, len(load.latencies) / load.seconds, load.failed)
+    return Case(*variant, *case, p50, p99, len(load.latencies) / load.seconds, load.failed)
 
 
 def _share(load: Load, percent: int) -> float:
@@ -89,31 +131,54 @@ def _share(load: Load, percent: int) -> float:
 
 def _line(case: Case) -> str:
     mode = "streamed" if case.streamed else "whole"
+    name = f"{case.router} {case.model}{'' if case.keys_and_records else ', no keys'}"
     return (
-        f"{case.router:12} {case.concurrency:4} at once, {mode:8}: +{case.p50_ms:7.2f} ms median, "
+        f"{name:26} {case.concurrency:4} at once, {mode:8}: +{case.p50_ms:7.2f} ms median, "
         f"+{case.p99_ms:7.2f} ms p99, {case.per_s:7.0f}/s, {case.failed} failed"
     )
 
 
-def _figures(cases: Sequence[Case]) -> dict[str, Any]:
-    by_key = {(case.router, case.concurrency, case.streamed): case for case in cases}
-    throughput = min(by_key["traced", *case].per_s / by_key["litellm", *case].per_s for case in _cases())
-    overhead = max(
-        by_key["traced", 1, streamed].p50_ms / by_key["vllm-router", 1, streamed].p50_ms for streamed in (False, True)
-    )
-    passed = {
-        "throughput_over_litellm": throughput >= AIMS["throughput_over_litellm"],
-        "overhead_over_vllm_router": overhead <= AIMS["overhead_over_vllm_router"],
-    }
+def figures_of(cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the ratios of the aims, with keys and records and without both; None for what was not measured."""
+    # vllm-router has no keys and no records: what it has is compared with both.
+    ratios = _ratios([case for case in cases if case.keys_and_records or case.router == "vllm-router"])
+    plain_ratios = _ratios([case for case in cases if not case.keys_and_records])
+    aims_met = {name: aim.is_reached(ratios[name]) for name, aim in AIMS.items()}
     failed = sum(case.failed for case in cases if case.router == "traced")
     return {
-        "throughput_over_litellm": throughput,
-        "overhead_over_vllm_router": overhead,
+        **ratios,
+        "without_keys_and_records": {
+            name: ratio for name, ratio in plain_ratios.items() if not name.startswith("auto")
+        },
         "failed": failed,
         "cases": [asdict(case) for case in cases],
-        "aims": AIMS,
-        "reached": passed,
-        "meets": all(passed.values()) and not failed,
+        "aims": {name: aim.bound for name, aim in AIMS.items()},
+        "reached": aims_met,
+        "meets": all(aims_met.values()) and not failed,
+    }
+
+
+def _ratios(cases: Sequence[Case]) -> dict[str, float | None]:
+    by_key = {(case.router, case.model, case.concurrency, case.streamed): case for case in cases}
+
+    def per_s(first: tuple[str, str], second: tuple[str, str]) -> float | None:
+        if (*second, 1, False) not in by_key or (*first, 1, False) not in by_key:
+            return None
+        return min(by_key[*first, *case].per_s / by_key[*second, *case].per_s for case in _cases())
+
+    def overhead(first: tuple[str, str], second: tuple[str, str]) -> float | None:
+        if (*second, 1, False) not in by_key or (*first, 1, False) not in by_key:
+            return None
+        return max(
+            by_key[*first, 1, streamed].p50_ms / by_key[*second, 1, streamed].p50_ms for streamed in (False, True)
+        )
+
+    base, auto = ("traced", "base"), ("traced", "auto")
+    return {
+        "throughput_over_litellm": per_s(base, ("litellm", "base")),
+        "overhead_over_vllm_router": overhead(base, ("vllm-router", "base")),
+        "auto_throughput_over_base": per_s(auto, base),
+        "auto_overhead_over_base": overhead(auto, base),
     }
 
 
@@ -121,12 +186,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description="What the router costs.")
     parser.add_argument("--seconds-each", type=float, default=5.0, help="of each of the cases")
+    parser.add_argument("--routers", default=",".join(ROUTERS), help="which of them are measured")
     parser.add_argument("--peers", type=Path, default=Path(tempfile.gettempdir()) / "traced-bench-peers")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args(arguments)
-    figures = measure(options.seconds_each, proxies.peers(options.peers.absolute()))
-    print(f"{figures['throughput_over_litellm']:.1f} times LiteLLM's requests a second (aim: 5 and more)")
-    print(f"{figures['overhead_over_vllm_router']:.1f} times vllm-router's median overhead (aim: 2 at most)")
+    routers = options.routers.split(",")
+    if unknown := set(routers) - set(ROUTERS):
+        parser.error(f"unknown routers: {', '.join(sorted(unknown))}")
+    venvs = options.peers.absolute()
+    if routers != ["traced"]:
+        proxies.peers(venvs)
+    figures = measure(options.seconds_each, routers, venvs)
+    for name, aim in AIMS.items():
+        ratio = "not measured:" if figures[name] is None else f"{figures[name]:.2f}"
+        print(f"{ratio} {aim.text} (aim: {aim.bound:g} {'and more' if aim.at_least else 'at most'})")
     if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1

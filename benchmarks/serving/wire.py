@@ -1,13 +1,16 @@
 """HTTP/1.1 as little of it as the benchmark needs, so that neither its engine nor its load is what is measured.
 
-An engine that answers at once, and connections that send one request after another. Not for anything else: requests
-are whole before they are looked at, answers have a Content-Length or are chunked.
+An engine that answers at once, and connections that send one request after another. The engine loads adapters and
+answers what a router asks before it decides: token ids, log-probs of labels, embeddings. Not for anything else:
+requests are whole before they are looked at, answers have a Content-Length or are chunked.
 """
 
 import asyncio
+import itertools
 import json
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 STREAMED = 8  # events of a streamed answer, [DONE] aside
 MESSAGES = [
@@ -39,11 +42,23 @@ def _completion_response(body: bytes) -> bytes:
 
 ANSWER = _completion_response(_completion())
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + _events()
-MODELS = _completion_response(b'{"object": "list", "data": [{"id": "base", "object": "model", "parent": null}]}')
+# Label A is the first adapter in a routing prompt.
+LABELS = {"text": "A", "logprobs": {"top_logprobs": [{"A": -0.1, "B": -3.0, "C": -4.0}]}, "finish_reason": "length"}
+LABEL_ANSWER = _completion_response(
+    json.dumps({"id": "cmpl-1", "object": "text_completion", "choices": [LABELS]}).encode()
+)
+EMBEDDING = [0.1 * number for number in range(64)]
+# Every conversation is new, also to a router that has seen those of another measurement.
+NUMBERS = itertools.count()
 
 
 class AtOnce(asyncio.Protocol):
-    """The engine: it has read a request when its body is there, and answers it in one write."""
+    """The engine: it has read a request when its body is there, and answers it in one write.
+
+    ``adapters`` are those that it has loaded.
+    """
+
+    adapters: ClassVar[list[str]] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -65,11 +80,25 @@ class AtOnce(asyncio.Protocol):
             if len(self.buffer) < end + 4 + length:
                 return
             body, self.buffer = self.buffer[end + 4 : end + 4 + length], self.buffer[end + 4 + length :]
-            if not head.startswith(b"post"):
-                self.transport.write(MODELS)
-            else:
-                streamed = b'"stream":true' in body.replace(b" ", b"")
-                self.transport.write(STREAM if streamed else ANSWER)
+            self.transport.write(self._answer(head, body))
+
+    def _answer(self, head: bytes, body: bytes) -> bytes:
+        if head.startswith(b"post /v1/chat"):
+            return STREAM if b'"stream":true' in body.replace(b" ", b"") else ANSWER
+        if head.startswith(b"post /v1/completions"):
+            return LABEL_ANSWER
+        if head.startswith(b"post /v1/embeddings"):
+            count = len(json.loads(body)["input"])
+            data = [{"index": index, "embedding": EMBEDDING} for index in range(count)]
+            return _completion_response(json.dumps({"object": "list", "data": data}).encode())
+        if head.startswith(b"post /tokenize"):
+            tokens = [ord(letter) for letter in json.loads(body)["prompt"]]
+            return _completion_response(json.dumps({"tokens": tokens, "max_model_len": 32768}).encode())
+        if head.startswith(b"post /v1/load_lora_adapter"):
+            self.adapters.append(json.loads(body)["lora_name"])
+        models = [{"id": "base", "object": "model", "parent": None, "max_model_len": 32768}]
+        models += [{"id": name, "object": "model", "parent": "base"} for name in self.adapters]
+        return _completion_response(json.dumps({"object": "list", "data": models}).encode())
 
 
 @dataclass
@@ -81,18 +110,18 @@ class Load:
     failed: int
 
 
-def request(host: str, port: int, *, streamed: bool, number: int, key: str = "") -> bytes:
+def request(host: str, port: int, *, model: str, streamed: bool, number: int, key: str = "") -> bytes:
     """A chat completion, of a conversation of its own."""
     messages = [*MESSAGES[:1], {"role": "user", "content": f"{MESSAGES[1]['content']} ({number})"}]
-    body = json.dumps({"model": "base", "messages": messages, "stream": streamed, "max_tokens": 80}).encode()
+    body = json.dumps({"model": model, "messages": messages, "stream": streamed, "max_tokens": 80}).encode()
     allowed = f"Authorization: Bearer {key}\r\n" if key else ""
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n{allowed}"
     return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-async def load(port: int, *, concurrency: int, requests: int, streamed: bool, key: str = "") -> Load:
+async def load(port: int, *, concurrency: int, requests: int, model: str, streamed: bool, key: str = "") -> Load:
     """So many requests over so many connections, each sending its next when its last is answered."""
-    left = iter(range(requests))
+    left = itertools.islice(NUMBERS, requests)
     latencies: list[float] = []
     failed = 0
 
@@ -100,12 +129,13 @@ async def load(port: int, *, concurrency: int, requests: int, streamed: bool, ke
         nonlocal failed
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in left:
-            text = request("127.0.0.1", port, streamed=streamed, number=number, key=key)
+            text = request("127.0.0.1", port, model=model, streamed=streamed, number=number, key=key)
             began = time.perf_counter()
             writer.write(text)
-            status = await _answer(reader)
+            head = await _answer(reader)
             latencies.append(time.perf_counter() - began)
-            failed += status != 200
+            # For auto the engine names an adapter, so base served by default.
+            failed += int(head.split(b" ", 2)[1]) != 200 or (model == "auto" and b"x-traced-model: base\r" in head)
         writer.close()
 
     began = time.perf_counter()
@@ -113,7 +143,8 @@ async def load(port: int, *, concurrency: int, requests: int, streamed: bool, ke
     return Load(latencies, time.perf_counter() - began, failed)
 
 
-async def _answer(reader: asyncio.StreamReader) -> int:
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """Read a response; returns its head in lower case."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.find(b"content-length:")
     if at >= 0:
@@ -122,4 +153,4 @@ async def _answer(reader: asyncio.StreamReader) -> int:
         while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
             await reader.readexactly(size + 2)
         await reader.readuntil(b"\r\n")
-    return int(head.split(b" ", 2)[1])
+    return head

@@ -28,16 +28,20 @@ from traced.config.settings import load_settings
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.evaluation.figures import BASE, ROUTED, as_json
+from traced.inference.adapter_base import base_digest
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, start_embedded
-from traced.inference.model_files import BUNDLED, ModelFiles, load_model, weights_digest
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.pipeline import routers as router_stage
 from traced.pipeline.context import Context, open_context
 from traced.pipeline.evaluate import ROUTE, evaluate
 from traced.pipeline.promote import PROMOTE
 from traced.pipeline.report import gather
+from traced.routing.embeddings import EmbeddingSource
+from traced.routing.hidden_state import HiddenStateRouter, fit_classifier, read_classifier, routed_text
+from traced.routing.label_router import LabelRouter
 from traced.routing.router_files import classifier_file, find_router_file
-from traced.routing.routers import HiddenStateRouter, fit_classifier, read_classifier, routed_text
+from traced.routing.routers import FallbackRouter, Route
 from traced.targets.desk import SPLITS, Desk, demonstrate, needed_capabilities
 
 COMPOUND = "multi-step-completion"
@@ -66,7 +70,7 @@ async def test_the_hidden_state_separates_compound_from_single_tasks(engine: Eng
         training_seeds, details = SPLITS["train"][:200], SPLITS["gate"][:120]
         embeddings = await client.embeddings([routed_text(task(seed).messages) for seed in training_seeds])
         classifier = fit_classifier(embeddings, [right(seed) for seed in training_seeds], base_digest="")
-        router = HiddenStateRouter(client, classifier)
+        router = HiddenStateRouter(EmbeddingSource(client), classifier)
         decisions = [await router.choose(task(seed)) for seed in details]
         accuracy = sum(d.model == right(seed) for d, seed in zip(decisions, details, strict=True)) / len(details)
         majority = max(collections.Counter(map(right, details)).values()) / len(details)
@@ -78,9 +82,11 @@ async def test_the_hidden_state_separates_compound_from_single_tasks(engine: Eng
 async def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None:
     classifier = fit_classifier([[float(n // 10)] for n in range(20)], ["a@v1"] * 10 + ["base"] * 10, base_digest="")
     async with EngineClient("http://127.0.0.1:9") as client:
-        decision = await HiddenStateRouter(client, classifier).choose(task(0))
-    assert decision.model == "base"
-    assert decision.reason.startswith("routing failed: no answer from the engine")
+        router = HiddenStateRouter(EmbeddingSource(client), classifier)
+        decision = await FallbackRouter([router, LabelRouter(client, [Route("a@v1", "", "")])]).choose(task(0))
+    assert (decision.model, decision.failed) == ("base", True)
+    assert decision.reason.startswith("hidden-state: no answer from the engine")
+    assert set(decision.fallbacks) == {"hidden-state", "labels"}
 
 
 def recorded_trajectory(seed: int, cycle: str) -> Trajectory:
@@ -143,7 +149,9 @@ async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], li
 async def check_classifier(context: Context) -> None:
     """The file in the run's folder routes as the router that was just used, and nothing is fitted again for it."""
     classifier = read_classifier(classifier_file(context.data_dir, context.cycle_id))
-    assert classifier.base_digest == weights_digest(context.model.path)
+    assert classifier.base_digest == base_digest(context.model.path, context.data_dir)
+    assert classifier.embeddings is not None
+    assert classifier.embeddings.model == BASE
     assert classifier.examples[ADAPTER] > len(router_stage.ROUTING_SEEDS)
     assert classifier.examples[BASE] + classifier.examples[ADAPTER] == 80 + len(router_stage.ROUTING_SEEDS)
     repeated = await router_stage.hidden_state_router(context, [ADAPTER])
@@ -206,17 +214,35 @@ async def test_the_labels_serve_when_the_settings_say_so(tmp_path: Path) -> None
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
-async def test_with_too_few_examples_the_base_model_serves_and_the_event_states_the_reason(tmp_path: Path) -> None:
+async def test_with_too_few_examples_label_tokens_decide_and_the_event_states_the_reason(tmp_path: Path) -> None:
     save_cycle(tmp_path, LAMP_SHOP.replace("rng = random.Random(seed)", "raise ValueError('none')", 1))
     settings = load_settings(tmp_path, {"engine.threads": 1, "engine.start_timeout_s": 300})
     async with open_context(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
         with context.write_session() as session:
             cycles.save_cycle(session, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
-        router = await router_stage.hidden_state_router(context, [ADAPTER])
+        (router,) = (await router_stage.routers(context, [ADAPTER])).values()
         decision = await router.choose(task(0))
-        assert decision.model == BASE
-        assert f"there are: {ADAPTER} " in decision.reason  # of the cycle that labelled it; of this one nothing
+        assert (decision.router, decision.failed) == ("labels", False)
+        # Of the cycle that labelled it; of this one nothing.
+        assert f"there are: {ADAPTER} " in decision.fallbacks["hidden-state"]
         with context.read_session() as session:
             (event,) = [event_row for event_row in cycles.list_stage_events(session, "desk-other") if event_row.detail]
-        assert event.detail["why"] == decision.reason
+        assert decision.fallbacks["hidden-state"] in event.detail["why"]
         assert not (classifier_file(context.data_dir, context.cycle_id)).exists()
+
+
+async def test_without_embeddings_label_tokens_decide_and_the_event_says_so(
+    tmp_path: Path, engine: EngineProcess
+) -> None:
+    save_cycle(tmp_path)
+    # Nothing answers there; the engine's own embeddings are not taken instead, because routers would not have them.
+    overrides = {"engine.backend": "embedded", "engine.urls": [engine.url], "routing.embeddings_url": engine.url}
+    settings = load_settings(tmp_path, {**overrides, "routing.embeddings_model": "none"})
+    async with open_context(settings, CYCLE, Progress(Console(file=io.StringIO())), Meter()) as context:
+        routers = await router_stage.routers(context, [ADAPTER])
+        assert list(routers) == ["labels"]
+        with context.read_session() as session:
+            (event,) = [row for row in cycles.list_stage_events(session, CYCLE) if row.detail]
+    reason = routers["labels"].excluded["hidden-state"]
+    assert reason.startswith(f"{engine.url} has no embeddings")
+    assert reason in event.detail["why"]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import sqlalchemy
@@ -150,6 +150,17 @@ class _Ready(BaseModel):
     ready: bool
     engines: dict[str, str]
     recording: str
+    routing: dict[str, dict[str, Any]] = {}
+    refused_adapters: dict[str, str] = {}
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong beside the engines, in words; "" if nothing is."""
+        troubles = [] if self.recording == "ok" else [f"recording: {self.recording}"]
+        troubles += [f"{name}: {reason}" for name, reason in self.refused_adapters.items()]
+        for state in self.routing.values():
+            troubles += [f"routing by {name}: {reason}" for name, reason in (state.get("excluded") or {}).items()]
+        return "; ".join(dict.fromkeys(troubles))
 
 
 def health(section: ServingSection, store: sqlalchemy.Engine, now: datetime) -> Health:
@@ -183,7 +194,7 @@ def router_health(section: ServingSection) -> RouterHealth:
         address=address,
         expected=expected,
         engines=dict(list(report.engines.items())[:MAX_ITEMS]),
-        trouble="" if report.recording == "ok" else f"recording: {report.recording}",
+        trouble=report.trouble,
     )
 
 

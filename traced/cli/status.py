@@ -21,6 +21,7 @@ from traced.core.errors import TracedError
 from traced.core.liveness import check_alive
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
 from traced.gateway.spool_status import read_spool_status
+from traced.inference.adapter_base import known_base_digest
 from traced.ingest.losses import describe
 from traced.routing.router_files import describe_router
 
@@ -31,13 +32,21 @@ PROMPT_SUFFICES = "a prompt is enough"
 
 def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
     """Return the router's part of ``traced status --json``; ``overrides`` is the command line's ``routing.router``."""
-    spool = read_spool_status(data_dir / "spool")
-    by_labels = bool(state.live) and read_setting(data_dir, "routing", "router", overrides) == "labels"
+    spool, live = read_spool_status(data_dir / "spool"), state.live
+    by_labels = bool(live) and read_setting(data_dir, "routing", "router", overrides) == "labels"
+    is_local = live and read_setting(data_dir, "engine", "backend") != "openai"
     return {
         **asdict(state.router),
         "spool": asdict(spool) | {"damaged": spool.damaged},
         "losses": describe(spool.losses),
-        "decided_by": describe_router(data_dir, state.fitting, state.live, by_labels=by_labels),
+        "decided_by": describe_router(
+            data_dir,
+            state.fitting,
+            live,
+            by_labels=by_labels,
+            embeddings_url=read_setting(data_dir, "routing", "embeddings_url") if live else "",
+            base_digest=known_base_digest(read_setting(data_dir, "model", "spec"), data_dir) if is_local else "",
+        ),
     }
 
 

@@ -141,8 +141,12 @@ class RoutingSection(Section):
 
     router: Literal["hidden-state", "labels"] = Field(
         default="hidden-state",
-        description="classifier on the base model's hidden state, or label tokens as in TRACE (large models only)",
+        description="classifier on hidden states, where there are embeddings, or label tokens as in TRACE",
     )
+    embeddings_url: str = Field(
+        default="", description="OpenAI-compatible embeddings server for the classifier; the engine's own if empty"
+    )
+    embeddings_model: str = Field(default="", description="its model, if it lists several")
 
 
 class HeldOutSection(Section):

@@ -211,6 +211,12 @@ class Gateway:
             status["losses"] = f"{describe(losses)}; to acknowledge: traced records acknowledge"
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:
             status["spans"] = self.receiver.status()
+        if routing := self.conversation_router.router_choice.status():
+            status["routing"] = routing
+        if refusals := {
+            name: reason for replica in self.pool.replicas for name, reason in replica.adapter_errors.items()
+        }:
+            status["refused_adapters"] = refusals
         return web.json_response(status, status=200 if status["ready"] else 503)
 
     async def prometheus(self, request: web.Request) -> web.Response:

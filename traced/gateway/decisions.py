@@ -14,36 +14,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sandbox.contract import Message, Task
+from sandbox.contract import Message
 from store.errors import StoreError
 from store.records import ConversationRoute
-from store.types import opening_messages
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import LiveVersions
+from traced.gateway.router_choice import RouterChoice
 from traced.inference.client import BASE
-from traced.routing.routers import HiddenStateRouter, LabelRouter, Router, RoutingDecision
+from traced.routing.routers import RoutingDecision
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class ConversationRouter:
-    """Routes each conversation once, at its first request.
-
-    Args:
-        timeout_s: Seconds that routing may take; after that the base model serves the request.
-        use_label_tokens: Whether to route by label tokens even if a fitted classifier exists.
-    """
+    """Routes each conversation once, at its first request."""
 
     conversations: Conversations
     writer: ConversationWriter
     pool: Pool
     live: Callable[[], LiveVersions]
     now: Callable[[], datetime]
-    timeout_s: float
-    use_label_tokens: bool
+    router_choice: RouterChoice
 
     async def decide(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         """Return the conversation's routing decision; ``messages`` are those of the current request."""
@@ -81,12 +75,12 @@ class ConversationRouter:
     async def _new_route(self, conversation: Conversation, messages: Sequence[Message]) -> ConversationRoute:
         started = time.perf_counter()
         live = self.live()
-        is_failure = False
         if live.routes:
-            decision, is_failure = await self._choose(conversation.id, messages, live)
+            decision = await self._choose(conversation.id, messages, live)
         else:
             decision = RoutingDecision(BASE, {}, 0.0, "no adapter is live")
         # A conversation whose decision failed must not count for the control of a trial.
+        is_failure = decision.failed
         model, trial = (BASE, None) if is_failure else live.assign(decision.model, conversation.id, self.pool.serves)
         seconds = time.perf_counter() - started
         return ConversationRoute(
@@ -104,23 +98,5 @@ class ConversationRouter:
         conversation.may_be_stored = False
         return route
 
-    async def _choose(
-        self, conversation_id: str, messages: Sequence[Message], live: LiveVersions
-    ) -> tuple[RoutingDecision, bool]:
-        replica = self.pool.pick(BASE, conversation_id)
-        if replica is None:
-            return RoutingDecision(BASE, {}, 0.0, "no engine answers"), True
-        routes = [route for name, route in live.routes.items() if self.pool.serves(name)]
-        router: Router = LabelRouter(replica.client, routes)
-        if live.classifier is not None and not self.use_label_tokens:
-            router = HiddenStateRouter(replica.client, live.classifier)
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                decision = await router.choose(Task("", [dict(message) for message in opening_messages(messages)], []))
-                return decision, decision.reason.startswith("routing failed")
-        except TimeoutError:
-            return RoutingDecision(BASE, {}, self.timeout_s, f"no decision within {self.timeout_s:g} s"), True
-        except Exception as error:
-            # A defect in routing must not make the request fail.
-            log.exception("routing of %s failed", conversation_id)
-            return RoutingDecision(BASE, {}, 0.0, f"a defect of traced: {type(error).__name__}"), True
+    async def _choose(self, conversation_id: str, messages: Sequence[Message], live: LiveVersions) -> RoutingDecision:
+        return await self.router_choice.choose(conversation_id, messages, live)

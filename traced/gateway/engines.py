@@ -23,6 +23,7 @@ from traced.gateway.circuit_breaker import Attempt, CircuitBreaker
 from traced.gateway.upstream import ConnectionLost, EngineUnreachable
 from traced.inference.client import BASE, EngineClient
 from traced.inference.errors import ServingError
+from traced.routing.preflight import EnginePreflight, check_engine
 
 POLL_S = 0.5
 HEALTH_S = 5.0
@@ -42,6 +43,8 @@ class Replica:
 
     Args:
         loaded: The adapters whose loading the engine has confirmed.
+        adapter_errors: Why adapters could not be loaded or unloaded, by their names.
+        preflight: What the engine offers for routing; None until it was asked.
         running: The number of running requests by model.
         problem: Why the engine gets no requests, in words; "" if it is healthy.
         sleep_reason: Why the engine may sleep; "" if it must be awake, None if this router never wakes it.
@@ -55,6 +58,8 @@ class Replica:
     client: EngineClient
     healthy: bool = False
     loaded: set[str] = field(default_factory=set)
+    adapter_errors: dict[str, str] = field(default_factory=dict)
+    preflight: EnginePreflight | None = None
     running: Counter[str] = field(default_factory=Counter)
     problem: str = "not checked yet"
     sleep_reason: str | None = None
@@ -115,8 +120,9 @@ class Replica:
         if self.healthy:
             log.warning("engine %s is not available: %s", self.url, reason)
         self.healthy, self.problem = False, reason
-        # The engine may have been restarted and have lost its adapters.
+        # The engine may have been restarted and have lost its adapters, or be another one.
         self.loaded.clear()
+        self.preflight = None
 
 
 @dataclass
@@ -178,6 +184,9 @@ class Pool:
         """Set the adapters that should be loaded, and have the engines checked at once."""
         self.adapters = adapters
         for replica in self.replicas:
+            replica.adapter_errors = {
+                name: reason for name, reason in replica.adapter_errors.items() if name in adapters
+            }
             replica.wake_event.set()
 
     def set_sleep_reason(self, reason: str) -> None:
@@ -227,6 +236,9 @@ class Pool:
         if is_sleeping and not await self._wake(replica):
             return None
         replica.asleep_since, replica.requested_at, replica.wake_error = None, None, ""
+        if replica.preflight is None:
+            replica.client.base = base
+            replica.preflight = await _preflight(replica)
         if not replica.healthy:
             log.info("engine %s is available", replica.url)
         replica.client.base, replica.healthy, replica.problem = base, True, ""
@@ -306,12 +318,26 @@ class Pool:
         await replica.client.load_adapter(name, path)
 
 
+async def _preflight(replica: Replica) -> EnginePreflight | None:
+    """Return what the engine offers for routing, or None if it cannot say at the moment: the next check asks again."""
+    try:
+        async with asyncio.timeout(HEALTH_S):
+            return await check_engine(replica.client)
+    except (ServingError, TimeoutError) as error:
+        log.warning("engine %s, preflight of routing: %s", replica.url, error or "no answer within five seconds")
+        return None
+
+
 async def _succeeds(replica: Replica, name: str, call: Coroutine[object, None, None]) -> bool:
     try:
         await call
     except ServingError as error:
-        log.warning("engine %s, adapter %s: %s", replica.url, name, error)
+        # Each check tries again, so an error is logged once.
+        if replica.adapter_errors.get(name) != str(error):
+            log.warning("engine %s, adapter %s: %s", replica.url, name, error)
+        replica.adapter_errors[name] = str(error)
         return False
+    replica.adapter_errors.pop(name, None)
     return True
 
 

@@ -27,8 +27,9 @@ from traced.gateway.access import KeyRing
 from traced.gateway.engines import Pool
 from traced.inference.client import BASE
 from traced.inference.errors import RouterFileError
+from traced.routing.hidden_state import HiddenStateClassifier, base_mismatch, read_classifier
 from traced.routing.router_files import capability_of, classifier_file, modification_times, uncovered_versions
-from traced.routing.routers import HiddenStateClassifier, Route, adapter_capability, adapter_route, read_classifier
+from traced.routing.routers import Route, adapter_capability, adapter_route
 
 POLL_S = 0.2
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class LiveVersions:
         superseded_until: When the first of them has to be dropped; None without one.
         versions: The live version of each capability.
         trials: The trial of each capability.
-        classifier: The fitted router; None if none covers all ``routes``.
+        classifier: The fitted router; None if none covers all ``routes``, for ``classifier_problem``.
         classifier_files: The files that may hold a fitted router, newest first.
         file_times: The modification times of these files when they were read.
     """
@@ -60,6 +61,7 @@ class LiveVersions:
     versions: dict[str, str] = field(default_factory=dict)
     trials: dict[str, PromotionEntry] = field(default_factory=dict)
     classifier: HiddenStateClassifier | None = None
+    classifier_problem: str = ""
     classifier_files: tuple[Path, ...] = ()
     file_times: tuple[int, ...] = ()
 
@@ -96,13 +98,18 @@ class LiveVersions:
 
 @dataclass
 class PromotionFollower:
-    """Keeps ``live``, the API keys and the pool's adapters up to date with the store."""
+    """Keeps ``live``, the API keys and the pool's adapters up to date with the store.
+
+    Args:
+        base_digest: Returns the digest of the base model's weights; "" if there are none.
+    """
 
     store: Engine
     pool: Pool
     data_dir: Path
     now: Callable[[], datetime]
     expiry_s: float
+    base_digest: Callable[[], str] = lambda: ""
     live: LiveVersions = field(default_factory=LiveVersions)
     keys: KeyRing = field(default_factory=KeyRing)
 
@@ -125,8 +132,7 @@ class PromotionFollower:
         if live is not None:
             self.live = live
             self.pool.set_adapters(live.paths | live.superseded)
-            router = "a fitted router" if live.classifier is not None else "label tokens"
-            log.info("live: %s; routed by %s", ", ".join(live.versions.values()) or "the base model alone", router)
+            log.info("live: %s", ", ".join(live.versions.values()) or "the base model alone")
             for trial in live.trials.values():
                 share = "" if trial.promotion.share is None else f", {100 * trial.promotion.share:g} %"
                 log.info("on trial: %s (%s%s)", trial.promotion.adapter, trial.promotion.state, share)
@@ -156,7 +162,8 @@ class PromotionFollower:
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
         # The times are read before the files, so that a file written meanwhile is read again at the next refresh.
         file_times = modification_times(files)
-        classifier = _classifier(files, {capability_of(name): name for name in routes})
+        names = {capability_of(name): name for name in routes}
+        classifier, problem = _classifier(files, names, self.base_digest)
         return LiveVersions(
             seq,
             routes,
@@ -166,6 +173,7 @@ class PromotionFollower:
             versions,
             trials_by_capability,
             classifier,
+            problem,
             files,
             file_times,
         )
@@ -198,10 +206,12 @@ def _valid_keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:
     return {key.hash: key for key in keys if key.revoked_at is None} if keys else None
 
 
-def _classifier(files: Sequence[Path], versions: Mapping[str, str]) -> HiddenStateClassifier | None:
+def _classifier(
+    files: Sequence[Path], versions: Mapping[str, str], base_digest: Callable[[], str]
+) -> tuple[HiddenStateClassifier | None, str]:
     """Return the newest fitted router that covers every capability, its classes renamed to the current versions.
 
-    Returns None if there is none.
+    Without one, the second value is the reason.
     """
     for path in files:
         try:
@@ -209,7 +219,12 @@ def _classifier(files: Sequence[Path], versions: Mapping[str, str]) -> HiddenSta
         except RouterFileError:
             continue
         # A class without a current version keeps its name; ``LiveVersions.current_model`` maps it to the base model.
-        if not uncovered_versions(classifier.examples, versions.values()):
-            classes = [versions.get(capability_of(model), model) for model in classifier.classes]
-            return replace(classifier, classes=classes)
-    return None
+        if uncovered_versions(classifier.examples, versions.values()):
+            continue
+        problem = base_mismatch(classifier, base_digest)
+        if problem:
+            log.warning("%s does not decide: %s", path, problem)
+            return None, problem
+        classes = [versions.get(capability_of(model), model) for model in classifier.classes]
+        return replace(classifier, classes=classes), ""
+    return None, "no classifier was fitted for the live adapters together; the next promoting cycle fits one"

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -33,9 +34,10 @@ from traced.gateway.live_versions import LiveVersions, PromotionFollower
 from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.recorder import GRACE_S
+from traced.gateway.router_choice import EmbeddingsServer, RouterChoice
 from traced.gateway.stored_responses import StoredResponses
 from traced.gateway.upstream import Upstream
-from traced.inference.adapter_base import base_check
+from traced.inference.adapter_base import base_check, weights_of
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.errors import ServingError
@@ -46,6 +48,7 @@ from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
 from traced.processes.child_process import RestartingProcess, RunningProcess, start
+from traced.routing.routers import BY_LABELS
 from traced.scoring.evidence import Labels
 from traced.scoring.rule_file import read_rules
 
@@ -121,22 +124,15 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
-    follower = PromotionFollower(store, pool, settings.data_dir, now, section.expiry_s)
+    follower = PromotionFollower(store, pool, settings.data_dir, now, section.expiry_s, partial(weights_of, settings))
 
     def live() -> LiveVersions:
         return follower.live
 
     writer = ConversationWriter(store, now, section.expiry_s)
     conversations = Conversations(store, writer, now, section.expiry_s)
-    router = ConversationRouter(
-        conversations,
-        writer,
-        pool,
-        live,
-        now,
-        section.routing_timeout_s,
-        use_label_tokens=settings.routing.router == "labels",
-    )
+    choice = router_choice(settings, pool, live)
+    router = ConversationRouter(conversations, writer, pool, live, now, choice)
     spool = Spool(settings.data_dir / "spool")
     spool.losses.prepare()
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
@@ -183,6 +179,8 @@ async def open_gateway(
                 hint="traced keys add NAME",
             )
         await pool.check_all()
+        if choice.server is not None:
+            await choice.server.check()
         preemption = Preemption(
             store,
             lambda: limit.running + limit.waiting,
@@ -194,10 +192,20 @@ async def open_gateway(
         if section.sleep_for_training:
             waker = EngineWaker(store, pool, now, preemption.request_devices, section.devices)
             background = (*background, waker.run)
-        async with serve_application(gateway, pool.run, follower.run, preemption.run, *background) as url:
+        async with serve_application(gateway, pool.run, follower.run, choice.run, preemption.run, *background) as url:
             yield url
     finally:
+        await choice.close()
         await pool.close()
+
+
+def router_choice(settings: Settings, pool: Pool, live: Callable[[], LiveVersions]) -> RouterChoice:
+    """Return the choice of the router by the settings."""
+    routing, server = settings.routing, None
+    if routing.embeddings_url:
+        client = EngineClient(server_root(routing.embeddings_url))
+        server = EmbeddingsServer(client, routing.embeddings_model)
+    return RouterChoice(pool, live, settings.serving.routing_timeout_s, routing.router == BY_LABELS, server)
 
 
 def supervised_engine(settings: Settings) -> tuple[RestartingProcess, str]:

@@ -9,11 +9,21 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from traced.config.settings import Settings
 from traced.core.files import publish_file
 from traced.inference.errors import ModelError
-from traced.inference.model_files import DIGEST_KEPT_FROM_BYTES, WEIGHT_SUFFIXES, ModelFiles, base_model, file_state
+from traced.inference.model_files import (
+    BUNDLED,
+    DIGEST_KEPT_FROM_BYTES,
+    WEIGHT_SUFFIXES,
+    ModelFiles,
+    base_model,
+    file_state,
+)
+
+if TYPE_CHECKING:
+    from traced.config.settings import Settings
 
 FILE = "base_model.json"
 
@@ -42,7 +52,7 @@ def check_base(adapter: Path, model: ModelFiles, data_dir: Path) -> None:
         )
 
 
-def base_check(settings: Settings) -> Callable[[Path], None]:
+def base_check(settings: "Settings") -> Callable[[Path], None]:
     """Return a function that raises ``ModelError`` for the folder of an adapter of another base than the settings'."""
 
     def check(adapter: Path) -> None:
@@ -54,6 +64,13 @@ def base_check(settings: Settings) -> Callable[[Path], None]:
     return check
 
 
+def weights_of(settings: "Settings") -> str:
+    """Return the digest of the settings' base model; "" if its weights are not here. Raises ``ModelError``."""
+    if settings.engine.backend == "openai":
+        return ""
+    return base_digest(base_model(settings).path, settings.data_dir)
+
+
 def base_digest(folder: Path, data_dir: Path) -> str:
     """Return the SHA-256 over the names and contents of a model's weight files; raises ``ModelError``.
 
@@ -61,9 +78,8 @@ def base_digest(folder: Path, data_dir: Path) -> str:
     """
     cache_file = data_dir / "models" / "digests.json"
     try:
-        files = sorted(file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES)
-        states = [[file.name, *file_state(file)] for file in files]
-        if sum(file.stat().st_size for file in files) < DIGEST_KEPT_FROM_BYTES:
+        files, states = _weight_files(folder)
+        if _is_small(files):
             return _digest(files)
         key, digests = str(folder.resolve()), _cached(cache_file)
         if key not in digests or digests[key][0] != states:
@@ -73,6 +89,30 @@ def base_digest(folder: Path, data_dir: Path) -> str:
         return str(digests[key][1])
     except OSError as error:
         raise ModelError(f"cannot read the model in {folder}: {error.strerror}", hint=f"ls {folder}") from error
+
+
+def known_base_digest(spec: str, data_dir: Path) -> str:
+    """Return the digest of the base model of ``model.spec`` without reading large files; "" if it is not known."""
+    # SmolLM2 is not created here, which takes half a minute.
+    folders = {"": BUNDLED, "bundled": BUNDLED, "smollm2": data_dir / "models" / "smollm2"}
+    folder = folders.get(spec, Path(spec).expanduser())
+    try:
+        files, states = _weight_files(folder)
+        if _is_small(files):
+            return _digest(files) if files else ""
+        entry = _cached(data_dir / "models" / "digests.json").get(str(folder.resolve()))
+    except OSError:
+        return ""
+    return str(entry[1]) if entry and entry[0] == states else ""
+
+
+def _weight_files(folder: Path) -> tuple[list[Path], list[list[object]]]:
+    files = sorted(file for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES)
+    return files, [[file.name, *file_state(file)] for file in files]
+
+
+def _is_small(files: list[Path]) -> bool:
+    return sum(file.stat().st_size for file in files) < DIGEST_KEPT_FROM_BYTES
 
 
 def _digest(files: list[Path]) -> str:

@@ -95,7 +95,6 @@ class EngineClient:
         self.base = base
         self._headers = {"Authorization": f"Bearer {key}"} if key else None
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silence_s)
-        self._checked_labels: set[tuple[str, ...]] = set()
         # Created at the first request, because it belongs to the running event loop.
         self._http: aiohttp.ClientSession | None = None
 
@@ -183,41 +182,53 @@ class EngineClient:
         return Generation(ids, logprobs, _complete(self.url, finish_reason), server=self.url)
 
     async def label_logprobs(
-        self, prompt: str | Sequence[Message], labels: Sequence[str], model: str = "base"
+        self,
+        prompt: str | Sequence[Message],
+        labels: Sequence[str],
+        model: str = "base",
+        allowed_ids: Sequence[int] = (),
     ) -> dict[str, float]:
-        """Return the log-prob (nats) of each label as the next token, with or without a space before it.
+        """Return the log-prob (nats) of each label as the next token.
 
-        Labels outside the engine's ``TOP_LOGPROBS`` likeliest tokens are left out.
+        Without ``allowed_ids`` a label counts with and without a space before it. Labels outside the engine's
+        ``TOP_LOGPROBS`` likeliest tokens are left out, except the likeliest label of an engine that supports
+        ``allowed_token_ids``.
+
+        Args:
+            allowed_ids: The token ids of the labels. vLLM samples among them alone; the log-probs are then those
+                among the labels (with ``--logprobs-mode processed_logprobs``), or among all tokens.
         """
+        # vLLM's /generative_scoring is not used: it returns the probability of the first label alone, so it needs a
+        # request per label, and in vLLM 0.32 it truncates the top log-probs of other requests in the same step.
         model = self.base if model == BASE else model
+        allowed = {"allowed_token_ids": list(allowed_ids)} if allowed_ids else {}
         if isinstance(prompt, str):
             body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
-            answer = await self._post("/v1/completions", body)
+            answer = await self._post("/v1/completions", body | allowed)
         else:
             body = {"model": model, "messages": list(prompt), "max_tokens": 1, "temperature": 0.0}
             body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-            answer = await self._post("/v1/chat/completions", body)
+            answer = await self._post("/v1/chat/completions", body | allowed)
         try:
             logprobs = answer["choices"][0]["logprobs"]
             if isinstance(prompt, str):
                 top = logprobs["top_logprobs"][0]
             else:
                 top = {entry["token"]: entry["logprob"] for entry in logprobs["content"][0]["top_logprobs"]}
+            if allowed_ids:
+                return {label: float(top[label]) for label in labels if label in top}
             return _label_logprobs(top, labels)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EngineError(f"{self.url} answered without the log-probs of its first token: {error!r}") from error
 
-    async def check_labels(self, labels: Sequence[str]) -> None:
-        """Check that each label is a single token after ``Answer:``, once per set of labels.
+    async def label_ids(self, labels: Sequence[str]) -> dict[str, int]:
+        """Return the token id of each label after ``Answer:``.
 
         Raises:
             RoutingPromptError: A label is not a single token, or two labels share one.
         """
-        key = (self.base, *labels)
-        if key not in self._checked_labels:
-            stem, *answers = await asyncio.gather(*(self.token_ids(ANSWER + label) for label in ("", *labels)))
-            label_ids_in(stem, dict(zip(labels, answers, strict=True)))
-            self._checked_labels.add(key)
+        stem, *answers = await asyncio.gather(*(self.token_ids(ANSWER + label) for label in ("", *labels)))
+        return label_ids_in(stem, dict(zip(labels, answers, strict=True)))
 
     async def token_ids(self, text: str) -> list[int]:
         """Return the server's token ids of a text, without special tokens of its own."""

@@ -7,6 +7,7 @@
         ├── RoutingPromptError    labels and tokenizer do not fit the routing prompt
         ├── RouterFitError        too few examples to fit a router
         ├── RouterFileError       a router file is missing or holds no fitted router
+        ├── EmbeddingsError       a server offers no embeddings for the fitted router
         ├── RequestError          the request is invalid; a repetition gives the same error (HTTP 4xx)
         │   ├── UnknownModelError     no such base or adapter (404)
         │   └── ContextLengthError    prompt and completion do not fit the context (400)
@@ -42,6 +43,10 @@ class RouterFitError(ServingError):
 
 class RouterFileError(ServingError):
     """A router file is missing or holds no fitted router."""
+
+
+class EmbeddingsError(ServingError):
+    """A server offers no embeddings for the fitted router."""
 
 
 class RequestError(ServingError):

@@ -1,9 +1,14 @@
 """Build the routing prompt M_x, which asks a model which adapter should serve a task (TRACE, section 3.5).
 
-The prompt has one line per option, with a single-letter label and an example with its answer (``Answer:A``), then the
-task, then ``Answer:``; the next token is the label. The last option is the base model. The text depends only on its
-arguments; this module needs neither a model nor torch. The bundled model is pre-trained on this form, so a change of
-the form requires pre-training again. Errors: ``RoutingPromptError``.
+The options come first, each with a single-letter label and an example with its answer (``Answer:A``); then the task,
+then ``Answer:``. The next token is the label. The last option is the base model. The options are a constant prefix, so
+that an engine with a prefix cache computes them once.
+
+There are two forms. The short form has one line per option, with the opening user message of a successful synthetic
+episode, and the user's text as the task. The bundled model is pre-trained on it, so a change of this form requires
+pre-training again. The long form has the whole episode, and the task as the agent sees it, with the system prompt.
+
+The text depends only on the arguments; this module needs neither a model nor torch. Errors: ``RoutingPromptError``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +23,14 @@ LABELS = ascii_uppercase
 BASE_DESCRIPTION = "None of these; the base model."
 HEADING = "Pick the skill that the task needs most."
 ANSWER = "Answer:"
-# Limits in characters. Together they keep the prompt within a context of 1k tokens.
+# Limits of the short form in characters. Together they keep the prompt within a context of 1k tokens.
 DESCRIPTION_LIMIT = 240
 EXAMPLE_LIMIT = 240
 TASK_LIMIT = 1200
+# Limits of the long form in characters.
+LONG_DESCRIPTION_LIMIT = 1000
+LONG_EXAMPLE_LIMIT = 4000
+LONG_TASK_LIMIT = 12_000
 
 
 class Tokenizer(Protocol):
@@ -34,12 +43,18 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class RouteOption:
-    """One option of the prompt; ``example`` is the opening user message of a successful synthetic episode."""
+    """One option of the prompt.
+
+    Args:
+        example: The opening user message of a successful synthetic episode.
+        episode: The whole episode as text (``episode_text``).
+    """
 
     label: str
     title: str
     description: str
     example: str = ""
+    episode: str = ""
 
 
 def base_option(label: str) -> RouteOption:
@@ -47,8 +62,11 @@ def base_option(label: str) -> RouteOption:
     return RouteOption(label, "", BASE_DESCRIPTION)
 
 
-def route_options(skills: Sequence[tuple[str, str, str]]) -> list[RouteOption]:
-    """Return an option labelled A, B, C... for each skill ``(title, description, example)``, and the base option last.
+def route_options(skills: Sequence[tuple[str, ...]]) -> list[RouteOption]:
+    """Return an option labelled A, B, C... for each skill, and the base option last.
+
+    Args:
+        skills: ``(title, description, example)`` or ``(title, description, example, episode)`` of each skill.
 
     Raises:
         RoutingPromptError: There are more options than single-letter labels.
@@ -59,23 +77,75 @@ def route_options(skills: Sequence[tuple[str, str, str]]) -> list[RouteOption]:
     return [*options, base_option(LABELS[len(skills)])]
 
 
+def flat_text(content: object) -> str:
+    """Return the text of a message's content; of a list its text parts, with ``[image]`` for an image."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return str(content)
+    return " ".join(_part_text(part) for part in content)
+
+
 def opening_text(messages: Sequence[Message]) -> str:
     """Return the text of all user messages, in order, on one line."""
-    return " ".join(_line(str(m["content"])) for m in messages if m.get("role") == "user" and m.get("content"))
+    texts = (_line(flat_text(message.get("content"))) for message in messages if message.get("role") == "user")
+    return " ".join(text for text in texts if text)
 
 
-def routing_prompt(task_text: str, options: Sequence[RouteOption]) -> str:
-    """Render M_x for a task; ``options`` must have distinct labels and end with the base option.
+def task_text(messages: Sequence[Message]) -> str:
+    """Return the opening as the agent sees it: one line per message, with its role, the system prompt included."""
+    return "\n".join(line for message in messages for line in _message_lines(message))
+
+
+def episode_text(messages: Sequence[Message]) -> str:
+    """Return a whole episode: one line per message and per tool call.
+
+    System prompts are left out: an environment's is that of the target, so it is the same for all options.
+    """
+    return task_text([message for message in messages if message.get("role") not in ("system", "developer")])
+
+
+def routing_prompt(task: str, options: Sequence[RouteOption]) -> str:
+    """Render the short form of M_x for a task.
 
     Raises:
         RoutingPromptError: There are fewer than two options, or labels repeat.
     """
-    labels = [option.label for option in options]
-    if len(labels) < 2 or len(set(labels)) != len(labels):
-        raise RoutingPromptError(f"routing needs at least two options with distinct labels, got {labels}")
-    # The options come first, so that the engine reuses their key-value cache for every conversation.
-    lines = [_option_line(option) for option in options]
-    return "\n".join([HEADING, *lines, f"Task: {_clip(_line(task_text), TASK_LIMIT)}", ANSWER])
+    return short_options(options) + short_task(task)
+
+
+def short_options(options: Sequence[RouteOption], limit: int = EXAMPLE_LIMIT) -> str:
+    """Return the short form's options, one line each.
+
+    Args:
+        options: The options with distinct labels, the base option last.
+        limit: Maximum characters of a description, and of an example.
+
+    Raises:
+        RoutingPromptError: There are fewer than two options, or labels repeat.
+    """
+    _check_labels(options)
+    lines = [_short_option(option, min(limit, DESCRIPTION_LIMIT), min(limit, EXAMPLE_LIMIT)) for option in options]
+    return "\n".join([HEADING, *lines, ""])
+
+
+def short_task(task: str, limit: int = TASK_LIMIT) -> str:
+    """Return the short form's end: the user's text and ``Answer:``."""
+    return f"Task: {_clip(_line(task), min(limit, TASK_LIMIT))}\n{ANSWER}"
+
+
+def long_options(options: Sequence[RouteOption], limit: int = LONG_EXAMPLE_LIMIT) -> str:
+    """Return the long form's options, each with its episode; arguments and errors as for ``short_options``."""
+    _check_labels(options)
+    return "\n".join([HEADING, *(_long_option(option, min(limit, LONG_EXAMPLE_LIMIT)) for option in options), ""])
+
+
+def long_task(task: str, limit: int = LONG_TASK_LIMIT) -> str:
+    """Return the long form's end: the task and ``Answer:``.
+
+    A task that is too long loses its middle: the end of a long system prompt.
+    """
+    return f"\nTask:\n{_shorten(task, min(limit, LONG_TASK_LIMIT))}\n{ANSWER}"
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> dict[str, int]:
@@ -108,11 +178,47 @@ def label_ids_in(stem: list[int], answers: Mapping[str, list[int]]) -> dict[str,
     return ids_by_label
 
 
-def _option_line(option: RouteOption) -> str:
-    title = f"{_line(option.title).rstrip('.')}. " if option.title else ""
-    text = f"{option.label}: {title}{_clip(_line(option.description), DESCRIPTION_LIMIT)}"
-    example = f" Example: {_clip(_line(option.example), EXAMPLE_LIMIT)}" if option.example else ""
+def _check_labels(options: Sequence[RouteOption]) -> None:
+    labels = [option.label for option in options]
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise RoutingPromptError(f"routing needs at least two options with distinct labels, got {labels}")
+
+
+def _short_option(option: RouteOption, description_limit: int, example_limit: int) -> str:
+    text = f"{option.label}: {_title(option)}{_clip(_line(option.description), description_limit)}"
+    example = f" Example: {_clip(_line(option.example), example_limit)}" if option.example else ""
     return f"{text}{example} {ANSWER}{option.label}"
+
+
+def _long_option(option: RouteOption, limit: int) -> str:
+    lines = [
+        f"\n{option.label}: {_title(option)}{_clip(_line(option.description), min(limit, LONG_DESCRIPTION_LIMIT))}"
+    ]
+    if episode := option.episode or option.example:
+        lines += ["Example:", _shorten(episode, limit)]
+    return "\n".join([*lines, f"{ANSWER}{option.label}"])
+
+
+def _title(option: RouteOption) -> str:
+    return f"{_line(option.title).rstrip('.')}. " if option.title else ""
+
+
+def _message_lines(message: Message) -> list[str]:
+    role, text = message.get("role"), _line(flat_text(message.get("content")))
+    lines = [f"{role}: {text}"] if text else []
+    for call in message.get("tool_calls") or []:
+        function = call.get("function") or {}
+        lines.append(f"{role} calls {function.get('name')}({_line(str(function.get('arguments') or ''))})")
+    return lines
+
+
+def _part_text(part: object) -> str:
+    if not isinstance(part, Mapping):
+        return str(part)
+    text = part.get("text")
+    kind = str(part.get("type") or "part")
+    # "image_url" of chat completions, "input_image" of responses.
+    return text if isinstance(text, str) else "[image]" if "image" in kind else f"[{kind}]"
 
 
 def _line(text: str) -> str:
@@ -121,3 +227,11 @@ def _line(text: str) -> str:
 
 def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3].rstrip() + "..."
+
+
+def _shorten(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters of a text: its first and last halves."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half].rstrip()}\n...\n{text[len(text) - half :].lstrip()}"

@@ -27,29 +27,13 @@ from traced.config.settings import Settings
 from traced.core.ownership import sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
-from traced.inference.errors import RouterFitError
-from traced.inference.model_files import WEIGHT_SUFFIXES, ModelFiles, base_model
+from traced.inference.model_files import ModelFiles, base_model
 from traced.targets.registry import Target, target
 
 if TYPE_CHECKING:
     from traced.inference.client import EngineClient
-    from traced.inference.engine_process import EngineProcess
     from traced.inference.start import RunningEngine
-
-
-# Above this size of the weights, the embedded engine, which computes in float32 on the CPU, is not started.
-MAX_EMBEDDED_BYTES = 4 * 2**30
-
-
-def check_embeddable(model: ModelFiles) -> None:
-    """Raise ``RouterFitError`` if the model is too large for the embedded engine."""
-    size = sum(file.stat().st_size for file in model.path.iterdir() if file.suffix in WEIGHT_SUFFIXES)
-    if size > MAX_EMBEDDED_BYTES:
-        raise RouterFitError(
-            f"hidden states need the embedded engine, which is for models up to {MAX_EMBEDDED_BYTES >> 30} GiB; "
-            f"{model.name} has {size / 2**30:.1f} GiB",
-            hint='routing.router = "labels"',
-        )
+    from traced.routing.embeddings import EmbeddingSource
 
 
 def utc_now() -> datetime:
@@ -59,10 +43,9 @@ def utc_now() -> datetime:
 
 @dataclass
 class EngineSlot:
-    """The engine of a context, and the engine for embeddings; both are empty until a stage first uses them."""
+    """The engine of a context, and the client of the embeddings beside it; empty until a stage first uses them."""
 
     engine: "RunningEngine | None" = None
-    embedder: "EngineProcess | None" = None
     embedding_client: "EngineClient | None" = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -72,9 +55,8 @@ class EngineSlot:
             if self.engine is not None:
                 await self.engine.close()
         finally:
-            if self.embedder is not None and self.embedding_client is not None:
+            if self.embedding_client is not None:
                 await self.embedding_client.aclose()
-                self.embedder.stop()
 
 
 @dataclass(frozen=True)
@@ -142,23 +124,22 @@ class Context:
         engine = await self.engine()
         await engine.serve(name, path)
 
-    async def embedding_engine(self) -> "EngineClient":
-        """Return a client of an engine with the base model's hidden states; raises ``RouterFitError`` for large models.
+    async def embedding_source(self) -> "EmbeddingSource":
+        """Return the source of embeddings that ``traced serve`` decides on; raises ``EmbeddingsError``.
 
-        vLLM's server of completions has none, so the embedded engine computes them.
+        It is the server at ``routing.embeddings_url``, else the engine, which may have no embeddings.
         """
-        engine = await self.engine()
-        if engine.backend == "embedded":
-            return engine.client
+        from traced.inference.client import EngineClient
+        from traced.inference.start import server_root
+        from traced.routing.embeddings import EmbeddingSource, source_beside
+
+        routing = self.settings.routing
+        if not routing.embeddings_url:
+            return EmbeddingSource((await self.engine()).client)
         async with self.slot.lock:
             if self.slot.embedding_client is None:
-                from traced.inference.client import EngineClient
-                from traced.inference.start import start_embedded_engine
-
-                check_embeddable(self.model)
-                self.slot.embedder = start_embedded_engine(self.settings)
-                self.slot.embedding_client = EngineClient(self.slot.embedder.url)
-            return self.slot.embedding_client
+                self.slot.embedding_client = EngineClient(server_root(routing.embeddings_url))
+        return await source_beside(self.slot.embedding_client, routing.embeddings_model)
 
     def event(self, stage: str, state: StageState, capability: str | None = None, **detail: Any) -> None:
         """Record an event of a stage."""

@@ -111,7 +111,7 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str, ti
 async def _router_on_test(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:
     settings = context.settings.engine
     routers_by_name = await routers(context, adapters)
-    serving = context.settings.routing.router
+    serving = next(iter(routers_by_name))
     engine = await context.engine()
     policy = RoutedPolicy(
         lambda model: engine.policy(model, settings.temperature, settings.max_tokens), routers_by_name[serving]

@@ -10,6 +10,7 @@ limits; admission plays them.
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from traced.inference import start
 from traced.inference.chat_format import ChatFormat, TurnFormat, load_chat_format
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import VllmOptions, detect_build, flag_number
-from traced.inference.errors import EngineStartError, TemplateError
+from traced.inference.errors import EngineStartError, RouterFileError, ServingError, TemplateError
 from traced.inference.model_files import ModelFiles, base_model
 from traced.inference.server_check import check_server
 from traced.jobs.devices import NvmlProbe, Readings
@@ -46,6 +47,8 @@ SEEDS = 8
 MAX_TURNS = 200
 # Below this share of the base's parameters, an adapter most likely misses a large part of the model.
 MIN_SHARE = 0.005
+# Seconds that the server at ``routing.embeddings_url`` has to answer.
+EMBEDDINGS_S = 10.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Settings of the bundled model that are tested with the package; larger values fit as well.
 TESTED_LIMITS = (
@@ -107,6 +110,8 @@ def model_checks(settings: Settings, gpus: ReadGpus = read_gpus) -> Iterator[Fin
     if settings.training.shard:
         yield _split(subject)
     yield from _servers(subject)
+    if settings.routing.embeddings_url:
+        yield _embeddings(settings)
     reads_gpus = settings.devices.train_on != "cpu" or has_gpu_engine(settings)
     yield from MemoryCheck(settings, subject.files, subject.footprint, gpus().devices if reads_gpus else ()).findings()
 
@@ -198,19 +203,41 @@ def _flags(settings: Settings, gpu: bool) -> list[str]:
 
 
 def _router(settings: Settings) -> Finding:
-    router = settings.routing.router
-    if router == "hidden-state" and start.backend(settings) == "vllm":
-        # Imports the store's libraries, which doctor does without otherwise.
-        from traced.pipeline.context import check_embeddable
+    routing = settings.routing
+    warning = ""
+    if routing.router == "hidden-state" and start.backend(settings) == "vllm" and not routing.embeddings_url:
+        warning = (
+            "vLLM's server of completions has no embeddings, so label tokens decide; routing.embeddings_url = the URL "
+            "of an embeddings server lets the fitted classifier decide"
+        )
+    return Finding("router", True, routing.router, warning=warning)
 
-        try:
-            check_embeddable(base_model(settings))
-        except TracedError as error:
-            return Finding("router", False, error.message, error.hint)
-        # Cycles embed with an engine of their own; the router has only vLLM, which returns no hidden states.
-        warning = 'traced serve sends all conversations with model "auto" to the base; routing.router = "labels" routes'
-        return Finding("router", True, router, warning=warning)
-    return Finding("router", True, router)
+
+def _embeddings(settings: Settings) -> Finding:
+    """Check the server at ``routing.embeddings_url``; without it label tokens decide, so a cycle can run."""
+    # Imports the store's libraries, which doctor does without otherwise.
+    from traced.routing.embeddings import EmbeddingIdentity, source_beside
+    from traced.routing.hidden_state import read_classifier, refusal
+    from traced.routing.router_files import CLASSIFIER
+
+    async def read_identity() -> EmbeddingIdentity:
+        async with EngineClient(start.server_root(settings.routing.embeddings_url)) as client:
+            async with asyncio.timeout(EMBEDDINGS_S):
+                return await (await source_beside(client, settings.routing.embeddings_model)).identity()
+
+    try:
+        identity = asyncio.run(read_identity())
+    except (ServingError, TimeoutError) as error:
+        problem = str(error) or f"no answer within {EMBEDDINGS_S:g} s"
+        return Finding("embeddings", True, "not available, label tokens decide", warning=problem)
+    observed = f"{identity.model}, size {len(identity.probe)}"
+    files = sorted(settings.data_dir.glob(f"runs/*/{CLASSIFIER}"), key=lambda path: path.stat().st_mtime)
+    with contextlib.suppress(RouterFileError, IndexError):
+        problem = refusal(read_classifier(files[-1]), identity)
+        if problem:
+            warning = f"the newest classifier was {problem}; the next promoting cycle fits another"
+            return Finding("embeddings", True, observed, warning=warning)
+    return Finding("embeddings", True, observed)
 
 
 def _training(settings: Settings) -> Finding:

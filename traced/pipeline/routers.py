@@ -1,11 +1,14 @@
-"""The two routers over a cycle's live adapters, and the training examples of the hidden-state router.
+"""The routers over a cycle's live adapters, and the training examples of the hidden-state router.
 
 Examples are openings of each adapter's own synthetic environment, and openings of labelled conversations that needed
 exactly one of the adapters' capabilities (for the base model: none). No gate or test seed is ever used. The
-classifier is stored in the run's folder and fitted again only for other adapters or another base model, so every
-process routes alike. With too few examples everything is routed to the base model, and the stage's event says why.
+classifier is stored in the run's folder and fitted again only for other adapters, another base model or other
+embeddings, so every process routes alike. It is fitted on the embeddings that ``traced serve`` decides on: those of
+``routing.embeddings_url``, else of the engine. Without embeddings or with too few examples the label tokens decide, and
+the stage's event says why.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,69 +22,93 @@ from store.repositories.capabilities import list_labels
 from store.repositories.environments import get_environment
 from store.types import Label, Outcome, Trajectory, Verdict, opening_messages
 from traced.core.files import publish_file
-from traced.inference.errors import RouterFileError, RouterFitError
-from traced.inference.model_files import weights_digest
+from traced.inference.adapter_base import base_digest
+from traced.inference.errors import EmbeddingsError, RouterFileError, RouterFitError
 from traced.pipeline.collect import analyzed
 from traced.pipeline.context import Context, RunningStage
-from traced.routing.router_files import classifier_file
-from traced.routing.routers import (
-    BASE,
+from traced.routing.embeddings import EmbeddingIdentity
+from traced.routing.hidden_state import (
     HiddenStateClassifier,
     HiddenStateRouter,
-    LabelRouter,
-    Router,
-    adapter_route,
     as_json,
     fit_classifier,
     read_classifier,
+    refusal,
     routed_text,
 )
+from traced.routing.label_router import LabelRouter
+from traced.routing.router_files import classifier_file
+from traced.routing.routers import BASE, BY_LABELS, HIDDEN_STATE, FallbackRouter, adapter_route
 
-HIDDEN_STATE, LABELS = "hidden-state", "labels"  # what ``routing.router`` may be
+FIT = "fit router"
 # Seeds of a synthetic environment; training, gates and prompts use others, so the router is not fitted on test data.
 ROUTING_SEEDS = range(1_000_000, 1_000_200)
 
 Example = tuple[str, str]  # an opening text, and the model that should serve it
 
 
-async def routers(context: Context, adapters: Sequence[str]) -> dict[str, Router]:
-    """Return both routers by the name that ``routing.router`` gives them."""
+async def routers(context: Context, adapters: Sequence[str]) -> dict[str, FallbackRouter]:
+    """Return the routers that can decide by their names in ``routing.router``, the serving one first."""
     engine = await context.engine()
     with context.read_session() as session:
         labels = LabelRouter(engine.client, [adapter_route(session, name) for name in adapters])
-    return {HIDDEN_STATE: await hidden_state_router(context, adapters), LABELS: labels}
+    by_labels = FallbackRouter([labels])
+    try:
+        hidden_state = await hidden_state_router(context, adapters)
+    except (RouterFitError, EmbeddingsError) as error:
+        return {BY_LABELS: FallbackRouter([labels], {HIDDEN_STATE: error.message})}
+    if context.settings.routing.router == BY_LABELS:
+        return {BY_LABELS: by_labels, HIDDEN_STATE: FallbackRouter([hidden_state])}
+    return {HIDDEN_STATE: FallbackRouter([hidden_state, labels]), BY_LABELS: by_labels}
 
 
 async def hidden_state_router(context: Context, adapters: Sequence[str]) -> HiddenStateRouter:
-    """Return the stored hidden-state router, or fit one; without enough examples it routes to the base model."""
-    try:
-        client = await context.embedding_engine()
-    except RouterFitError as error:
-        engine = await context.engine()
-        return HiddenStateRouter(engine.client, None, str(error))
+    """Return the stored hidden-state router, or fit one.
+
+    Raises:
+        EmbeddingsError: The engine has no embeddings, and ``routing.embeddings_url`` names no other server.
+        RouterFitError: There are too few examples.
+    """
     path = classifier_file(context.data_dir, context.cycle_id)
-    digest = weights_digest(context.model.path)
-    existing = stored_classifier(path, adapters, digest)
+    digest = await asyncio.to_thread(base_digest, context.model.path, context.data_dir)
+    try:
+        source = await context.embedding_source()
+        identity = await source.identity()
+    except EmbeddingsError as error:
+        with context.stage(FIT, "Fit the hidden-state router") as stage:
+            _report_labels(stage, str(error))
+        raise
+    existing = stored_classifier(path, adapters, digest, identity)
     if existing is not None:
-        return HiddenStateRouter(client, existing)
+        return HiddenStateRouter(source, existing)
     total = len(adapters) * len(ROUTING_SEEDS)
-    with context.stage("fit router", "Fit the hidden-state router", total=total) as stage:
+    with context.stage(FIT, "Fit the hidden-state router", total=total) as stage:
         examples = [*await _of_environments(context, adapters, stage), *_of_target(context, adapters)]
-        embeddings = await client.embeddings([text for text, _ in examples], BASE)
+        embeddings = await source.embed([text for text, _ in examples])
+        models = [model for _, model in examples]
         try:
-            classifier = fit_classifier(embeddings, [model for _, model in examples], base_digest=digest)
+            classifier = fit_classifier(embeddings, models, base_digest=digest, identity=identity)
         except RouterFitError as error:
-            stage.detail = {"router": HIDDEN_STATE, "classes": [], "why": str(error)}
-            stage.figure = "too few examples to fit a router: the base model serves all conversations"
-            return HiddenStateRouter(client, None, str(error))
-        publish_file(path, as_json(classifier))
-        stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}
-        stage.figure = ", ".join(f"{model} {count}" for model, count in classifier.examples.items())
-    return HiddenStateRouter(client, classifier)
+            _report_labels(stage, str(error))
+            failure = error
+        else:
+            publish_file(path, as_json(classifier))
+            stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}
+            stage.figure = ", ".join(f"{model} {count}" for model, count in classifier.examples.items())
+            return HiddenStateRouter(source, classifier)
+    # After the stage's closing event, which has the reason.
+    raise failure
 
 
-def stored_classifier(path: Path, adapters: Sequence[str], digest: str) -> HiddenStateClassifier | None:
-    """Return the stored classifier if it was fitted for these adapters on this base model, else None."""
+def _report_labels(stage: RunningStage, reason: str) -> None:
+    stage.detail = {"router": HIDDEN_STATE, "classes": [], "why": reason}
+    stage.figure = f"not fitted, label tokens decide: {reason}"
+
+
+def stored_classifier(
+    path: Path, adapters: Sequence[str], digest: str, identity: EmbeddingIdentity
+) -> HiddenStateClassifier | None:
+    """Return the stored classifier if it was fitted for these adapters, base model and embeddings, else None."""
     if not path.exists():
         return None
     try:
@@ -89,9 +116,9 @@ def stored_classifier(path: Path, adapters: Sequence[str], digest: str) -> Hidde
     except RouterFileError:
         # An older format or a damaged file: fitting again gives the same classifier.
         return None
-    return (
-        classifier if classifier.base_digest == digest and set(classifier.examples) - {BASE} == set(adapters) else None
-    )
+    is_current = classifier.embeddings is not None and not refusal(classifier, identity)
+    is_same = classifier.base_digest == digest and set(classifier.examples) - {BASE} == set(adapters)
+    return classifier if is_current and is_same else None
 
 
 async def _of_environments(context: Context, adapters: Sequence[str], stage: RunningStage) -> list[Example]:

@@ -2,15 +2,19 @@
 
 A router file serves if it covers every live capability. What a task needs does not change with the version, so a class
 stands for the capability's live version. The newest such file is used; if there is none,
-``traced.routing.routers.LabelRouter`` routes by label tokens. This module imports no heavy library, because ``traced
-status`` uses it.
+``traced.routing.label_router.LabelRouter`` routes by label tokens. This module imports no heavy library, because
+``traced status`` uses it.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 CLASSIFIER = "hidden-state-router.json"
+# The name of the embeddings' model if they are the engine's own; equals ``traced.inference.client.BASE``, whose module
+# takes too long to import for ``traced status``.
+ENGINE_MODEL = "base"
 
 
 def classifier_file(data_dir: Path, cycle_id: str) -> Path:
@@ -39,8 +43,28 @@ def find_router_file(data_dir: Path, cycles: Sequence[str], live: Sequence[str])
     return None
 
 
-def describe_router(data_dir: Path, cycles: Sequence[str], live: Sequence[str], *, by_labels: bool) -> str:
-    """Describe what assigns conversations to the live adapters; "" if no adapter is live."""
+def describe_router(
+    data_dir: Path,
+    cycles: Sequence[str],
+    live: Sequence[str],
+    *,
+    by_labels: bool,
+    embeddings_url: str = "",
+    base_digest: str = "",
+) -> str:
+    """Describe what assigns conversations to the live adapters; "" if no adapter is live.
+
+    Whether an engine has the embeddings that a classifier was fitted on is not known here; ``/ready`` of the router
+    tells it.
+
+    Args:
+        data_dir: The data directory.
+        cycles: The cycles with adapters, newest first.
+        live: The live adapter versions.
+        by_labels: Whether ``routing.router`` is "labels".
+        embeddings_url: ``routing.embeddings_url``.
+        base_digest: The digest of the base model's weights; "" if it is unknown.
+    """
     if not live:
         return ""
     if by_labels:
@@ -49,7 +73,25 @@ def describe_router(data_dir: Path, cycles: Sequence[str], live: Sequence[str], 
     if path is None:
         names = f"{', '.join(live)}{' together' if len(live) > 1 else ''}"
         return f"label tokens; no classifier was fitted for {names} yet, the next promoting cycle fits one"
-    return f"the classifier fitted by {path.parent.name}"
+    name = f"the classifier fitted by {path.parent.name}"
+    problem = _mismatch(path, embeddings_url, base_digest)
+    return f"label tokens; {name} {problem}, the next promoting cycle fits another" if problem else name
+
+
+def _mismatch(path: Path, embeddings_url: str, base_digest: str) -> str:
+    content = _content(path) or {}
+    embeddings = content.get("embeddings")
+    # A file of an earlier version is not checked.
+    if not isinstance(embeddings, dict):
+        return ""
+    fitted_digest, model = str(content.get("base_digest")), str(embeddings.get("model"))
+    if base_digest and fitted_digest != base_digest:
+        return f"is for a base model with weights {fitted_digest[:12]}, and the present one has {base_digest[:12]}"
+    if embeddings_url and model == ENGINE_MODEL:
+        return "needs the hidden states of the engine, and routing.embeddings_url names another source"
+    if not embeddings_url and model != ENGINE_MODEL:
+        return f"needs the embeddings of {model}, and routing.embeddings_url is not set"
+    return ""
 
 
 def modification_times(paths: Iterable[Path]) -> tuple[int, ...]:
@@ -58,10 +100,16 @@ def modification_times(paths: Iterable[Path]) -> tuple[int, ...]:
 
 
 def _fitted_models(path: Path) -> list[str] | None:
+    examples = (_content(path) or {}).get("examples")
+    return list(examples) if isinstance(examples, dict) else None
+
+
+def _content(path: Path) -> dict[str, Any] | None:
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["examples"])
-    except (OSError, ValueError, LookupError, TypeError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
+    return content if isinstance(content, dict) else None
 
 
 def _modification_ns(path: Path) -> int:

@@ -1,22 +1,20 @@
-"""Routers choose the model for a conversation, once, from its opening messages; the choice holds for all its turns.
+"""Routers choose the model for a conversation from its opening messages.
 
-``LabelRouter`` is the paper's arg-max over the label tokens after the routing prompt (TRACE, section 3.5).
-``HiddenStateRouter`` is for models too small for that: multinomial logistic regression on standardised embeddings of
-opening texts, fitted with scikit-learn, stored as JSON and applied with numpy. Routing never fails a request: if a
-router cannot choose, the base model serves and the decision has the reason. Errors: ``RouterFitError``,
-``RouterFileError``. Not covered: where examples come from (``traced.pipeline.routers``); engines without embeddings.
+``LabelRouter`` is the paper's arg-max over the label tokens after the routing prompt (TRACE, section 3.5);
+``HiddenStateRouter`` applies a fitted classifier. A router that cannot choose raises. ``FallbackRouter`` then asks the
+next one, so that routing never fails a request: if no router can choose, the base model serves, and the decision is
+marked as failed.
 """
 
 import asyncio
 import json
+import logging
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
 from sqlmodel import Session
 
 from sandbox.contract import Message, Task, Tool
@@ -26,74 +24,112 @@ from store.repositories.capabilities import get_capability
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Capability, Outcome, opening_messages
 from traced.inference.client import BASE as BASE
-from traced.inference.client import Completion, EngineClient
-from traced.inference.errors import RouterFileError, RouterFitError, ServingError
+from traced.inference.client import Completion
+from traced.inference.errors import ServingError
 from traced.inference.policies import Policy
-from traced.inference.routing_prompt import TASK_LIMIT, opening_text, route_options, routing_prompt
+from traced.inference.routing_prompt import episode_text, opening_text
 
+# The names of the routers, as in ``routing.router``.
+HIDDEN_STATE, BY_LABELS = "hidden-state", "labels"
 # Conversation openings whose decision is cached.
 CACHE_SIZE = 10_000
-# A class with fewer examples is left out of the classifier.
-MIN_EXAMPLES = 10
-# scikit-learn's C. Strong regularisation, because the labels come from an analyst who may be wrong.
-REGULARISATION = 0.1
-ITERATIONS = 5000
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Route:
-    """An available adapter: the name it is served under, and its line in the routing prompt."""
+    """An available adapter: the name it is served under, and its option in the routing prompt.
+
+    Args:
+        example: The user's opening of an episode that the adapter solved in its gate.
+        episode: The whole episode as text.
+    """
 
     model: str
     title: str
     description: str
     example: str = ""
+    episode: str = ""
 
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """The chosen model, the log-probs (nats) by model, the time taken, and why the base model serves by default."""
+    """The chosen model.
+
+    Args:
+        logprobs: The log-probs (nats) by model.
+        seconds: The time taken.
+        reason: Why the base model serves by default; "" if a router chose the model.
+        router: The name of the router that decided; "" if none did.
+        fallbacks: Why better routers did not decide, by their names.
+        failed: Whether the decision is only a failure, so that the conversation should be routed again.
+    """
 
     model: str
     logprobs: dict[str, float]
     seconds: float
     reason: str = ""
+    router: str = ""
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
+    failed: bool = False
 
 
 class Router(Protocol):
     """Chooses the model for a task from its opening messages."""
 
+    @property
+    def name(self) -> str:
+        """Return the router's name, as in ``routing.router``."""
+        ...
+
     async def choose(self, task: Task) -> RoutingDecision:
-        """Choose a model; never raises a ``ServingError``: the base model serves if there is no choice."""
+        """Choose a model; raises ``ServingError`` if the router cannot."""
         ...
 
 
 @dataclass(frozen=True)
-class LabelRouter:
-    """Asks the base model: arg-max over the label tokens' log-probs after the routing prompt."""
+class FallbackRouter:
+    """Asks routers in turn until one can choose.
 
-    client: EngineClient
-    adapters: Sequence[Route]
+    Args:
+        routers: The routers, best first.
+        excluded: Why better routers cannot decide here, by their names.
+        timeout_s: Seconds for a decision; each router has its share of what is left. None: no limit.
+    """
+
+    routers: Sequence[Router]
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the router that decides unless it fails; "" if there is none."""
+        return self.routers[0].name if self.routers else ""
 
     async def choose(self, task: Task) -> RoutingDecision:
-        """Choose the adapter that the base model names; never raises a ``ServingError``."""
+        """Choose a model; never raises a ``ServingError``: the base model serves if no router can choose."""
         started = time.perf_counter()
-        if not self.adapters:
-            return RoutingDecision(BASE, {}, 0.0, "no adapter is available")
-        try:
-            options = route_options([(route.title, route.description, route.example) for route in self.adapters])
-            names = [*(route.model for route in self.adapters), BASE]
-            models = dict(zip((option.label for option in options), names, strict=True))
-            prompt = routing_prompt(opening_text(task.messages), options)
-            await self.client.check_labels(list(models))
-            label_logprobs = await self.client.label_logprobs(prompt, list(models), BASE)
-        except ServingError as error:
-            return RoutingDecision(BASE, {}, time.perf_counter() - started, f"routing failed: {error}")
-        logprobs = {models[label]: logprob for label, logprob in label_logprobs.items()}
+        fallbacks = dict(self.excluded)
+        for index, router in enumerate(self.routers):
+            limit_s = None
+            if self.timeout_s is not None:
+                left_s = max(0.0, self.timeout_s - (time.perf_counter() - started))
+                limit_s = left_s / (len(self.routers) - index)
+            try:
+                async with asyncio.timeout(limit_s):
+                    decision = await router.choose(task)
+                return replace(decision, seconds=time.perf_counter() - started, fallbacks=fallbacks)
+            except ServingError as error:
+                fallbacks[router.name] = error.message
+            except TimeoutError:
+                fallbacks[router.name] = f"no decision within {limit_s:.3g} s"
+            except Exception as error:
+                # A defect in routing must not make the request fail.
+                log.exception("the router %s failed", router.name)
+                fallbacks[router.name] = f"a defect of traced: {type(error).__name__}"
+        reason = "; ".join(f"{name}: {text}" for name, text in fallbacks.items()) or "there is no router"
         seconds = time.perf_counter() - started
-        if not logprobs:
-            return RoutingDecision(BASE, {}, seconds, "no label was among the likely next tokens")
-        return RoutingDecision(max(logprobs, key=lambda model: logprobs[model]), logprobs, seconds)
+        return RoutingDecision(BASE, {}, seconds, reason, fallbacks=fallbacks, failed=True)
 
 
 class RoutedPolicy:
@@ -118,129 +154,21 @@ class RoutedPolicy:
             if len(self._choices) > CACHE_SIZE:
                 self._choices.popitem(last=False)
         # Shielded, because several callers may wait for the same decision.
-        return await asyncio.shield(self._choices[key])
-
-
-@dataclass(frozen=True)
-class HiddenStateClassifier:
-    """A fitted classifier: logits = weights [classes, size] @ (embedding - means) / scales + bias.
-
-    ``examples`` counts the examples per class; one that is not in ``classes`` had too few.
-    """
-
-    classes: list[str]
-    weights: list[list[float]]
-    bias: list[float]
-    means: list[float]
-    scales: list[float]
-    base_digest: str
-    examples: dict[str, int]
-
-    def logprobs(self, embedding: Sequence[float]) -> dict[str, float]:
-        """Return the log-probs (nats) by class; raises ``ValueError`` for an embedding of another size."""
-        if len(embedding) != len(self.means):
-            raise ValueError(f"an embedding of {len(embedding)} numbers, the classifier takes {len(self.means)}")
-        standardised = (np.asarray(embedding) - np.asarray(self.means)) / np.asarray(self.scales)
-        logits = np.asarray(self.weights) @ standardised + np.asarray(self.bias)
-        logits -= logits.max()
-        logprobs = logits - np.log(np.exp(logits).sum())
-        return dict(zip(self.classes, logprobs.tolist(), strict=True))
-
-
-def routed_text(messages: Sequence[Message]) -> str:
-    """Return the text that is embedded for a conversation: the user's opening, at most ``TASK_LIMIT`` characters."""
-    return opening_text(messages)[:TASK_LIMIT]
-
-
-def fit_classifier(
-    embeddings: Sequence[Sequence[float]], models: Sequence[str], *, base_digest: str
-) -> HiddenStateClassifier:
-    """Fit on embeddings [n, size] and the right model for each; classes weigh the same, whatever their size.
-
-    Raises:
-        RouterFitError: fewer than two classes have ``MIN_EXAMPLES`` examples.
-    """
-    # Imported here: scikit-learn takes about a second to import, and only fitting needs it.
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    counts = Counter(models)
-    classes = sorted(model for model, count in counts.items() if count >= MIN_EXAMPLES)
-    if len(classes) < 2:
-        class_sizes = ", ".join(f"{model} {count}" for model, count in sorted(counts.items())) or "none"
-        raise RouterFitError(
-            f"routing needs two classes of at least {MIN_EXAMPLES} examples; there are: {class_sizes}",
-            hint="raise collect.episodes in traced.toml",
-        )
-    indices = [index for index, model in enumerate(models) if model in classes]
-    scaler = StandardScaler()
-    inputs = scaler.fit_transform(np.asarray([embeddings[index] for index in indices], dtype=np.float64))
-    regression = LogisticRegression(C=REGULARISATION, class_weight="balanced", max_iter=ITERATIONS)
-    regression.fit(inputs, [models[index] for index in indices])
-    weights, bias = regression.coef_, regression.intercept_
-    # For two classes scikit-learn stores only the logit of the second.
-    if len(classes) == 2:
-        weights, bias = np.vstack([np.zeros_like(weights), weights]), np.concatenate([[0.0], bias])
-    return HiddenStateClassifier(
-        classes=[str(name) for name in regression.classes_],
-        weights=weights.tolist(),
-        bias=bias.tolist(),
-        means=scaler.mean_.tolist(),
-        scales=scaler.scale_.tolist(),
-        base_digest=base_digest,
-        examples=dict(sorted(counts.items())),
-    )
-
-
-def as_json(classifier: HiddenStateClassifier) -> str:
-    """Serialize the classifier; floats are restored bit for bit."""
-    return json.dumps(asdict(classifier), indent=1) + "\n"
-
-
-def read_classifier(path: Path) -> HiddenStateClassifier:
-    """Read a stored classifier; raises ``RouterFileError``."""
-    try:
-        classifier = HiddenStateClassifier(**json.loads(path.read_text(encoding="utf-8")))
-        shape = np.asarray(classifier.weights, dtype=np.float64).shape
-        size, count = len(classifier.means), len(classifier.classes)
-        is_valid = shape == (count, size) and len(classifier.scales) == size and len(classifier.bias) == count >= 2
-    except (OSError, ValueError, TypeError) as error:
-        raise RouterFileError(f"{path} is not a router file: {error}", hint=f"rm {path}") from error
-    if not is_valid:
-        raise RouterFileError(f"{path} is not a valid router file: its arrays have different sizes", hint=f"rm {path}")
-    return classifier
-
-
-@dataclass(frozen=True)
-class HiddenStateRouter:
-    """Routes by a fitted classifier; without one the base model serves, with ``reason`` in its decisions."""
-
-    client: EngineClient
-    classifier: HiddenStateClassifier | None
-    reason: str = ""
-
-    async def choose(self, task: Task) -> RoutingDecision:
-        """Choose the likeliest class for the task's opening; never raises a ``ServingError``."""
-        if self.classifier is None:
-            return RoutingDecision(BASE, {}, 0.0, self.reason or "no classifier was fitted")
-        started = time.perf_counter()
-        try:
-            (embedding,) = await self.client.embeddings([routed_text(task.messages)], BASE)
-            logprobs = self.classifier.logprobs(embedding)
-        except (ServingError, ValueError) as error:
-            return RoutingDecision(BASE, {}, time.perf_counter() - started, f"routing failed: {error}")
-        likeliest = max(logprobs, key=lambda model: logprobs[model])
-        return RoutingDecision(likeliest, logprobs, time.perf_counter() - started)
+        decision = await asyncio.shield(self._choices[key])
+        if decision.failed:
+            self._choices.pop(key, None)
+        return decision
 
 
 def adapter_route(session: Session, adapter: str) -> Route:
-    """Build an adapter's routing line: its capability, and the opening of a task that it solved in its gate."""
+    """Build an adapter's option in the routing prompt: its capability, and an episode that it solved in its gate."""
     version, capability = adapter_capability(session, adapter)
     source = f"env:{version.environment_hash[:12]}"
     solved_filter = TrajectoryFilter(source=source, model=adapter, outcome=Outcome.SUCCESS, cycle_id=version.cycle_id)
     trajectories = list_trajectories(session, solved_filter, limit=1)
-    example = opening_text(opening_messages(trajectories[0].messages)) if trajectories else ""
-    return Route(adapter, capability.title, capability.description, example)
+    messages = trajectories[0].messages if trajectories else []
+    example, episode = opening_text(opening_messages(messages)), episode_text(messages)
+    return Route(adapter, capability.title, capability.description, example, episode)
 
 
 def adapter_capability(session: Session, adapter: str) -> tuple[AdapterVersion, Capability]:

@@ -120,9 +120,9 @@ async def test_labels_weigh_the_same_at_every_engine(deployment: Deployment, ref
 
     async def ask() -> dict[str, float]:
         async with EngineClient(deployment.engine, base=deployment.base) as client:
-            await client.check_labels(labels)
+            await client.label_ids(labels)
             with pytest.raises(RoutingPromptError, match="not a single token"):
-                await client.check_labels([*labels, "quagga"])
+                await client.label_ids([*labels, "quagga"])
             return await client.label_logprobs(prompt, labels)
 
     assert await ask() == pytest.approx({label: top[label] for label in labels}, abs=1e-3)

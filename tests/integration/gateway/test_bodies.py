@@ -68,7 +68,7 @@ async def test_key_size_and_rate_are_checked_before_the_body(tmp_path: Path, pat
 
 @cache
 def bomb() -> bytes:
-    return gzip.compress(bytes(2**27))
+    return gzip.compress(bytes(2**28))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -82,7 +82,7 @@ async def test_bombs_are_refused_and_stop_no_other_request(tmp_path: Path, path:
             stall_s, checked_at = max(stall_s, time.perf_counter() - checked_at), time.perf_counter()
         assert [task.result().status_code for task in bombs] == [413] * 4
         # The client is in the event loop of the router.
-        assert stall_s < 0.5
+        assert stall_s < 1.0
 
     await run(tmp_path, check)
 

@@ -8,14 +8,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.integration.gateway.engine_process import EngineProcess, engine_process
 from tests.integration.gateway.place import V1, RunningGateway, running_gateway
 from tests.integration.gateway.upstream import BASE
 from tests.waiting import eventually_async
-from traced.gateway import circuit_breaker
+from traced.gateway import server
+from traced.gateway.circuit_breaker import FAILURES, FIRST_OPEN_S, CircuitBreaker
+from traced.gateway.engines import Replica
 
 
 async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
@@ -118,45 +119,50 @@ async def test_auto_is_answered_by_the_base_model_if_the_only_engine_with_the_ad
     await run(tmp_path, check, engines=2, live=V1, refuses_loads=(1,))
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 async def test_an_engine_that_looks_healthy_but_fails_gets_one_trial_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(circuit_breaker, "FIRST_OPEN_S", 2.0)
+    clock = Clock()
+    monkeypatch.setattr(server, "Replica", lambda client: Replica(client, breaker=CircuitBreaker(clock)))
+
+    async def ask_all(gateway: RunningGateway) -> None:
+        requests = [gateway.ask("base", stream=True, headers=conversation(number)) for number in range(20)]
+        assert {response.status_code for response in await asyncio.gather(*requests)} == {200}
+
+    async def status(gateway: RunningGateway) -> str:
+        return str((await gateway.http.get("/ready")).json()["engines"][gateway.engines[0].url])
 
     async def check(gateway: RunningGateway) -> None:
         first, second = gateway.engines
         first.break_after = 0
-
-        async def ask_all() -> None:
-            requests = [gateway.ask("base", stream=True, headers=conversation(number)) for number in range(20)]
-            assert {response.status_code for response in await asyncio.gather(*requests)} == {200}
-
-        for _ in range(3):
-            await ask_all()
-        failures = first.answers[BASE]
+        await ask_all(gateway)
         # Requests that had been sent before the circuit opened fail as well.
-        assert circuit_breaker.FAILURES <= failures <= 20
-        assert "requests failed" in (await gateway.http.get("/ready")).json()["engines"][first.url]
-        await asyncio.sleep(1.0)
-        await ask_all()
+        failures = first.answers[BASE]
+        assert FAILURES <= failures <= 20
+        assert "requests failed" in await status(gateway)
+        await ask_all(gateway)
         assert first.answers[BASE] == failures
-        await asyncio.sleep(1.2)
-        await ask_all()
+        clock.seconds += FIRST_OPEN_S
+        await ask_all(gateway)
         assert first.answers[BASE] == failures + 1
         first.break_after = None
-        await eventually_async(lambda: _closes(gateway, first.url), every_s=0.3)
+        clock.seconds += 2 * FIRST_OPEN_S
+        await ask_all(gateway)
+        assert await status(gateway) == "ok"
         # With the only other engine gone, a circuit refuses nothing.
         first.break_after = 0
-        for _ in range(2 * circuit_breaker.FAILURES):
-            await gateway.ask("base", stream=True, headers=conversation(1))
+        await ask_all(gateway)
+        assert await status(gateway) != "ok"
         await second.stop()
         first.break_after = None
         assert (await gateway.ask("base", stream=True)).status_code == 200
-
-    async def _closes(gateway: RunningGateway, url: str) -> bool:
-        answers = [await gateway.ask("base", stream=True, headers=conversation(number)) for number in range(10)]
-        assert {answer.status_code for answer in answers} == {200}
-        ready: httpx.Response = await gateway.http.get("/ready")
-        return bool(ready.json()["engines"][url] == "ok")
 
     await run(tmp_path, check, engines=2)

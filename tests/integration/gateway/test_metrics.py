@@ -92,7 +92,7 @@ async def test_requests_latency_tokens_and_records_are_counted(tmp_path: Path) -
             assert samples[f"traced_router_{name}_seconds_count", "chat/completions"] == 3
             assert 0 < samples[f"traced_router_{name}_seconds_sum", "chat/completions"] < 30
         assert samples["traced_router_tokens_total", V1, "prompt"] == 5
-        assert samples["traced_router_tokens_total", "base", "completion"] == 3 + 2
+        assert samples["traced_router_tokens_total", "base", "completion"] == 3 + 3
         assert samples["traced_router_records_total", "written"] == 6
         assert samples["traced_router_records_total", "lost"] == 0
         assert samples["traced_router_running_requests",] == 0
@@ -115,7 +115,8 @@ async def test_engines_circuits_fallbacks_and_losses_are_counted(
         await gateway.ask("base", stream=True)
         samples = await scrape(gateway)
         assert samples["traced_router_engine_healthy", first] == samples["traced_router_engine_healthy", second] == 1
-        assert samples["traced_router_engine_circuit", first, "open"] == 1
+        # The circuit may have become half-open since.
+        assert sum(samples["traced_router_engine_circuit", first, state] for state in ("open", "half-open")) == 1
         assert samples["traced_router_engine_circuit", second, "closed"] == 1
         assert samples["traced_router_engine_failures_total", first] >= 3
         assert samples["traced_router_fallbacks_total", "engine_error"] == 1

@@ -71,6 +71,7 @@ class Upstream:
     hung_up: int = 0
     running: int = 0
     refuses_loads: bool = False
+    refusals: list[str] = field(default_factory=list)
     health_delay_s: float = 0.0
     knows_responses: bool = True
     words: list[str] = field(default_factory=list)  # of a stream, where not its signature
@@ -145,6 +146,7 @@ class Upstream:
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
         if self.refuses_loads:
+            self.refusals.append(body["lora_name"])
             return web.json_response({"error": {"message": "no room"}}, status=500)
         self.loads.append(body["lora_name"])
         await asyncio.sleep(0.05)

@@ -20,7 +20,8 @@ from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.errors import ContextLengthError, EngineError, EngineStartError
 from traced.inference.policies import TokenPolicy
 from traced.inference.replicas import Replicas
-from traced.routing.routers import LabelRouter, Route, RoutedPolicy
+from traced.routing.label_router import LabelRouter
+from traced.routing.routers import FallbackRouter, Route, RoutedPolicy
 
 USER: list[Any] = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
 TOOL: Any = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
@@ -79,7 +80,7 @@ async def test_many_conversations_over_several_adapters_at_once(engine: EnginePr
 
 async def test_routing_over_the_real_engine(engine: EngineProcess, root: Path) -> None:
     async with EngineClient(engine.url) as client:
-        router = LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])
+        router = FallbackRouter([LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])])
         chat_format, replicas = load_chat_format(root / "model"), Replicas([client])
 
         def policy_of(model: str) -> TokenPolicy:

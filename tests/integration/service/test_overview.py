@@ -11,7 +11,7 @@ import pytest
 from benchmarks.seeded import seed_store
 from store.database import open_store, sqlite_url, write_session
 from store.repositories.llm_replies import save_reply
-from tests.integration.gateway.place import running_gateway
+from tests.integration.gateway.place import V1, running_gateway
 from tests.integration.service.api_server import serve_api
 from tests.integration.service.conftest import RecordingLoop
 from tests.unit.store.chain import REPLY
@@ -148,6 +148,12 @@ async def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_
         health = await asyncio.to_thread(router_health, section)
         assert (health.state, health.trouble) == ("ready", "")
         assert list(health.engines.values()) == ["ok"]
+        running.engine.refuses_loads = True
+        running.promote(V1)
+        await eventually_async(lambda: V1 in running.engine.refusals)
+        health = await asyncio.to_thread(router_health, section)
+        assert f"{V1}: HTTP 500" in health.trouble
+        assert "routing by labels: no engine has loaded a live adapter" in health.trouble
     health_after_stop = await asyncio.to_thread(router_health, section)
     assert (health_after_stop.state, health_after_stop.engines) == ("away", {})
     assert health_after_stop.trouble

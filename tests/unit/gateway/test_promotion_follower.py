@@ -15,8 +15,8 @@ from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import PromotionFollower
+from traced.routing.hidden_state import as_json
 from traced.routing.router_files import classifier_file
-from traced.routing.routers import as_json
 
 DATES, TOOLS = "date-reasoning@v1", "tool-choice@v1"
 FITTED_ROUTER = replace(CLASSIFIER, classes=["base", DATES, TOOLS], examples={"base": 30, DATES: 30, TOOLS: 30})
@@ -73,6 +73,25 @@ async def test_a_router_fitted_after_the_promotion_is_loaded(store: Engine, tmp_
     previous_live = follower.live
     await follower.refresh()
     assert follower.live is previous_live  # nothing changed, nothing is read
+
+
+async def test_a_router_of_another_base_model_is_refused_with_a_reason(
+    store: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    promote(store, DATES)
+    put(tmp_path, "c1", DATES)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, base_digest=lambda: "0123456789abcdef"
+    )
+    await follower.refresh()
+    assert follower.live.classifier is None
+    assert "weights d1, and the present one has 0123456789ab" in follower.live.classifier_problem
+    assert follower.live.classifier_problem in caplog.text
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, base_digest=lambda: "d1"
+    )
+    await follower.refresh()
+    assert follower.live.classifier is not None
 
 
 async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_model(

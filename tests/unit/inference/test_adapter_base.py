@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from traced.inference import adapter_base
-from traced.inference.adapter_base import FILE, base_digest, check_base, record_base
+from traced.inference.adapter_base import FILE, base_digest, check_base, known_base_digest, record_base
 from traced.inference.errors import ModelError
-from traced.inference.model_files import ModelFiles
+from traced.inference.model_files import BUNDLED, ModelFiles
 from traced.inference.replicas import Replicas
 from traced.inference.start import RunningEngine
 
@@ -57,15 +57,25 @@ def test_the_digest_of_large_weights_is_read_again_only_after_a_change(
     digests = Mock(side_effect=adapter_base._digest)
     monkeypatch.setattr(adapter_base, "_digest", digests)
     base = model(tmp_path / "one", b"1")
+    assert known_base_digest(str(base.path), tmp_path) == ""  # status does not wait for it
     first = base_digest(base.path, tmp_path)
     assert base_digest(base.path, tmp_path) == first
+    assert known_base_digest(str(base.path), tmp_path) == first
     assert digests.call_count == 1
     weights = base.path / "model.safetensors"
     times = weights.stat()
     weights.write_bytes(b"2")
     # As a copy that keeps times: size and time are the same.
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert known_base_digest(str(base.path), tmp_path) == ""
     assert base_digest(base.path, tmp_path) != first
+
+
+def test_the_digest_of_a_small_or_missing_model_is_known_at_once(tmp_path: Path) -> None:
+    base = model(tmp_path / "one", b"1")
+    assert known_base_digest(str(base.path), tmp_path) == base_digest(base.path, tmp_path)
+    assert known_base_digest("smollm2", tmp_path) == known_base_digest(str(tmp_path / "none"), tmp_path) == ""
+    assert known_base_digest("", tmp_path) == base_digest(BUNDLED, tmp_path)
 
 
 def test_a_cycle_does_not_serve_an_adapter_of_another_base(tmp_path: Path) -> None:

@@ -12,10 +12,17 @@ from traced.inference.routing_prompt import (
     LABELS,
     RouteOption,
     base_option,
+    episode_text,
+    flat_text,
     label_ids,
+    long_options,
+    long_task,
     opening_text,
     route_options,
     routing_prompt,
+    short_options,
+    short_task,
+    task_text,
 )
 
 
@@ -54,6 +61,60 @@ def test_opening_text_joins_user_messages_only() -> None:
         {"role": "user", "content": "Cancel it."},
     ]
     assert opening_text(messages) == "I am C1. Cancel it."
+
+
+def test_list_content_is_flattened_and_an_image_is_named() -> None:
+    parts = [
+        {"type": "text", "text": "See"},
+        {"type": "image_url", "image_url": {"url": "data:..."}},
+        {"type": "input_image", "image_url": "http://h"},
+        {"type": "input_audio", "input_audio": {}},
+        {"type": "input_text", "text": "please"},
+    ]
+    assert flat_text(parts) == "See [image] [image] [input_audio] please"
+    assert flat_text(None) == ""
+    assert opening_text([{"role": "user", "content": parts}]) == "See [image] [image] [input_audio] please"
+
+
+def test_an_episode_has_its_calls_and_a_task_its_system_prompt() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "get_order", "arguments": '{"id":  "W1"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Follow\nthe policy."},
+        {"role": "user", "content": "Where is W1?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "shipped"},
+        {"role": "assistant", "content": "It is shipped."},
+    ]
+    assert task_text(messages[:2]) == "system: Follow the policy.\nuser: Where is W1?"
+    assert episode_text(messages) == (
+        'user: Where is W1?\nassistant calls get_order({"id": "W1"})\ntool: shipped\nassistant: It is shipped.'
+    )
+
+
+def test_the_long_form() -> None:
+    options = [RouteOption("A", "Dates", "Work out dates.", "in 3 days", "user: in 3 days"), base_option("B")]
+    assert long_options(options) + long_task("user: Return it") == (
+        "Pick the skill that the task needs most.\n"
+        "\nA: Dates. Work out dates.\nExample:\nuser: in 3 days\nAnswer:A\n"
+        "\nB: None of these; the base model.\nAnswer:B\n"
+        "\nTask:\nuser: Return it\n"
+        "Answer:"
+    )
+
+
+@given(st.text(max_size=300), st.integers(24, 200))
+def test_texts_keep_their_limits(text: str, limit: int) -> None:
+    frame = len(long_task("")), len(short_task(""))
+    assert len(long_task(text, limit)) <= limit + frame[0]
+    assert len(short_task(text, limit)) <= limit + frame[1]
+    option = RouteOption("A", "", text, text, text)
+    empty = [RouteOption("A", "", ""), base_option("B")]
+    assert len(short_options([option, base_option("B")], limit)) <= len(short_options(empty)) + 2 * limit + 10
+    assert len(long_options([option, base_option("B")], limit)) <= len(long_options(empty)) + 2 * limit + 10
+
+
+def test_a_long_task_loses_its_middle() -> None:
+    assert long_task("a" * 100 + "b" * 100, 45) == "\nTask:\n" + "a" * 20 + "\n...\n" + "b" * 20 + "\nAnswer:"
 
 
 def test_label_ids_are_the_tokens_after_the_answer() -> None:

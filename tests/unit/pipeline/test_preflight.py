@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.routing.test_hidden_state_router import CLASSIFIER, IDENTITY
 from traced.config.settings import Settings, load_settings
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError
@@ -17,6 +20,8 @@ from traced.jobs.devices import DeviceReading, ForeignProcess, Readings
 from traced.pipeline import preflight, preflight_worker
 from traced.pipeline.preflight import check_cycle, findings, model_checks, needs_model_checks, quick_checks
 from traced.processes.child import Reporter
+from traced.routing.hidden_state import as_json
+from traced.routing.router_files import classifier_file
 
 GIB = 2**30
 NAMES = [
@@ -134,10 +139,50 @@ def test_an_oracle_that_fails_is_named_and_not_taken_for_none(
 
 
 def test_a_router_that_vllm_cannot_serve_is_a_warning() -> None:
-    for router, words in (("hidden-state", 'routing.router = "labels"'), ("labels", "")):
+    for router, words in (("hidden-state", "routing.embeddings_url"), ("labels", "")):
         values = {"engine__backend": "vllm", "engine__urls": ["http://h"], "routing__router": router}
         result = by_name(list(quick_checks(settings(**values))))["router"]
         assert (result.ok, words in result.warning, bool(result.warning)) == (True, True, bool(words))
+
+
+class Embeddings(BaseHTTPRequestHandler):
+    """A server with one embeddings model."""
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "encoder", "parent": None}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer({"data": [{"index": 0, "embedding": IDENTITY.probe}]})
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+    def _answer(self, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def test_the_embeddings_beside_the_engine_are_compared_with_those_of_the_newest_classifier(tmp_path: Path) -> None:
+    path = classifier_file(tmp_path, "c1")
+    path.parent.mkdir(parents=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Embeddings) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        values = {"routing__embeddings_url": f"http://127.0.0.1:{server.server_port}/v1"}
+        settings_beside = settings(**values).model_copy(update={"data_dir": tmp_path})
+        assert preflight._embeddings(settings_beside) == Finding("embeddings", True, "encoder, size 3")
+        path.write_text(as_json(CLASSIFIER))
+        assert preflight._embeddings(settings_beside).warning == ""
+        other = replace(CLASSIFIER, embeddings=replace(IDENTITY, probe=[9.0, 9.0, 9.0]))
+        path.write_text(as_json(other))
+        assert "the newest classifier was fitted on embeddings of" in preflight._embeddings(settings_beside).warning
+        server.shutdown()
+    finding = preflight._embeddings(settings_beside)
+    assert (finding.ok, "no answer from the engine" in finding.warning) == (True, True)
 
 
 def test_a_gpu_that_is_there_is_the_training_device() -> None:

@@ -13,7 +13,7 @@ from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
-from tests.unit.routing.test_hidden_state_router import CLASSIFIER
+from tests.unit.routing.test_hidden_state_router import CLASSIFIER, IDENTITY
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config.cycle_sections import GateSection
 from traced.inference import model_files
@@ -21,7 +21,7 @@ from traced.inference.model_files import ModelFiles, weights_digest
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
 from traced.pipeline.train import TRAINING_SEEDS
-from traced.routing.routers import as_json
+from traced.routing.hidden_state import as_json
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
 MODELS = {"dates": "dates@v1", "tools": "tools@v2"}
@@ -69,16 +69,19 @@ def test_the_seeds_are_nobody_elses() -> None:
     assert max(TRAINING_SEEDS[1], GATE_SEEDS + 100 * highest) <= ROUTING_SEEDS.start
 
 
-def test_a_stored_classifier_counts_for_its_adapters_and_its_base_model_only(tmp_path: Path) -> None:
+def test_a_stored_classifier_counts_for_its_adapters_base_model_and_embeddings_only(tmp_path: Path) -> None:
     path = tmp_path / "router.json"
-    assert stored_classifier(path, BOTH_NEEDED, "d1") is None
+    assert stored_classifier(path, BOTH_NEEDED, "d1", IDENTITY) is None
     path.write_text(as_json(CLASSIFIER))
-    assert stored_classifier(path, BOTH_NEEDED[::-1], "d1") == CLASSIFIER
-    assert stored_classifier(path, BOTH_NEEDED, "d2") is None
-    assert stored_classifier(path, BOTH_NEEDED[:1], "d1") is None
-    assert stored_classifier(path, [*BOTH_NEEDED, "errors@v1"], "d1") is None
+    assert stored_classifier(path, BOTH_NEEDED[::-1], "d1", IDENTITY) == CLASSIFIER
+    assert stored_classifier(path, BOTH_NEEDED, "d2", IDENTITY) is None
+    assert stored_classifier(path, BOTH_NEEDED, "d1", replace(IDENTITY, probe=[0.0, 9.0, 1.0])) is None
+    assert stored_classifier(path, BOTH_NEEDED[:1], "d1", IDENTITY) is None
+    assert stored_classifier(path, [*BOTH_NEEDED, "errors@v1"], "d1", IDENTITY) is None
+    path.write_text(as_json(replace(CLASSIFIER, embeddings=None)))
+    assert stored_classifier(path, BOTH_NEEDED, "d1", IDENTITY) is None  # an earlier version did not keep them
     path.write_text("{")
-    assert stored_classifier(path, BOTH_NEEDED, "d1") is None
+    assert stored_classifier(path, BOTH_NEEDED, "d1", IDENTITY) is None
 
 
 def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:

@@ -12,21 +12,34 @@ from hypothesis import strategies as st
 
 from sandbox.contract import Task
 from tests.unit.routing.recording import RecordingPolicy
-from traced.inference.errors import ContextLengthError, EngineError, RouterFileError, RouterFitError
+from traced.inference.errors import (
+    ContextLengthError,
+    EmbeddingsError,
+    EngineError,
+    ModelError,
+    RouterFileError,
+    RouterFitError,
+    ServingError,
+    UnknownModelError,
+)
 from traced.inference.routing_prompt import TASK_LIMIT
-from traced.routing.routers import (
+from traced.routing.embeddings import EmbeddingIdentity, EmbeddingSource, source_beside
+from traced.routing.hidden_state import (
     MIN_EXAMPLES,
     HiddenStateClassifier,
     HiddenStateRouter,
-    RoutedPolicy,
     as_json,
+    base_mismatch,
     fit_classifier,
     read_classifier,
+    refusal,
     routed_text,
 )
+from traced.routing.routers import FallbackRouter, RoutedPolicy
 
 CENTRES = {"base": (0.0, 0.0, 1.0), "dates@v1": (3.0, 0.0, 1.0), "tools@v1": (0.0, 3.0, 1.0)}
 USER = [{"role": "user", "content": "Pick it up in 3 days."}]
+IDENTITY = EmbeddingIdentity("base", [3.0, 0.1, 1.0])
 
 
 def cloud(model: str, count: int, seed: int = 0) -> list[list[float]]:
@@ -38,7 +51,8 @@ def cloud(model: str, count: int, seed: int = 0) -> list[list[float]]:
 def fit(**counts: int) -> HiddenStateClassifier:
     names = {name.replace("_", "@"): count for name, count in counts.items()}
     points = [point for name, count in names.items() for point in cloud(name, count)]
-    return fit_classifier(points, [name for name, count in names.items() for _ in range(count)], base_digest="d1")
+    models = [name for name, count in names.items() for _ in range(count)]
+    return fit_classifier(points, models, base_digest="d1", identity=IDENTITY)
 
 
 class Embedding:
@@ -48,6 +62,11 @@ class Embedding:
         self.answer = answer
         self.texts: list[str] = []
         self.models: list[str] = []
+        self.url = "http://h"
+        self.model_names: list[str] = []
+
+    async def list_models(self) -> list[str]:
+        return self.model_names
 
     async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
         self.texts += texts
@@ -88,7 +107,8 @@ def test_the_classifiers_numbers_are_scikit_learns_own() -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3))
 def test_json_gives_the_same_decision_bit_for_bit(point: list[float]) -> None:
-    restored = HiddenStateClassifier(**json.loads(as_json(CLASSIFIER)))
+    values = json.loads(as_json(CLASSIFIER))
+    restored = HiddenStateClassifier(**values | {"embeddings": EmbeddingIdentity(**values["embeddings"])})
     assert restored == CLASSIFIER
     assert restored.logprobs(point) == CLASSIFIER.logprobs(point)
 
@@ -138,35 +158,31 @@ def test_too_few_classes_raise_with_counts_and_hint(counts: dict[str, int]) -> N
 
 async def test_the_likeliest_class_serves() -> None:
     client: Any = Embedding([3.0, 0.1, 1.0])
-    decision = await HiddenStateRouter(client, CLASSIFIER).choose(Task("policy", USER, []))
+    decision = await HiddenStateRouter(EmbeddingSource(client), CLASSIFIER).choose(Task("policy", USER, []))
     assert decision.model == "dates@v1"
     assert set(decision.logprobs) == set(CENTRES)
-    assert decision.reason == ""
+    assert (decision.reason, decision.router) == ("", "hidden-state")
     assert client.texts == ["Pick it up in 3 days."]
 
 
 @pytest.mark.parametrize(
-    ("answer", "classifier", "reason"),
+    ("answer", "reason"),
     [
-        (EngineError("down"), CLASSIFIER, "routing failed: down"),
-        (ContextLengthError("too long"), CLASSIFIER, "routing failed: too long"),
-        ([1.0, 2.0], CLASSIFIER, "routing failed: an embedding of 2 numbers"),
-        ([3.0, 0.1, 1.0], None, "too few"),
+        (EngineError("down"), "down"),
+        (ContextLengthError("too long"), "too long"),
+        ([1.0, 2.0], "an embedding of 2 numbers"),
     ],
 )
-async def test_routing_never_fails_a_request(
-    answer: Any, classifier: HiddenStateClassifier | None, reason: str
-) -> None:
+async def test_a_source_that_fails_raises(answer: Any, reason: str) -> None:
     client: Any = Embedding(answer)
-    decision = await HiddenStateRouter(client, classifier, "too few").choose(Task("", USER, []))
-    assert decision.model == "base"
-    assert decision.logprobs == {}
-    assert decision.reason.startswith(reason)
+    with pytest.raises(ServingError, match=reason):
+        await HiddenStateRouter(EmbeddingSource(client), CLASSIFIER).choose(Task("", USER, []))
 
 
 async def test_a_conversation_keeps_its_model() -> None:
     client: Any = Embedding([3.0, 0.1, 1.0])
-    policy = RoutedPolicy(client.policy_of, HiddenStateRouter(client, CLASSIFIER))
+    router = FallbackRouter([HiddenStateRouter(EmbeddingSource(client), CLASSIFIER)])
+    policy = RoutedPolicy(client.policy_of, router)
     await policy.complete(USER, [], seed=0)
     client.answer = [0.0, 3.0, 1.0]
     later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]
@@ -177,3 +193,61 @@ async def test_a_conversation_keeps_its_model() -> None:
 
 def test_a_long_opening_is_cut() -> None:
     assert routed_text([{"role": "user", "content": "word " * 5000}]) == ("word " * 5000)[:TASK_LIMIT]
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        ([3.0, 0.1, 1.0], ""),
+        ([3.01, 0.11, 0.99], ""),  # as bfloat16
+        ([2.0, 0.1, 1.0], "differ by 32 %"),
+        ([float("nan"), 0.1, 1.0], "differ by nan %"),
+        ([3.0, 0.1], "(size 3), not of encoder (size 2)"),
+    ],
+)
+def test_other_embeddings_than_those_it_was_fitted_on_are_refused(probe: list[float], words: str) -> None:
+    problem = refusal(CLASSIFIER, EmbeddingIdentity("encoder", probe))
+    assert words in problem
+    assert bool(problem) == bool(words)
+
+
+def test_a_file_of_an_earlier_version_is_checked_for_its_size_only(tmp_path: Path) -> None:
+    values = json.loads(as_json(CLASSIFIER))
+    del values["embeddings"]
+    path = tmp_path / "router.json"
+    path.write_text(json.dumps(values))
+    classifier = read_classifier(path)
+    assert refusal(classifier, EmbeddingIdentity("encoder", [9.0, 9.0, 9.0])) == ""
+    assert "of size 3, not 2" in refusal(classifier, EmbeddingIdentity("encoder", [9.0, 9.0]))
+    assert base_mismatch(classifier, lambda: "d2") == ""
+
+
+def test_another_base_model_is_refused_with_both_digests() -> None:
+    def unreadable() -> str:
+        raise ModelError("no model here")
+
+    assert base_mismatch(CLASSIFIER, lambda: "d1") == base_mismatch(CLASSIFIER, lambda: "") == ""
+    problem = base_mismatch(CLASSIFIER, lambda: "0123456789abcdef")
+    assert "weights d1, and the present one has 0123456789ab;" in problem
+    assert base_mismatch(CLASSIFIER, unreadable) == "no model here"
+
+
+async def test_a_server_without_embeddings_is_named() -> None:
+    client: Any = Embedding(UnknownModelError("Not Found"))
+    with pytest.raises(EmbeddingsError, match=r"http://h has no embeddings \(POST /v1/embeddings: 404\)"):
+        await EmbeddingSource(client).identity()
+    client.answer = EngineError("down")
+    with pytest.raises(EngineError):
+        await EmbeddingSource(client).identity()
+
+
+async def test_the_model_of_a_server_beside_is_its_only_one_or_the_settings() -> None:
+    client: Any = Embedding([1.0])
+    client.models = client.list_models
+    client.model_names = ["bge-small"]
+    assert (await source_beside(client, "")).model == "bge-small"
+    client.model_names = ["bge-small", "e5"]
+    with pytest.raises(EmbeddingsError, match=r"lists 2 models \(bge-small, e5\)") as failure:
+        await source_beside(client, "")
+    assert failure.value.hint == "set routing.embeddings_model"
+    assert (await source_beside(client, "e5")).model == "e5"

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from traced.routing.router_files import (
     CLASSIFIER,
     capability_of,
+    describe_router,
     find_router_file,
     modification_times,
     uncovered_versions,
@@ -39,6 +42,33 @@ def test_the_newest_router_that_covers_all_live_versions_serves(tmp_path: Path) 
     middle.write_text("{")
     assert find_router_file(tmp_path, CYCLES, live) == first
     assert find_router_file(tmp_path, CYCLES[:2], live) is None
+
+
+@pytest.mark.parametrize(
+    ("fitted_on", "url", "digest", "words"),
+    [
+        ("base", "", "d1", "the classifier fitted by c1"),
+        ("base", "", "", "the classifier fitted by c1"),
+        ("bge", "http://h", "d1", "the classifier fitted by c1"),
+        (
+            "base",
+            "",
+            "0123456789abcdef",
+            "label tokens; the classifier fitted by c1 is for a base model with weights d1",
+        ),
+        ("base", "http://h", "d1", "needs the hidden states of the engine, and routing.embeddings_url names another"),
+        ("bge", "", "d1", "needs the embeddings of bge, and routing.embeddings_url is not set"),
+    ],
+)
+def test_a_router_that_cannot_serve_is_described_with_the_reason(
+    tmp_path: Path, fitted_on: str, url: str, digest: str, words: str
+) -> None:
+    path = put(tmp_path, "c1", "dates@v1")
+    content = json.loads(path.read_text()) | {"base_digest": "d1", "embeddings": {"model": fitted_on, "probe": [1]}}
+    path.write_text(json.dumps(content))
+    text = describe_router(tmp_path, ["c1"], ["dates@v1"], by_labels=False, embeddings_url=url, base_digest=digest)
+    assert words in text
+    assert ("label tokens" in text) == (words != "the classifier fitted by c1")
 
 
 def test_modification_times_change_with_any_file(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from traced.config.cycle_sections import PromotionSection
 from traced.evaluation import sequential
 from traced.gateway.canaries import strata
 from traced.gateway.spool_status import read_spool_status
+from traced.inference.adapter_base import known_base_digest
 from traced.inference.client import BASE
 from traced.ingest.losses import describe
 from traced.registry.canary import Stratum, evidence, judge
@@ -213,9 +214,17 @@ def router(control: Control) -> APIRouter:
             live = [promotion.adapter for promotion in live_adapters(session)]
             cycles = cycles_with_adapters(session)
         waiting = read_spool_status(settings.data_dir / "spool")
+        has_weights = settings.engine.backend != "openai"
         return RouterView(
             **dict(router_health(settings.serving)),
-            decided_by=describe_router(settings.data_dir, cycles, live, by_labels=settings.routing.router == "labels"),
+            decided_by=describe_router(
+                settings.data_dir,
+                cycles,
+                live,
+                by_labels=settings.routing.router == "labels",
+                embeddings_url=settings.routing.embeddings_url,
+                base_digest=known_base_digest(settings.model.spec, settings.data_dir) if has_weights else "",
+            ),
             waiting_files=waiting.files,
             waiting_s=waiting.oldest_s,
             damaged=waiting.damaged,

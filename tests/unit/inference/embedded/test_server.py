@@ -293,8 +293,8 @@ async def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
         body = (await http.post("/tokenize", json={"prompt": "Answer:A", "add_special_tokens": False})).json()
         assert body["tokens"] == WORDS.encode("Answer:A", add_special_tokens=False)
         assert body["count"] == len(body["tokens"])
-        await client.check_labels(["A", "B"])
+        await client.label_ids(["A", "B"])
         with pytest.raises(RoutingPromptError, match="label 'quagga' is not a single token"):
-            await client.check_labels(["A", "quagga"])
+            await client.label_ids(["A", "quagga"])
 
     await run(check)

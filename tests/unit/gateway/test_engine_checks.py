@@ -1,0 +1,93 @@
+"""The checks of an engine: what it offers for routing, asked until it is lost, and adapters that it cannot have."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traced.gateway.engines import Pool, Replica
+from traced.inference.errors import EngineError, ModelError, RequestError, UnknownModelError
+
+
+class Engine:
+    """Stands in for the client of an engine without embeddings."""
+
+    def __init__(self) -> None:
+        self.url = "http://h"
+        self.base = ""
+        self.probe_count = 0
+        self.is_healthy = True
+        self.failure: Exception = UnknownModelError("Not Found")
+        self.tokenizes = True
+
+    async def health(self) -> bool:
+        return self.is_healthy
+
+    async def bases_and_adapters(self) -> tuple[list[str], list[str]]:
+        return ["own-name"], []
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
+        self.probe_count += 1
+        raise self.failure
+
+    async def label_ids(self, labels: str) -> dict[str, int]:
+        if not self.tokenizes:
+            raise RequestError("HTTP 404")
+        return {label: ord(label) for label in labels}
+
+    async def context_length(self) -> int:
+        assert self.base == "own-name"
+        return 4096
+
+
+def pool(client: Any, **options: Any) -> Pool:
+    return Pool([Replica(client)], 8, **options)
+
+
+async def test_an_engine_is_asked_once_and_again_after_it_was_lost() -> None:
+    client = Engine()
+    engines = pool(client)
+    (replica,) = engines.replicas
+    for _ in range(2):
+        await engines.check_all()
+    assert client.probe_count == 1
+    assert replica.preflight is not None
+    assert replica.preflight.embeddings_problem == "http://h has no embeddings (POST /v1/embeddings: 404)"
+    assert (replica.preflight.label_problem, replica.preflight.context) == ("", 4096)
+    client.is_healthy = False
+    await engines.check_all()
+    assert replica.preflight is None
+    client.is_healthy, client.tokenizes = True, False
+    await engines.check_all()
+    assert client.probe_count == 2
+    assert replica.preflight is not None
+    assert replica.preflight.label_problem.startswith("http://h does not tokenize")
+
+
+async def test_an_engine_that_fails_the_preflight_serves_and_is_asked_again() -> None:
+    client = Engine()
+    engines = pool(client)
+    client.failure = EngineError("HTTP 503")
+    await engines.check_all()
+    assert (engines.serves("base"), engines.replicas[0].preflight) == (True, None)
+    client.failure = UnknownModelError("Not Found")
+    await engines.check_all()
+    assert engines.replicas[0].preflight is not None
+
+
+async def test_an_adapter_that_is_refused_is_named_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(path: Path) -> None:
+        raise ModelError("it was trained on another base")
+
+    engines = pool(Engine(), check_adapter=refuse, adapters={"dates@v1": Path("dates")})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            await engines.check_all()
+    assert engines.replicas[0].adapter_errors == {"dates@v1": "it was trained on another base"}
+    assert caplog.text.count("it was trained on another base") == 1
+    engines.set_adapters({})
+    assert engines.replicas[0].adapter_errors == {}
