@@ -119,6 +119,8 @@ class Gateway:
         form = FORMS[request.path]
         if form is Form.RESPONSES:
             raw, body = await self.responses.resolve(raw, body, key.id if key else "")
+            if len(raw) > self.access.body_bytes:
+                raise Refusal(413, f"the conversation is larger than {self.settings.body_mb} MiB")
         try:
             messages = messages_of(body, form)
         except ValueError as error:

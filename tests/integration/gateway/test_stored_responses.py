@@ -200,6 +200,17 @@ async def test_wrong_requests_are_refused(tmp_path: Path, body: dict[str, Any], 
     await run(tmp_path, check)
 
 
+async def test_a_conversation_is_limited_as_a_request_is(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        large = "x" * 600_000
+        first = await respond(gateway, input=large)
+        await respond(gateway, input="Thanks.", previous_response_id=first["id"])
+        error = (await respond(gateway, 413, input=large, previous_response_id=first["id"]))["error"]
+        assert "1 MiB" in error["message"]
+
+    await run(tmp_path, check, settings={"serving.body_mb": 1})
+
+
 async def test_only_complete_answers_are_kept(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
         gateway.engine.break_after = 4

@@ -27,12 +27,14 @@ from store.records import (
     RunState,
     StageEvent,
     StageState,
+    StoredResponse,
     TrainingRun,
 )
 from store.repositories import adapters, capabilities, cycles, environments, llm_replies, promotions, serving
 from store.repositories import adapters as training
 from store.repositories import promotions as gates
 from store.repositories import serving as routing
+from store.repositories.responses import save_responses
 from store.repositories.trajectories import save_trajectories
 from store.types import (
     AdmissionReport,
@@ -184,5 +186,7 @@ def save_conversation(session: Session) -> None:
     body = {"messages": [{"role": "user", "content": "Which day?"}], "tools": TOOLS, "answer": None}
     exchange = Exchange("exchange-1", "conv-1", later(10), "date-reasoning@v1", 200, 0.5, 3, 2, body=body)
     serving.save_exchanges(session, [exchange])
+    items = [{"role": "user", "content": "Which day?"}]
+    save_responses(session, [StoredResponse("resp_1", "agent", later(10), items, {"id": "resp_1", "output": []})])
     serving.save_key(session, RouterKey("agent", "0" * 64, 60, later(9)))
     serving.save_feedback(session, Feedback("conv-1", later(11), score=0.5, comment="so so", who="Ada"))
