@@ -1,0 +1,1 @@
+"""A seeded simulation that judges how the router recognises conversations."""
