@@ -50,6 +50,17 @@ def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, o
         session.execute(statement, list(batch))
 
 
+def insert_unique(session: Session, table: type[Row], rows: Sequence[Mapping[str, object]], key: str) -> set[object]:
+    """Do the same as ``insert_new``, and return the values of the column ``key`` of the inserted rows."""
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    columns = table.metadata.tables[str(table.__tablename__)]
+    statement = insert(columns).on_conflict_do_nothing().returning(columns.c[key])
+    inserted: set[object] = set()
+    for batch in batches(rows):
+        inserted |= set(session.execute(statement, list(batch)).scalars())
+    return inserted
+
+
 def batches(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
     """Yield the values in slices of at most ``BATCH`` values."""
     for start in range(0, len(values), BATCH):

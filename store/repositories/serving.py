@@ -13,7 +13,7 @@ import zstandard
 from sqlalchemy.orm import defer
 from sqlmodel import Session, col, func, select, update
 
-from store.content import batches, digest, insert_new
+from store.content import batches, digest, insert_new, insert_unique
 from store.errors import NotFound, StoreConflict
 from store.records import ConversationRoute, Exchange, Feedback, RouterKey, RoutingChoice
 from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
@@ -26,8 +26,9 @@ EXCHANGE_PREFIX = "exchange-"
 
 def save_routes(session: Session, routes: Sequence[ConversationRoute]) -> dict[str, ConversationRoute]:
     """Store decisions, and return the valid decision (the first stored) on each conversation, by conversation."""
-    insert_new(session, ConversationRow, [asdict(route) for route in routes])
-    return find_routes(session, [route.id for route in routes])
+    inserted = insert_unique(session, ConversationRow, [vars(route) for route in routes], "id")
+    by_id = {route.id: route for route in routes if route.id in inserted}
+    return by_id | find_routes(session, [route.id for route in routes if route.id not in inserted])
 
 
 def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, ConversationRoute]:

@@ -243,7 +243,9 @@ class Gateway:
         if exchange.shadow_of is None:
             if exchange.status == HTTPStatus.OK:
                 answer = answer_in(bytes(exchange.answer), streamed=exchange.streamed)
-                self.conversations.note_answer(conversation, history, answer.message, answer.id)
+                # Only a response can be named by a later request.
+                response_id = answer.id if FORMS[exchange.request.path] is Form.RESPONSES else ""
+                self.conversations.note_answer(conversation, history, answer.message, response_id)
             else:
                 self.conversations.note_failure(conversation, history)
         self._record(conversation.key_id, exchange)

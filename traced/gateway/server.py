@@ -27,6 +27,7 @@ from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
+from traced.gateway.engine_client import GatewayEngineClient
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
@@ -114,7 +115,9 @@ async def open_gateway(
     section = settings.serving
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
-    replicas = [Replica(EngineClient(url, silence_s=settings.engine.silence_s, key=key)) for url in engines]
+    upstream = Upstream(key, silence_s=section.timeout_s)
+    silence_s = settings.engine.silence_s
+    replicas = [Replica(GatewayEngineClient(url, upstream, silence_s=silence_s, key=key)) for url in engines]
     pool = Pool(
         replicas,
         section.max_adapters,
@@ -149,7 +152,6 @@ async def open_gateway(
     limit = ConcurrencyLimit(section.concurrency, section.queue, section.queue_s)
     redactor = Redactor(section.redact, section.redact_fields)
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
-    upstream = Upstream(key, silence_s=section.timeout_s)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
     access = Access(follower.keys, Quotas(), KeyConcurrency(section.requests_per_key), section.body_mb * MB)
     receiver = OtlpReceiver(

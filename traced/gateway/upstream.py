@@ -12,6 +12,7 @@ cookies, HTTP/2.
 
 import asyncio
 import ssl
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -87,6 +88,8 @@ class Upstream:
     silence_s: float = 600.0
     _heads: dict[tuple[str, str], bytes] = field(default_factory=dict)
     _idle: "dict[str, deque[_Connection]]" = field(default_factory=dict)
+    _connections: "weakref.WeakSet[_Connection]" = field(default_factory=weakref.WeakSet)
+    _is_closed: bool = False
 
     async def post(self, url: str, path: str, body: bytes) -> EngineResponse:
         """Send JSON and wait for the head of the response; the caller has to close the response.
@@ -120,10 +123,10 @@ class Upstream:
         return EngineResponse(connection)
 
     def close(self) -> None:
-        """Close the idle connections."""
-        for connections in self._idle.values():
-            while connections:
-                connections.pop().abort()
+        """Close all connections, also those of requests that still run; later requests fail."""
+        self._is_closed = True
+        for connection in list(self._connections):
+            connection.abort()
 
     def _head(self, url: str, path: str) -> bytes:
         head = self._heads.get((url, path))
@@ -158,6 +161,10 @@ class Upstream:
                 )
         except (OSError, TimeoutError) as error:
             raise EngineUnreachable(f"cannot connect to {url}: {error or 'no answer'}") from error
+        self._connections.add(connection)
+        if self._is_closed:
+            connection.abort()
+            raise EngineUnreachable("the router stops")
         return connection
 
 

@@ -227,7 +227,8 @@ class EngineClient:
         Raises:
             RoutingPromptError: A label is not a single token, or two labels share one.
         """
-        stem, *answers = await asyncio.gather(*(self.token_ids(ANSWER + label) for label in ("", *labels)))
+        # One after the other, so that one connection serves them all.
+        stem, *answers = [await self.token_ids(ANSWER + label) for label in ("", *labels)]
         return label_ids_in(stem, dict(zip(labels, answers, strict=True)))
 
     async def token_ids(self, text: str) -> list[int]:
@@ -345,7 +346,7 @@ class EngineClient:
         try:
             async with await self._begin_stream(url, body) as response:
                 if not response.ok:
-                    raise _http_error(url, response, await response.text(errors="replace"))
+                    raise _http_error(url, await _http_answer(response))
                 rest = b""
                 while data := await self._while_alive(response.content.readany()):
                     self._last_data, self._asleep_since = time.monotonic(), None
@@ -416,24 +417,44 @@ class EngineClient:
         return await self._request("POST", path, body)
 
     async def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        url = self.url + path
+        answer = await self._exchange(method, path, body)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise _http_error(self.url + path, answer)
+        if "json" not in answer.content_type:
+            return answer.text
         try:
-            async with self._session().request(method, url, json=body) as response:
-                text = await response.text(errors="replace")
+            return json.loads(answer.text)
+        except ValueError as error:
+            raise EngineError(f"{self.url + path} answered with broken JSON: {answer.text[:200]!r}") from error
+
+    async def _exchange(self, method: str, path: str, body: Mapping[str, object] | None) -> "HttpAnswer":
+        """Send a request and return the whole answer; raises ``EngineError`` if there is none."""
+        try:
+            async with self._session().request(method, self.url + path, json=body) as response:
+                return await _http_answer(response)
         except (aiohttp.ClientError, TimeoutError) as error:
             silence = f"no data for {self.silence_s:g} s (engine.silence_s)" if isinstance(error, TimeoutError) else ""
-            raise EngineError(
-                f"no answer from the engine at {url}: {silence or f'{type(error).__name__}: {error}'}",
-                hint="check the engine with traced status",
-            ) from error
-        if not response.ok:
-            raise _http_error(url, response, text)
-        if "json" not in response.content_type:
-            return text
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise EngineError(f"{url} answered with broken JSON: {text[:200]!r}") from error
+            raise no_answer(self.url + path, silence or f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """A whole HTTP answer; ``retry_after`` is the header as it came, "" without one."""
+
+    status: int
+    content_type: str
+    retry_after: str
+    text: str
+
+
+def no_answer(url: str, reason: str) -> EngineError:
+    """Return the error for an engine that did not answer."""
+    return EngineError(f"no answer from the engine at {url}: {reason}", hint="check the engine with traced status")
+
+
+async def _http_answer(response: aiohttp.ClientResponse) -> HttpAnswer:
+    text = await response.text(errors="replace")
+    return HttpAnswer(response.status, response.content_type, response.headers.get("Retry-After", ""), text)
 
 
 def _close_response(waiting: "asyncio.Future[Any]") -> None:
@@ -495,8 +516,8 @@ def _complete(url: str, finish_reason: str) -> str:
     return finish_reason
 
 
-def _http_error(url: str, response: aiohttp.ClientResponse, body: str) -> Exception:
-    status = response.status
+def _http_error(url: str, answer: HttpAnswer) -> Exception:
+    status, body = answer.status, answer.text
     try:
         detail = json.loads(body)["error"]
         message, code = str(detail["message"]), detail.get("code")
@@ -507,7 +528,7 @@ def _http_error(url: str, response: aiohttp.ClientResponse, body: str) -> Except
         return EngineError(text)
     if status in REFUSED_FOR_NOW:
         # The header's other form, a date, is rare: the caller's own back-off serves for it.
-        seconds = response.headers.get("Retry-After", "")
+        seconds = answer.retry_after
         return OverloadedError(text, retry_after_s=float(seconds) if seconds.isdecimal() else 0.0)
     # vLLM sends no code for this error, only a text.
     if code == "context_length_exceeded" or "maximum context length" in message:

@@ -43,6 +43,12 @@ async def route_of(gateway: RunningGateway, conversation_id: str) -> Conversatio
     return route
 
 
+async def until_prepared(gateway: RunningGateway) -> None:
+    """Wait until the router has decided on its empty task, with which it begins at an engine."""
+    assert (await gateway.ask()).status_code == 200
+    await asyncio.sleep(0.1)
+
+
 def text_of(answer: Any) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
@@ -228,6 +234,7 @@ async def test_replicas_share_the_work_keep_conversations_together_and_one_may_d
 
 async def test_without_an_engine_the_response_is_503_with_retry_after(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
+        await until_prepared(gateway)
         await gateway.engine.stop()
         response = await gateway.ask()
         assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
@@ -287,6 +294,7 @@ async def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_pat
 
 async def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tmp_path: Path) -> None:
     async def check(gateway: RunningGateway) -> None:
+        await until_prepared(gateway)
         await gateway.engine.stop()
         await until_offered(gateway, V1, is_offered=False)
         headers = {"X-Traced-Conversation": "c-9"}

@@ -44,10 +44,10 @@ class Choice:
 
     logprobs: dict[str, float] = field(default_factory=dict)
     failed: bool = False
-    seen: list[list[Any]] = field(default_factory=list)
+    requests: list[list[Any]] = field(default_factory=list)
 
     async def choose(self, conversation_id: str, messages: Sequence[Any], live: LiveVersions) -> RoutingDecision:
-        self.seen.append(list(messages))
+        self.requests.append(list(messages))
         if self.failed:
             return RoutingDecision("base", {}, 0.0, "no answer", failed=True)
         return RoutingDecision(max(self.logprobs, key=self.logprobs.__getitem__), self.logprobs, 0.0, router="labels")
@@ -91,9 +91,7 @@ async def routed(store: Engine, *, by_turn: bool) -> Routed:
     conversations, choice = Conversations(store, writer, now, 3600), Choice()
     # The pool and the choice are scripted.
     build: Any = ConversationRouter
-    router = build(
-        conversations, writer, Pool(), lambda: LIVE, now, choice, Metrics(), by_turn=by_turn, margin=1.0
-    )
+    router = build(conversations, writer, Pool(), lambda: LIVE, now, choice, Metrics(), by_turn=by_turn, margin=1.0)
     conversation = await conversations.find(RequestNames("c"), history_of(FIRST, ""), "")
     return Routed(router, choice, conversation, writer, store)
 
@@ -102,7 +100,7 @@ async def test_a_conversation_keeps_its_adapter(store: Engine) -> None:
     place = await routed(store, by_turn=False)
     assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
     assert await place.model(TURN, dates=-9.0, tools=-0.1) == DATES
-    assert place.choice.seen == [FIRST]
+    assert place.choice.requests == [FIRST]
 
 
 async def test_each_message_of_the_user_may_move_it_if_the_evidence_is_strong(store: Engine) -> None:
@@ -112,10 +110,10 @@ async def test_each_message_of_the_user_may_move_it_if_the_evidence_is_strong(st
     assert await place.model(TURN, dates=-2.0, tools=-0.5) == TOOLS
     assert await place.stored_model() == TOOLS
     # Only the new message is routed, with the system prompt.
-    assert place.choice.seen[-1] == [SYSTEM, TURN[-1]]
-    count = len(place.choice.seen)
+    assert place.choice.requests[-1] == [SYSTEM, TURN[-1]]
+    count = len(place.choice.requests)
     assert await place.model(AFTER_CALL, dates=-0.1, tools=-9.0) == TOOLS
-    assert len(place.choice.seen) == count  # a tool's result is no new turn
+    assert len(place.choice.requests) == count  # a tool's result is no new turn
     assert await place.model(TURN, base=-0.1, tools=-9.0) == "base"
     assert await place.stored_model() == "base"
 
@@ -135,7 +133,7 @@ async def test_a_failed_decision_holds_for_one_request(store: Engine) -> None:
     place.choice.failed = False
     assert await place.model(TURN, dates=-0.1) == DATES
     assert await place.stored_model() == DATES
-    assert place.choice.seen[-1] == FIRST  # it is routed by its opening
+    assert place.choice.requests[-1] == FIRST  # it is routed by its opening
 
 
 async def test_a_conversation_that_began_before_a_promotion_stays_with_the_base(
