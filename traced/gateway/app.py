@@ -29,7 +29,7 @@ from sandbox.contract import Message
 from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit
-from traced.gateway.bodies import expect_body, read_json_object
+from traced.gateway.bodies import STOPPING, expect_body, read_json_object
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.decisions import ConversationRouter
@@ -247,7 +247,7 @@ class Gateway:
                 response_id = answer.id if FORMS[exchange.request.path] is Form.RESPONSES else ""
                 self.conversations.note_answer(conversation, history, answer.message, response_id)
             else:
-                self.conversations.note_failure(conversation, history)
+                self.conversations.note_failure(conversation, history, has_begun=bool(exchange.answer))
         self._record(conversation.key_id, exchange)
 
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
@@ -310,6 +310,8 @@ def build(gateway: Gateway) -> web.Application:
     app = web.Application(
         client_max_size=gateway.access.body_bytes, middlewares=[gateway.identify, _anthropic_errors, _convert_errors]
     )
+    app[STOPPING] = asyncio.Event()
+    app.on_shutdown.append(_note_stop)
     for path in FORMS:
         app.router.add_post(path, gateway.complete, expect_handler=expect_body)
     app.router.add_post("/v1/messages/count_tokens", gateway.count_tokens, expect_handler=expect_body)
@@ -360,6 +362,10 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         site = web.TCPSite(runner, host, gateway.settings.port)
         await site.start()
         yield f"http://{host}:{runner.addresses[0][1]}"
+
+
+async def _note_stop(app: web.Application) -> None:
+    app[STOPPING].set()
 
 
 def _model(name: str) -> dict[str, object]:

@@ -24,6 +24,8 @@ PARSE_ON_THREAD = 2**18
 GZIP, DEFLATE = ("gzip", "x-gzip"), "deflate"
 # The lower half of the first byte of zlib's format (RFC 1950); some clients send deflate data without it.
 ZLIB_METHOD = 8
+# Set when the application begins to stop.
+STOPPING = web.AppKey("stopping", asyncio.Event)
 
 
 def check_declared_size(request: web.Request, max_bytes: int) -> None:
@@ -40,7 +42,8 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
     """Return the decompressed bytes of the body.
 
     Raises:
-        Refusal: 400 for a damaged body, 413 for one that is too large, 415 for an unknown Content-Encoding.
+        Refusal: 400 for a damaged body, 413 for one that is too large, 415 for an unknown Content-Encoding, 503 if the
+            router stops before the whole body has arrived.
     """
     encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
     if encoding not in ("identity", DEFLATE, *GZIP):
@@ -50,7 +53,7 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
         # aiohttp would count these bytes as the beginning of the response.
         request.writer.output_size = 0
     try:
-        compressed = await request.read()
+        compressed = await _read(request)
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(max_bytes) from error
     except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError, web.RequestPayloadError) as error:
@@ -58,6 +61,23 @@ async def read_body(request: web.Request, max_bytes: int) -> bytes:
     if encoding == "identity" or not compressed:
         return compressed
     return await asyncio.to_thread(decompress, compressed, encoding, max_bytes)
+
+
+async def _read(request: web.Request) -> bytes:
+    # A small body has usually arrived together with the head.
+    if request.content.is_eof():
+        return await request.read()
+    reading = asyncio.ensure_future(request.read())
+    stopping = asyncio.ensure_future(request.app[STOPPING].wait())
+    try:
+        await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            return await reading
+        # aiohttp drops what arrives after it has begun to stop.
+        raise Refusal(503, "the router stops; repeat the request", code="router_stops", retry_after=1)
+    finally:
+        reading.cancel()
+        stopping.cancel()
 
 
 async def read_json_object(request: web.Request, max_bytes: int) -> tuple[bytes, dict[str, object]]:

@@ -18,8 +18,8 @@ from store.errors import StoreError
 from store.records import ConversationPosition, ConversationRoute
 from store.repositories.positions import replace_invalid_routes, save_positions
 
-# A batch collects what arrives within this time, so that a busy router makes few transactions.
-LINGER_S = 0.01
+# A batch collects what arrives within this time: a batch of its own for every row would take the event loop's time.
+LINGER_S = 0.05
 RETRY_S = 1.0
 MAX_WAITING = 50_000
 MAX_BATCH = 2000

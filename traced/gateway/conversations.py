@@ -39,14 +39,15 @@ from traced.ingest.conversations import HEADER, ID_LIMIT, History, client_name, 
 MAX_CONVERSATIONS = 50_000
 MAX_POSITIONS = 100_000
 MAX_REQUESTS = 10_000
+MAX_SYSTEMS = 3
 # Conversations with one position, or requests with the same messages; many users open alike and get the same answer.
 MAX_ALIKE = 128
 # Clients repeat a request that failed within this time.
-RETRY_S = 600.0
+RETRY_S = 60.0
 # Stainless' clients, such as OpenAI's and Anthropic's, count the repetitions of a request in this header.
 RETRY_HEADER = "x-stainless-retry-count"
 # How long another router may need to store a position.
-PEER_DELAY_S = 0.1
+PEER_DELAY_S = 0.15
 # Fields of a request that name a user or a prefix. They separate conversations and never join them.
 SEPARATORS = ("user", "safety_identifier", "prompt_cache_key")
 
@@ -80,6 +81,7 @@ class Conversation:
     Args:
         id: Unique over all API keys.
         seen_at: The time of its last request.
+        systems: The digests of its last different system prompts.
         last_digests: The digests of its last answer's position.
         is_continued: Whether a request has continued its last answer.
         route: The routing decision, None before the first one.
@@ -91,6 +93,7 @@ class Conversation:
     key_id: str
     seen_at: datetime
     separators: Separators = ("", "", "")
+    systems: tuple[str, ...] = ()
     last_digests: frozenset[str] = frozenset()
     is_continued: bool = False
     route: ConversationRoute | None = None
@@ -104,10 +107,7 @@ class Conversation:
 
     def admits(self, separators: Separators) -> bool:
         """Return whether a request with these separators can belong to the conversation."""
-        return all(
-            current == other or not current or not other
-            for current, other in zip(self.separators, separators, strict=True)
-        )
+        return self.separators == separators
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class Conversations:
             conversation = await self._by_response(names, key_id, now)
             conversation = conversation or self._repeated(names, history, now)
             conversation = conversation or await self._continued(names, history, key_id, now)
+            conversation = conversation or await self._summarised(names, history, key_id, now)
             new_id = qualified_id(f"{NEW_PREFIX}{secrets.token_hex(16)}", key_id)
             conversation = conversation or self._created(new_id, key_id, now)
         conversation.seen_at = now
-        current, new = conversation.separators, names.separators
-        conversation.separators = (new[0] or current[0], new[1] or current[1], new[2] or current[2])
+        conversation.separators = names.separators
         self._note_request(conversation, history, now)
         return conversation
 
@@ -171,7 +171,9 @@ class Conversations:
         digests = [_response_digest(response_id, conversation.key_id)]
         if answer is not None:
             position = history.position_after(answer)
-            digests += [position.digest, position.exchange, history.summary_in(answer)]
+            if history.system not in conversation.systems:
+                conversation.systems = (*conversation.systems, history.system)[-MAX_SYSTEMS:]
+            digests += [position.digest, position.exchange, *history.summaries_in(answer, conversation.systems)]
         digests = [digest for digest in digests if digest]
         conversation.last_digests, conversation.is_continued = frozenset(digests), False
         conversation.seen_at = self.now()
@@ -185,9 +187,9 @@ class Conversations:
             ]
         )
 
-    def note_failure(self, conversation: Conversation, history: History) -> None:
-        """Remember that a request got no answer, so that its repetition is recognised."""
-        self._set_state(conversation, history, "failed")
+    def note_failure(self, conversation: Conversation, history: History, *, has_begun: bool = False) -> None:
+        """Remember that a request got no answer, or only the beginning of one, so that its repetition is recognised."""
+        self._set_state(conversation, history, "answered" if has_begun else "failed")
 
     async def stored_route(self, conversation: Conversation) -> ConversationRoute | None:
         """Return the valid decision that the store has of a conversation; raises ``StoreError``."""
@@ -210,16 +212,19 @@ class Conversations:
         if not names.previous_response:
             return None
         digest = _response_digest(names.previous_response, key_id)
-        if not self._fitting(digest, names, now):
+        if digest not in self._positions:
             await self._load([digest], key_id, now)
-        return next((position.conversation for position in self._fitting(digest, names, now)), None)
+        conversations = [position.conversation for position in self._positions.get(digest, [])]
+        return next((item for item in conversations if not self._is_silent(item.seen_at, now)), None)
 
     def _repeated(self, names: RequestNames, history: History, now: datetime) -> Conversation | None:
         """Return the conversation whose unanswered request this one repeats."""
         for request in reversed(self._requests.get((history.request, history.system), [])):
             is_repetition = request.state == "failed" or names.is_retry
             is_recent = now - request.at < timedelta(seconds=RETRY_S)
-            if is_repetition and is_recent and request.conversation.admits(names.separators):
+            # Who names conversations, names them in a repetition as well.
+            fits = request.conversation.admits(names.separators) and not request.conversation.is_named
+            if is_repetition and is_recent and fits:
                 return request.conversation
         return None
 
@@ -227,7 +232,7 @@ class Conversations:
         self, names: RequestNames, history: History, key_id: str, now: datetime
     ) -> Conversation | None:
         if not history.answers:
-            return await self._summarised(names, history, key_id, now)
+            return None
         last_answer = history.answers[0].digest
         if not self._fitting(last_answer, names, now):
             digests = [digest for answer in history.answers for digest in (answer.digest, answer.exchange) if digest]
@@ -248,11 +253,11 @@ class Conversations:
     async def _summarised(
         self, names: RequestNames, history: History, key_id: str, now: datetime
     ) -> Conversation | None:
-        if not history.summary:
-            return None
-        if not self._fitting(history.summary, names, now):
-            await self._load([history.summary], key_id, now)
-        return self._unique(history.summary, names, now)
+        digests = history.summaries()
+        if digests and not any(self._fitting(digest, names, now) for digest in digests):
+            await self._load(digests, key_id, now)
+        conversations = (self._unique(digest, names, now) for digest in digests)
+        return next((conversation for conversation in conversations if conversation is not None), None)
 
     def _likeliest(self, digest: str, names: RequestNames, history: History, now: datetime) -> Conversation | None:
         """Return the conversation at this position that a request most likely continues."""
@@ -326,8 +331,7 @@ class Conversations:
                 # Another router has answered meanwhile.
                 conversation.last_digests, conversation.is_continued = entry.last_digests, False
             for position in entry.positions:
-                current, other = conversation.separators, position.separators
-                conversation.separators = (current[0] or other[0], current[1] or other[1], current[2] or other[2])
+                conversation.separators = position.separators
                 self._add_position(position.digest, _Position(conversation, position.system))
 
     def _read(

@@ -7,8 +7,11 @@ gateways, and a gateway after a restart, get the same results.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from store.types import Message, opening_messages
@@ -23,10 +26,16 @@ SYSTEM_ROLES = ("system", "developer")
 # The newest answers of a history that are looked up; older ones cannot be the place where a conversation goes on.
 MAX_ANSWERS = 32
 # A shorter exchange without tool calls ("yes", "Done."; bytes of JSON) occurs in many conversations.
-MIN_EXCHANGE = 96
-# A shorter answer is no summary of a conversation. Only its longest line is compared, because agents wrap summaries.
-MIN_SUMMARY = 200
+MIN_EXCHANGE = 160
+# A summary is recognised by its first words, wherever a sentence, a line or a tag of the message around it ends.
+SUMMARY_WORDS = 12
+SUMMARY_START = re.compile(r"(?:^|[^\w\s])\s*(?=[\w*#\[(])")
+# The part of a message (characters) and the number of places in it where a summary is looked for.
+SUMMARY_REACH = 4000
+MAX_SUMMARY_STARTS = 100
 DIGEST_SIZE = 16
+# How the fields of a message end that has no tool calls and is no result of one, see ``_message_fields``.
+NO_CALLS, NO_ID = b',[],""]', b',""]'
 
 # The messages of a model call and its answer.
 ModelCall = tuple[list[Message], Message]
@@ -54,8 +63,7 @@ class History:
         answers: The positions after the assistant's messages, the newest first, at most ``MAX_ANSWERS``.
         request: The digest over all messages of the request.
         system: The digest over the system prompts; "" without one.
-        summary: The digest of what may be the summary of an earlier history: the longest line of the first user
-            message, of a request without answers; "" if it is short.
+        first_user: The text of the first user message, which may have the summary of an earlier history in it.
         salt: What every digest of this key begins with.
         last_message: The fields of the last message without system prompts.
     """
@@ -63,28 +71,46 @@ class History:
     answers: tuple[AnsweredPosition, ...]
     request: str
     system: str
-    summary: str
+    first_user: str
     salt: bytes
     last_message: bytes
 
     def position_after(self, answer: Message) -> AnsweredPosition:
         """Return the position after the model's ``answer`` to the request."""
         fields = write_json(_message_fields(answer))
-        exchange = _exchange_digest(self.salt, self.last_message, fields, has_calls=bool(answer.get("tool_calls")))
+        exchange = _exchange_digest(self.salt, self.last_message, fields)
         return AnsweredPosition(_digest(self.request.encode(), fields), exchange)
 
-    def summary_in(self, answer: Message) -> str:
-        """Return the digest under which ``answer`` is recognised as the summary in a later request; "" if it is none.
+    def summaries_in(self, answer: Message, systems: Sequence[str]) -> list[str]:
+        """Return the digests under which ``answer`` is recognised as the summary in a later request.
 
-        Only an answer in the middle of a conversation can be its summary.
+        Only an answer in the middle of a conversation can be its summary. ``systems`` are the digests of the system
+        prompts of the conversation, because the request for a summary often has another one or none.
         """
-        return _summary_digest(self.salt, self.system, answer) if self.answers else ""
+        text = _text(answer.get("content"))
+        if not self.answers or not isinstance(text, str):
+            return []
+        digests = [self._summary_digest(text, system) for system in systems]
+        return [digest for digest in digests if digest]
+
+    def summaries(self) -> list[str]:
+        """Return the digests of what may be the beginning of a summary in the first user message."""
+        text = self.first_user[:SUMMARY_REACH]
+        places = islice(SUMMARY_START.finditer(text), MAX_SUMMARY_STARTS)
+        digests = dict.fromkeys(self._summary_digest(text[place.end() :], self.system) for place in places)
+        return [digest for digest in digests if digest]
+
+    def _summary_digest(self, text: str, system: str) -> str:
+        words = text.split(None, SUMMARY_WORDS)[:SUMMARY_WORDS]
+        if len(words) < SUMMARY_WORDS:
+            return ""
+        # With the system prompt: what another agent gets as its task begins a conversation of that agent.
+        return _digest(self.salt, b"summary", system.encode(), " ".join(words).encode())
 
 
 def history_of(messages: Sequence[Message], key_id: str) -> History:
     """Return the positions of a request of the API key ``key_id`` ("" without one)."""
-    salt = _digest(b"key", key_id.encode()).encode()
-    digest = _digest(salt, b"start")
+    salt, digest = _start(key_id)
     answers: list[AnsweredPosition] = []
     last_message = b""
     system: list[bytes] = []
@@ -96,16 +122,17 @@ def history_of(messages: Sequence[Message], key_id: str) -> History:
             continue
         digest = _digest(digest.encode(), fields)
         if message.get("role") == "assistant":
-            has_calls = bool(message.get("tool_calls"))
-            exchange = _exchange_digest(salt, last_message, fields, has_calls=has_calls)
+            exchange = _exchange_digest(salt, last_message, fields)
             answers.append(AnsweredPosition(digest, exchange))
         elif first_user is None and message.get("role") == "user":
             first_user = message
         last_message = fields
     system_digest = _digest(salt, *system) if system else ""
-    summary = "" if answers or first_user is None else _summary_digest(salt, system_digest, first_user)
+    first_text = _text(first_user.get("content")) if first_user is not None else ""
     newest_first = tuple(reversed(answers[-MAX_ANSWERS:]))
-    return History(newest_first, digest, system_digest, summary, salt, last_message)
+    return History(
+        newest_first, digest, system_digest, first_text if isinstance(first_text, str) else "", salt, last_message
+    )
 
 
 def key_digest(key_id: str, kind: str, value: str) -> str:
@@ -203,6 +230,13 @@ def _previous(messages: Sequence[Message], ends: Mapping[str, int], loose_ends: 
     return loose_ends.get(position_without_system(history)) if exact is None else exact
 
 
+@cache
+def _start(key_id: str) -> tuple[bytes, str]:
+    """Return the salt of an API key's digests, and the position before its first message."""
+    salt = _digest(b"key", key_id.encode()).encode()
+    return salt, _digest(salt, b"start")
+
+
 def _digest(*parts: bytes) -> str:
     state = hashlib.blake2b(digest_size=DIGEST_SIZE)
     for part in parts:
@@ -212,16 +246,12 @@ def _digest(*parts: bytes) -> str:
     return state.hexdigest()
 
 
-def _exchange_digest(salt: bytes, last_message: bytes, answer: bytes, *, has_calls: bool) -> str:
-    if not has_calls and len(last_message) + len(answer) < MIN_EXCHANGE:
+def _exchange_digest(salt: bytes, last_message: bytes, answer: bytes) -> str:
+    # The ids of tool calls are random: a call or a result identifies a conversation however short it is.
+    has_ids = not answer.endswith(NO_CALLS) or (bool(last_message) and not last_message.endswith(NO_ID))
+    if not has_ids and len(last_message) + len(answer) < MIN_EXCHANGE:
         return ""
     return _digest(salt, b"exchange", last_message, answer)
-
-
-def _summary_digest(salt: bytes, system: str, message: Message) -> str:
-    text = _text(message.get("content"))
-    longest_line = max(text.splitlines(), key=len, default="").strip() if isinstance(text, str) else ""
-    return _digest(salt, b"summary", system.encode(), longest_line.encode()) if len(longest_line) >= MIN_SUMMARY else ""
 
 
 def _message_fields(message: Message) -> list[Any]:

@@ -181,3 +181,16 @@ async def test_every_answer_names_its_request(tmp_path: Path, monkeypatch: pytes
         assert [exchange.id for exchange in gateway.exchanges("defect")] == [ids[-2]]
 
     await run(tmp_path, check, settings={"serving.body_mb": 1})
+
+
+async def test_a_body_that_never_arrives_does_not_delay_the_stop(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Length: 50\r\n\r\n{")
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"router_stops" in answer
+    writer.close()

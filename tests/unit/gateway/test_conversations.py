@@ -144,9 +144,11 @@ async def test_a_short_exchange_identifies_no_compacted_conversation(router: Rou
 
 async def test_a_summary_that_the_router_wrote_goes_on_with_its_conversation(router: Router) -> None:
     first = await router.ask([SYSTEM, HELLO])
-    await router.ask([SYSTEM, HELLO, ANSWER, user("Summarize the conversation.")], assistant(SUMMARY))
-    opening_message = user(f"This session continues an earlier one.\n{SUMMARY}\nGo on.")
+    await router.ask([HELLO, ANSWER, user("Summarize the conversation.")], assistant(SUMMARY))
+    opening_message = user(f"This session continues an earlier one: {SUMMARY}\nGo on.")
     assert await router.ask([SYSTEM, opening_message]) is first
+    tagged = user(f"<summary>{SUMMARY}</summary>")
+    assert await router.ask([SYSTEM, tagged, assistant("Hi."), user("Thanks")]) is first
     # A summary that another agent gets as its task begins a conversation of that agent.
     assert await router.ask([{"role": "system", "content": "You review summaries."}, opening_message]) is not first
 
@@ -156,7 +158,7 @@ async def test_a_request_that_failed_may_be_repeated(router: Router) -> None:
     assert (await router.request([HELLO]))[0] is not first  # both run: two users
     router.conversations.note_failure(first, history)
     assert (await router.request([HELLO]))[0] is first
-    router.seconds += 700
+    router.seconds += 70
     assert (await router.request([HELLO]))[0] is not first
 
 
@@ -196,7 +198,7 @@ async def test_keys_and_users_never_share_a_conversation(router: Router) -> None
         further = [user(field_name), ANSWER, user("Four.")]
         assert (await router.request(further, **{field_name: "u-2"}))[0] is not mine
         assert (await router.request(further, **{field_name: "u-1"}))[0] is mine
-        assert (await router.request(further))[0] is mine  # it states nothing
+        assert (await router.request(further))[0] is not mine  # another client, which states nothing
         # The same user has another conversation.
         assert (await router.request([user(field_name)], **{field_name: "u-1"}))[0] is not mine
 
