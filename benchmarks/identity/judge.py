@@ -245,8 +245,11 @@ def _counts(placements: Placements, request: Request) -> Counter[str]:
 
 
 def _unstored(ledger: Ledger, traffic: StoredTraffic) -> int:
-    """Count the responses that name no exchange in the store."""
-    attempts = [attempt for request in ledger.requests for attempt in request.attempts]
+    """Count the responses that name a conversation, and no exchange in the store.
+
+    A request that the router refused before it read the body, because it stopped, belongs to no conversation.
+    """
+    attempts = [attempt for request in ledger.requests for attempt in request.attempts if attempt.conversation_name]
     return sum(attempt.exchange_id not in traffic.exchanges for attempt in attempts)
 
 

@@ -67,16 +67,16 @@ async def _read(request: web.Request) -> bytes:
     # A small body has usually arrived together with the head.
     if request.content.is_eof():
         return await request.read()
-    reading = asyncio.ensure_future(request.read())
+    body = asyncio.ensure_future(request.read())
     stopping = asyncio.ensure_future(request.app[STOPPING].wait())
     try:
-        await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            return await reading
+        await asyncio.wait({body, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if body.done():
+            return await body
         # aiohttp drops what arrives after it has begun to stop.
         raise Refusal(503, "the router stops; repeat the request", code="router_stops", retry_after=1)
     finally:
-        reading.cancel()
+        body.cancel()
         stopping.cancel()
 
 

@@ -15,6 +15,8 @@ def test_named_conversations_stay_whole_and_keys_apart(capsys: pytest.CaptureFix
     assert figures["users"] == SHORT_USERS
     assert figures["aims"]["all_exchanges_stored"]
     assert figures["aims"]["with_ids_splits_0"]
+    assert figures["aims"]["with_ids_wrong_joins_0"]
+    assert figures["aims"]["feedback_wrong_0"]
     assert figures["aims"]["without_ids_joins_across_keys_0"]
     halves = [figures["with_ids"]["all"], figures["without_ids"]["all"]]
     assert not any(half["joins_across_keys"] for half in halves)
