@@ -151,6 +151,23 @@ class PositionRow(Row, table=True):
     at: datetime = Field(index=True, sa_type=UtcTime)
 
 
+class RouterRow(Row, table=True):
+    """A running router; ``seen_at`` is its last sign of life."""
+
+    __tablename__ = "routers"
+    id: str = Field(primary_key=True, sa_type=KEY)
+    seen_at: datetime = Field(sa_type=UtcTime)
+
+
+class FittedRouterRow(Row, table=True):
+    """The classifier that a cycle has fitted, as the JSON text of its file."""
+
+    __tablename__ = "fitted_routers"
+    cycle_id: str = Field(primary_key=True, sa_type=KEY)
+    document: str = Field(sa_type=FreeText)
+    at: datetime = Field(sa_type=UtcTime)
+
+
 class ExchangeRow(Row, table=True):
     """A request to the router and its response.
 

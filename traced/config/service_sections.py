@@ -227,6 +227,10 @@ class ServingSection(Section):
     max_adapters: Positive = Field(
         default=8, description="maximum adapters loaded in an engine; at most --max-loras of vLLM"
     )
+    adapters_root: str = Field(
+        default="",
+        description="where the engines find the data directory of the cycles, if it is mounted elsewhere for them",
+    )
     timeout_s: float = Field(default=600.0, gt=0, description="maximum seconds without data from an engine")
     routing_timeout_s: float = Field(
         default=2.0, gt=0, description="seconds for a routing decision; then the base model serves"

@@ -19,10 +19,12 @@ from sqlmodel import Session
 
 from store.database import read_session
 from store.errors import StoreError
-from store.records import PromotionEntry, PromotionState, RouterKey
+from store.records import AdapterVersion, PromotionEntry, PromotionState, RouterKey
 from store.repositories.adapters import cycles_with_adapters, get_adapter
 from store.repositories.promotions import last_promotion, live_adapters, newest_promotions, trials
+from store.repositories.routers import fitted_routers, last_fit
 from store.repositories.serving import list_keys
+from traced.core.files import publish_file
 from traced.gateway.access import KeyRing
 from traced.gateway.engines import Pool
 from traced.inference.client import BASE
@@ -32,6 +34,8 @@ from traced.routing.router_files import capability_of, classifier_file, modifica
 from traced.routing.routers import Route, adapter_capability, adapter_route
 
 POLL_S = 0.2
+# The folder of a data directory that has the cycles' files.
+RUNS = "runs"
 log = logging.getLogger(__name__)
 
 
@@ -102,6 +106,7 @@ class PromotionFollower:
 
     Args:
         base_digest: Returns the digest of the base model's weights; "" if there are none.
+        adapters_root: The folder with the adapters if it is not where the cycles wrote them; None: it is.
     """
 
     store: Engine
@@ -110,6 +115,8 @@ class PromotionFollower:
     now: Callable[[], datetime]
     expiry_s: float
     base_digest: Callable[[], str] = lambda: ""
+    adapters_root: Path | None = None
+    _fitted_at: datetime | None = None
     live: LiveVersions = field(default_factory=LiveVersions)
     keys: KeyRing = field(default_factory=KeyRing)
 
@@ -141,6 +148,7 @@ class PromotionFollower:
         """Return the live versions, or None if nothing has changed."""
         with read_session(self.store) as session:
             self.keys.by_hash = _valid_keys(list_keys(session))
+            self._copy_fitted_routers(session)
             seq = last_promotion(session)
             if seq == self.live.seq and not self._is_outdated():
                 return None
@@ -158,7 +166,7 @@ class PromotionFollower:
             routes = {name: adapter_route(session, name) for name in records if name not in challengers}
             superseded = self._superseded(session, self.pool.max_adapters - len(records))
             cycles = cycles_with_adapters(session)
-        paths = {name: Path(record.path) for name, record in records.items()}
+        paths = {name: self._location(record) for name, record in records.items()}
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
         # The times are read before the files, so that a file written meanwhile is read again at the next refresh.
         file_times = modification_times(files)
@@ -178,6 +186,18 @@ class PromotionFollower:
             file_times,
         )
 
+    def _copy_fitted_routers(self, session: Session) -> None:
+        """Write the classifiers that were fitted on other machines to where those of this machine are."""
+        fitted_at = last_fit(session)
+        if fitted_at is None or fitted_at == self._fitted_at:
+            return
+        for cycle_id, document in fitted_routers(session, cycles_with_adapters(session)).items():
+            path = classifier_file(self.data_dir, cycle_id)
+            if not path.exists() or path.read_text(encoding="utf-8") != document:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                publish_file(path, document)
+        self._fitted_at = fitted_at
+
     def _is_outdated(self) -> bool:
         deadline = self.live.superseded_until
         has_new_files = modification_times(self.live.classifier_files) != self.live.file_times
@@ -192,7 +212,15 @@ class PromotionFollower:
         ]
         ends = {entry.adapter: entry.at + timedelta(seconds=self.expiry_s) for entry in entries}
         recent = sorted((name for name, end in ends.items() if end > self.now()), key=ends.__getitem__, reverse=True)
-        return {name: (Path(get_adapter(session, name).path), ends[name]) for name in recent[: max(slots, 0)]}
+        return {name: (self._location(get_adapter(session, name)), ends[name]) for name in recent[: max(slots, 0)]}
+
+    def _location(self, record: AdapterVersion) -> Path:
+        """Return where the engines find an adapter: below ``runs`` as the cycle wrote it."""
+        path = Path(record.path)
+        if self.adapters_root is None or RUNS not in path.parts:
+            return path
+        start = len(path.parts) - 1 - path.parts[::-1].index(RUNS)
+        return self.adapters_root.joinpath(*path.parts[start:])
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:

@@ -34,6 +34,7 @@ from traced.gateway.forwarding import Forwarder, Shadows
 from traced.gateway.live_versions import LiveVersions, PromotionFollower
 from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
+from traced.gateway.peers import Peers
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.router_choice import EmbeddingsServer, RouterChoice
 from traced.gateway.stored_responses import StoredResponses
@@ -127,13 +128,22 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
-    follower = PromotionFollower(store, pool, settings.data_dir, now, section.expiry_s, partial(weights_of, settings))
+    follower = PromotionFollower(
+        store,
+        pool,
+        settings.data_dir,
+        now,
+        section.expiry_s,
+        partial(weights_of, settings),
+        Path(section.adapters_root) if section.adapters_root else None,
+    )
 
     def live() -> LiveVersions:
         return follower.live
 
     writer = ConversationWriter(store, now, section.expiry_s)
-    conversations = Conversations(store, writer, now, section.expiry_s)
+    peers = Peers(store, now)
+    conversations = Conversations(store, writer, now, section.expiry_s, peers.exist)
     choice = router_choice(settings, pool, live)
     metrics = Metrics()
     router = ConversationRouter(
@@ -204,7 +214,8 @@ async def open_gateway(
         if section.sleep_for_training:
             waker = EngineWaker(store, pool, now, preemption.request_devices, section.devices)
             background = (*background, waker.run)
-        async with serve_application(gateway, pool.run, follower.run, choice.run, preemption.run, *background) as url:
+        background = (peers.run, choice.run, preemption.run, *background)
+        async with serve_application(gateway, pool.run, follower.run, *background) as url:
             yield url
     finally:
         await choice.close()

@@ -20,6 +20,7 @@ from sandbox.errors import EngineDown, ImageMissing, SandboxError
 from store.repositories.adapters import cycles_with_adapters, get_adapter
 from store.repositories.capabilities import list_labels
 from store.repositories.environments import get_environment
+from store.repositories.routers import save_fitted_router
 from store.types import Label, Outcome, Trajectory, Verdict, opening_messages
 from traced.core.files import publish_file
 from traced.inference.adapter_base import base_digest
@@ -93,6 +94,9 @@ async def hidden_state_router(context: Context, adapters: Sequence[str]) -> Hidd
             failure = error
         else:
             publish_file(path, as_json(classifier))
+            # Routers on other machines read it from the store.
+            with context.write_session() as session:
+                save_fitted_router(session, context.cycle_id, as_json(classifier), at=context.now())
             stage.detail = {"router": HIDDEN_STATE, "classes": classifier.classes, "examples": classifier.examples}
             stage.figure = ", ".join(f"{model} {count}" for model, count in classifier.examples.items())
             return HiddenStateRouter(source, classifier)

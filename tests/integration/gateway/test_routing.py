@@ -3,13 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from store.database import read_session, write_session
+from store.database import open_store, read_session, write_session
 from store.records import ConversationRoute
 from store.repositories.serving import find_routes, list_keys, save_routes
 from tests.integration.gateway.place import (
@@ -23,7 +25,10 @@ from tests.integration.gateway.place import (
 )
 from tests.integration.gateway.upstream import BASE
 from tests.waiting import eventually_async
+from traced.config.settings import load_settings
 from traced.gateway import live_versions
+from traced.gateway.peers import POLL_S
+from traced.gateway.server import open_gateway
 
 
 async def run(tmp_path: Path, check: Callable[[RunningGateway], Coroutine[Any, Any, None]], **kind: Any) -> None:
@@ -306,3 +311,26 @@ async def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_
         assert text_of(await gateway.ask(headers=headers)) == f"signed {V1}"
 
     await run(tmp_path, check, live=V1)
+
+
+async def test_two_routers_on_two_data_directories_share_conversations(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path / "first", live=V1) as first:
+        overrides = {"serving.port": 0, "routing.router": "labels", "store.url": first.settings.store_url}
+        second_settings = load_settings(tmp_path / "second", overrides)
+        store = open_store(first.settings.store_url)
+        async with open_gateway(second_settings, store, [first.engine.url]) as url:
+            await asyncio.sleep(2 * POLL_S)
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
+                routers = [first.http, http]
+                messages: list[Any] = list(USER)
+                names: set[str] = set()
+                for turn in range(6):
+                    gateway = replace(first, http=routers[turn % 2])
+                    answer = await gateway.ask(messages=messages)
+                    names.add(answer.headers["X-Traced-Conversation"])
+                    assert text_of(answer) == f"signed {V1}"
+                    # The base model would decide otherwise now.
+                    first.engine.label = "B"
+                    messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And {turn}?"}]
+        store.dispose()
+    assert len(names) == 1

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from store.database import open_store, sqlite_url, write_session
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.repositories import adapters as training
+from store.repositories.routers import save_fitted_router
 from tests.unit.routing.test_hidden_state_router import CLASSIFIER
 from tests.unit.store import chain
 from traced.gateway.engines import Pool
@@ -113,3 +114,34 @@ async def test_classes_are_the_live_versions_and_rolled_back_ones_mean_the_base_
     assert follower.live.classifier.classes[-1] == TOOLS
     assert follower.live.current_model(TOOLS, lambda name: False) == "base"
     assert follower.live.current_model(DATES, lambda name: False) == "date-reasoning@v2"
+
+
+async def test_a_router_with_another_data_directory_gets_the_classifier_from_the_store(
+    store: Engine, tmp_path: Path
+) -> None:
+    promote(store, DATES)
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path / "other", lambda: chain.later(80), 3600.0, adapters_root=Path("/mnt/traced")
+    )
+    await follower.refresh()
+    assert follower.live.classifier is None
+    # The adapter's path has no folder of cycles, so it stays.
+    assert follower.live.paths == {DATES: Path(chain.adapter().path)}
+    document = as_json(replace(FITTED_ROUTER, examples={"base": 30, DATES: 30}))
+    with write_session(store) as session:
+        save_fitted_router(session, "c1", document, at=chain.later(81))
+    await follower.refresh()
+    assert follower.live.classifier is not None
+    assert classifier_file(tmp_path / "other", "c1").read_text() == document
+    with write_session(store) as session:
+        save_fitted_router(session, "c1", "{}", at=chain.later(82))
+    await follower.refresh()
+    assert follower.live.classifier is None
+
+
+def test_adapters_are_found_below_another_root(store: Engine, tmp_path: Path) -> None:
+    follower = PromotionFollower(
+        store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, adapters_root=Path("/mnt/traced")
+    )
+    record = replace(chain.adapter(), path="/home/ann/runs/data/runs/c1/adapters/dates@v1")
+    assert follower._location(record) == Path("/mnt/traced/runs/c1/adapters/dates@v1")

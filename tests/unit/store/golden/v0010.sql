@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0009');
+INSERT INTO "alembic_version" VALUES('0010');
 CREATE TABLE approvals (
 	seq INTEGER NOT NULL, 
 	id VARCHAR NOT NULL, 
@@ -230,6 +230,12 @@ CREATE TABLE findings (
 	CONSTRAINT fk_findings_cycle_id_capability FOREIGN KEY(cycle_id, capability) REFERENCES capabilities (cycle_id, name)
 );
 INSERT INTO "findings" VALUES('c1','date-reasoning',0.9,0.5,0.0,NULL,'{"lacking_in_failures":1}',2,2,1,NULL,NULL,NULL,NULL,NULL);
+CREATE TABLE fitted_routers (
+	cycle_id VARCHAR NOT NULL, 
+	document TEXT NOT NULL, 
+	at DATETIME NOT NULL, 
+	CONSTRAINT pk_fitted_routers PRIMARY KEY (cycle_id)
+);
 CREATE TABLE gate_comparisons (
 	gate_id VARCHAR NOT NULL, 
 	position INTEGER NOT NULL, 
@@ -379,6 +385,11 @@ CREATE TABLE router_keys (
 	CONSTRAINT uq_router_keys_hash UNIQUE (hash)
 );
 INSERT INTO "router_keys" VALUES('agent','0000000000000000000000000000000000000000000000000000000000000000',60,'2026-03-14 09:27:02.589793',NULL);
+CREATE TABLE routers (
+	id VARCHAR NOT NULL, 
+	seen_at DATETIME NOT NULL, 
+	CONSTRAINT pk_routers PRIMARY KEY (id)
+);
 CREATE TABLE routing_choices (
 	trajectory_id VARCHAR NOT NULL, 
 	model VARCHAR NOT NULL, 

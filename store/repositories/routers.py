@@ -1,0 +1,42 @@
+"""Running routers, and the classifiers that cycles have fitted, which routers on other machines read from here."""
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete
+from sqlmodel import Session, col, func, select
+
+from store.service_tables import FittedRouterRow, RouterRow
+
+# A router without a sign of life for this time counts as ended.
+ROUTER_LIFETIME = timedelta(seconds=15)
+
+
+def note_router(session: Session, router_id: str, *, at: datetime) -> int:
+    """Store a sign of life of a router, and return the number of the other running routers."""
+    session.execute(delete(RouterRow).where(col(RouterRow.seen_at) < at - ROUTER_LIFETIME))
+    session.merge(RouterRow(id=router_id, seen_at=at))
+    session.flush()
+    return session.exec(select(func.count()).select_from(RouterRow).where(RouterRow.id != router_id)).one()
+
+
+def delete_router(session: Session, router_id: str) -> None:
+    """Delete the sign of life of a router that ends."""
+    session.execute(delete(RouterRow).where(col(RouterRow.id) == router_id))
+
+
+def save_fitted_router(session: Session, cycle_id: str, document: str, *, at: datetime) -> None:
+    """Store the classifier of a cycle, in the place of an earlier one."""
+    session.merge(FittedRouterRow(cycle_id=cycle_id, document=document, at=at))
+    session.flush()
+
+
+def fitted_routers(session: Session, cycles: Collection[str]) -> dict[str, str]:
+    """Return the classifiers of these cycles as JSON texts, by cycle."""
+    rows = session.exec(select(FittedRouterRow).where(col(FittedRouterRow.cycle_id).in_(cycles)))
+    return {row.cycle_id: row.document for row in rows}
+
+
+def last_fit(session: Session) -> datetime | None:
+    """Return the time of the newest fit, None without one."""
+    return session.exec(select(func.max(FittedRouterRow.at))).one()
