@@ -1,8 +1,8 @@
-"""Two minutes of ``benchmarks.soak``: the router under traffic, promotions, rollbacks and kills loses nothing."""
+"""Two minutes of ``benchmarks.soak`` with one router: the router under traffic, promotions, rollbacks and kills loses nothing."""
 
 import pytest
 
-from benchmarks.soak import Plan, measure
+from benchmarks.soak.one_router import Plan, measure
 
 
 @pytest.mark.timeout(600)

@@ -1,25 +1,19 @@
 """A long run of the router under traffic, promotions and rollbacks, while its engine and its storer are killed.
 
-    python -m benchmarks.soak [--seconds 1800] [--kill-every 75] [--clients 16] [--json]
-
 ``traced serve`` with the embedded engine and adapters that sign every token (as ``benchmarks.versions``, whose traffic
 it is). Killed with SIGKILL, in turn: the engine, and the process that brings records into the store. Conversations are
 settled meanwhile. In the end the store has to hold one exchange for every answer that a client got, with the status
 that it got (502 for a stream that broke off), and a reason for each that failed.
-Exit code 1 where a record is missing or too many, an answer is another adapter's or that of a version that was rolled
+The aims are missed where a record is missing or too many, an answer is another adapter's or that of a version that was rolled
 back more than ``LAG_S`` before, a failure has no reason, or a client's connection to the router broke.
-Not covered: kills of the router itself (``tests/integration/gateway``), vLLM.
+Not covered: kills of the router itself (``two_routers``), vLLM.
 """
 
-import argparse
 import asyncio
-import json
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,24 +177,3 @@ def _stored_counts(installation: Installation) -> tuple[Counter[int], int, int]:
         failed = select(func.count()).where(ExchangeRow.status != 200, ExchangeRow.detail == "")
         trajectory_count = session.exec(select(func.count()).select_from(TrajectoryRow)).one()
         return statuses, session.exec(failed).one(), trajectory_count
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Nothing is lost.")
-    parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("--kill-every", type=float, default=75.0, help="seconds between two kills")
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    options = parser.parse_args(arguments)
-    figures = measure(Plan(options.seconds, options.kill_every, options.clients))
-    figures["meets"] = all(figures[name] <= limit for name, limit in AIMS.items()) and bool(figures["kills"])
-    print(f"{figures['requests']} requests, {figures['statuses']} by status; {figures['kills']} killed")
-    print(", ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in AIMS))
-    if options.json:
-        print(json.dumps(figures))
-    return 0 if figures["meets"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

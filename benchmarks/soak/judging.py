@@ -1,0 +1,219 @@
+"""Compare what the clients of two routers saw with what the store has in the end.
+
+Every complete answer has to be signed by the adapter that ``X-Traced-Model`` names, to have one record, and to come
+from the model that the conversation's stored decision allows at that time, whichever router answered. Every other
+request has a recorded reason, or its router was killed meanwhile.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from sqlmodel import select
+
+from benchmarks.soak.place import Place
+from benchmarks.soak.promoting import Promotions
+from benchmarks.soak.traffic import Attempt, Conversation
+from store.database import read_session
+from store.service_tables import ConversationRow, ExchangeRow
+from store.tables import TrajectoryRow
+from traced.inference.client import BASE
+from traced.ingest.conversations import qualified_id
+from traced.ingest.losses import read_losses
+from traced.ingest.spool import FILE_PATTERN
+
+OK, BROKEN_STREAM = 200, 502
+# A router that is killed loses the positions that it has not stored yet.
+POSITION_S = 2.0
+# An engine that was restarted gets its adapters again.
+RELOAD_S = 5.0
+EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class _Record:
+    conversation_id: str
+    model: str
+    status: int
+    detail: str
+    trajectory_id: str | None
+
+
+@dataclass
+class Judge:
+    """Counts the violations, with examples of each kind, and what had an accepted cause (``explained``)."""
+
+    place: Place
+    conversations: list[Conversation]
+    promotions: Promotions
+    lag_s: float
+    violations: Counter[str] = field(default_factory=Counter)
+    explained: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _records: dict[str, _Record] = field(default_factory=dict)
+    _decisions: dict[str, str] = field(default_factory=dict)
+    _trajectories: set[str] = field(default_factory=set)
+
+    def judge(self) -> None:
+        """Check everything; the routers have ended."""
+        self._read()
+        for conversation in self.conversations:
+            for attempt in conversation.attempts:
+                if attempt.complete:
+                    self._check_answer(conversation, attempt)
+                else:
+                    self._check_failure(conversation, attempt)
+            self._check_model(conversation)
+            self._check_identity(conversation)
+        self._check_joins()
+        self._check_extra_records()
+
+    def _read(self) -> None:
+        with read_session(self.place.installation.store) as session:
+            columns = (ExchangeRow.id, ExchangeRow.conversation_id, ExchangeRow.model, ExchangeRow.status)
+            for row in session.exec(select(*columns, ExchangeRow.detail, ExchangeRow.trajectory_id)):  # type: ignore[call-overload]
+                self._records[row[0]] = _Record(*row[1:])
+            for decision in session.exec(select(ConversationRow)):
+                self._decisions[decision.id] = BASE if decision.is_failure else decision.model
+            self._trajectories = set(session.exec(select(TrajectoryRow.id)))
+
+    def _check_answer(self, conversation: Conversation, attempt: Attempt) -> None:
+        versions = self.place.installation.versions
+        signed_by = [name for name, version in versions.items() if version.signs(attempt.text)]
+        if signed_by != ([] if attempt.model == BASE else [attempt.model]):
+            self._violation("wrong", f"{attempt.model} answered {attempt.text!r}, signed by {signed_by}")
+        record = self._records.get(attempt.request_id)
+        conversation_id = qualified_id(attempt.conversation, conversation.key)
+        if record is None:
+            self._violation("lost", self._place_of(attempt))
+        elif (record.status, record.model, record.conversation_id) != (OK, attempt.model, conversation_id):
+            self._violation("lost", f"{self._place_of(attempt)}: the record is {record}")
+
+    def _check_failure(self, conversation: Conversation, attempt: Attempt) -> None:
+        record = self._records.get(attempt.request_id)
+        if record is not None and record.status != OK and record.detail:
+            self.explained[f"status {record.status}"] += 1
+        elif attempt.status != OK and self.place.routers[attempt.router].was_away(attempt.began, attempt.ended):
+            self.explained["router killed"] += 1
+        elif attempt.error and self.place.routers[attempt.router].was_away(attempt.began, attempt.ended):
+            self.explained["router killed during the answer"] += 1
+        else:
+            seen = attempt.error or attempt.text[-200:]
+            self._violation("unexplained", f"{self._place_of(attempt)}: {attempt.status} {seen!r}, record {record}")
+
+    def _check_model(self, conversation: Conversation) -> None:
+        """Check each answer's model against the stored decision, and count the changes of model."""
+        routed = False
+        for attempt in conversation.answers:
+            decision = self._decisions.get(qualified_id(attempt.conversation, conversation.key), BASE)
+            changes = self.promotions.between(attempt.began - self.lag_s, attempt.ended)
+            expected = {change.current_model(decision) for change in changes}
+            engine_was_away = any(
+                engine.was_away(attempt.began - self.lag_s, attempt.ended, RELOAD_S) for engine in self.place.engines
+            )
+            if attempt.model in expected:
+                routed = True
+            elif attempt.model == BASE and not routed:
+                self.explained["the decision had failed"] += 1
+            elif attempt.model == BASE and len(expected) > 1:
+                self.explained["the version was not loaded yet"] += 1
+            elif engine_was_away and attempt.model in self._substitutes(decision, attempt):
+                self.explained["an engine was away"] += 1
+            else:
+                self._violation("moved", f"{self._place_of(attempt)}: {attempt.model}, not {expected} by {decision}")
+        for previous, attempt in pairwise(conversation.answers):
+            self.explained["next turn on the other router"] += previous.router != attempt.router
+            self.explained["next turn with another model"] += previous.model != attempt.model
+
+    def _substitutes(self, decision: str, attempt: Attempt) -> set[str]:
+        """Return what serves a conversation while its version is not loaded anywhere."""
+        changes = self.promotions.between(attempt.began - self.lag_s, attempt.ended)
+        capability = decision.partition("@")[0]
+        live = {name for change in changes for name, state in change.states.items() if state == "live"}
+        return {BASE, *(name for name in live if name.partition("@")[0] == capability)}
+
+    def _check_identity(self, conversation: Conversation) -> None:
+        for previous, attempt in pairwise(conversation.answers):
+            if conversation.name:
+                if attempt.conversation != conversation.name:
+                    self._violation("renamed", self._place_of(attempt))
+                continue
+            self.explained["follow-ups without a name"] += 1
+            if previous.conversation == attempt.conversation:
+                continue
+            router = self.place.routers[previous.router]
+            lost_position = any(0 <= first - previous.ended < POSITION_S for first, _ in router.outages)
+            text = f"{self._place_of(previous)} -> {self._place_of(attempt)}"
+            if lost_position:
+                self.explained["split, router killed after the answer"] += 1
+            else:
+                self.explained["split"] += 1
+                self._note("split", text)
+
+    def _check_joins(self) -> None:
+        owners: dict[str, int] = {}
+        for index, conversation in enumerate(self.conversations):
+            for attempt in conversation.answers:
+                conversation_id = qualified_id(attempt.conversation, conversation.key)
+                if owners.setdefault(conversation_id, index) != index:
+                    self._violation("joined", self._place_of(attempt))
+
+    def _check_extra_records(self) -> None:
+        """Records of answers belong to a request; only a killed router can leave one whose client got nothing."""
+        attempts = {item.request_id for conversation in self.conversations for item in conversation.attempts}
+        extra = [record for key, record in self._records.items() if key not in attempts and record.status == OK]
+        # A connection that broke before the head of the response leaves the client without the request's id.
+        unknown = sum(
+            not attempt.request_id and not attempt.status and "Cannot connect" not in attempt.error
+            for conversation in self.conversations
+            for attempt in conversation.attempts
+        )
+        self.explained["record of an answer that a killed router did not send"] = min(len(extra), unknown)
+        if len(extra) > unknown:
+            self.violations["doubled"] += len(extra) - unknown
+            self.examples["doubled"] = [str(record) for record in extra[:EXAMPLES]]
+        named = {record.trajectory_id for record in self._records.values()}
+        for trajectory_id in self._trajectories - named:
+            self._violation("doubled", f"the trajectory {trajectory_id} belongs to no exchange")
+        for folder in self.place.spools:
+            for path in folder.glob(FILE_PATTERN):
+                self._violation("lost", f"{path.name} was not stored")
+            for kind, loss in read_losses(folder).items():
+                self._violation("lost", f"{folder.parent.name} counts {loss.count} {kind}: {loss.reason}")
+
+    def _violation(self, kind: str, text: str) -> None:
+        self.violations[kind] += 1
+        self._note(kind, text)
+
+    def _note(self, kind: str, text: str) -> None:
+        if len(self.examples[kind]) < EXAMPLES:
+            self.examples[kind].append(text)
+
+    def _place_of(self, attempt: Attempt) -> str:
+        start = self.promotions.changes[0].began
+        router = self.place.routers[attempt.router]
+        restarts = [round(attempt.began - end, 2) for _, end in router.outages if end <= attempt.began]
+        since = f", {restarts[-1]} s after its restart" if restarts else ""
+        return (
+            f"{attempt.request_id} in {attempt.conversation} on {router.name} "
+            f"at {attempt.began - start:.2f}-{attempt.ended - start:.2f} s{since}"
+        )
+
+
+def figures_of(judge: Judge) -> dict[str, Any]:
+    """Return the counts for the report."""
+    attempts = [attempt for conversation in judge.conversations for attempt in conversation.attempts]
+    follow_ups = judge.explained["follow-ups without a name"]
+    statuses = Counter(item.status if item.complete or item.status != OK else BROKEN_STREAM for item in attempts)
+    return {
+        "requests": len(attempts),
+        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+        "conversations": len(judge.conversations),
+        "models": dict(Counter(attempt.model for attempt in attempts if attempt.complete)),
+        "routers": dict(Counter(str(attempt.router + 1) for attempt in attempts if attempt.complete)),
+        "split_share": judge.explained["split"] / max(follow_ups, 1),
+        "explained": {name: count for name, count in sorted(judge.explained.items()) if count},
+        "examples": dict(judge.examples),
+        "trajectories": len(judge._trajectories),
+    }
