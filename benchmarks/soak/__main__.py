@@ -3,8 +3,8 @@
     python -m benchmarks.soak [--routers 1|2] [--store sqlite|postgresql] [--seconds 1800] [--kill-every 75]
         [--clients 16] [--json]
 
-One router uses the embedded engine and SQLite (``one_router``); two routers share two engines and one PostgreSQL
-(``two_routers``). Exit code 1 if a figure is above its aim, or nothing was killed.
+One router uses the embedded engine and SQLite (``one_router``); two routers share two scripted engines and one
+PostgreSQL (``two_routers``). Exit code 1 if a figure is above its aim, or nothing was killed.
 """
 
 import argparse

@@ -124,7 +124,17 @@ class Judge:
                 self._violation("moved", f"{self._place_of(attempt)}: {attempt.model}, not {expected} by {decision}")
         for previous, attempt in pairwise(conversation.answers):
             self.explained["next turn on the other router"] += previous.router != attempt.router
-            self.explained["next turn with another model"] += previous.model != attempt.model
+            if previous.model != attempt.model:
+                cause = "after a rollback" if self._was_rolled_back(conversation, previous, attempt) else "otherwise"
+                self.explained[f"next turn with another model, {cause}"] += 1
+
+    def _was_rolled_back(self, conversation: Conversation, previous: Attempt, attempt: Attempt) -> bool:
+        """Return whether the version that was decided on was not in service at some time around two turns."""
+        changes = self.promotions.between(previous.began - self.lag_s, attempt.ended)
+        decisions = {
+            self._decisions.get(qualified_id(item.conversation, conversation.key), BASE) for item in (previous, attempt)
+        }
+        return any(change.current_model(model) != model for change in changes for model in decisions)
 
     def _substitutes(self, decision: str, attempt: Attempt) -> set[str]:
         """Return what serves a conversation while its version is not loaded anywhere."""

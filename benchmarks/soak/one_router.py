@@ -4,8 +4,8 @@
 it is). Killed with SIGKILL, in turn: the engine, and the process that brings records into the store. Conversations are
 settled meanwhile. In the end the store has to hold one exchange for every answer that a client got, with the status
 that it got (502 for a stream that broke off), and a reason for each that failed.
-The aims are missed where a record is missing or too many, an answer is another adapter's or that of a version that was rolled
-back more than ``LAG_S`` before, a failure has no reason, or a client's connection to the router broke.
+The aims are missed where a record is missing or too many, an answer is another adapter's or that of a version that
+was rolled back more than ``LAG_S`` before, a failure has no reason, or a client's connection to the router broke.
 Not covered: kills of the router itself (``two_routers``), vLLM.
 """
 

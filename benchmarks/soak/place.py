@@ -1,12 +1,15 @@
-"""Two engines, and two routers on a data directory each, with one PostgreSQL; each process can be killed and restarted.
+"""Two scripted engines, and two routers on a data directory each with one PostgreSQL; all can be killed and restarted.
 
 A ``Component`` has the times at which it was away, from before its SIGKILL until it answers again.
 """
 
 import asyncio
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,18 +17,19 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos.postgres import server
-from benchmarks.engines.installation import GatewayProcess, Installation, serving
-from benchmarks.engines.signed_adapters import signed_adapters
+from benchmarks.engines.installation import ROOT, GatewayProcess, Installation, serving
+from benchmarks.engines.signed_adapters import SignedAdapter
 from benchmarks.engines.stored_versions import ACTOR, save_versions
+from benchmarks.soak.engine import WEIGHTS
 from store.database import open_store, write_session
 from traced.gateway.access import create_key
-from traced.inference.engine_process import EngineProcess, free_port, start_embedded
-from traced.inference.model_files import BUNDLED
+from traced.inference.engine_process import free_port
 from traced.registry.decisions import Action
 
 KEYS = ("first", "second")
 RECORDER = "traced.gateway.recorder"
 SILENCE_S = 5.0
+START_S = 60.0
 # A router counts its peers every 2 s: before, it does not wait for what the other one has answered.
 PEERS_S = 3.0
 
@@ -44,26 +48,44 @@ class Component:
 
 @dataclass
 class EngineComponent(Component):
-    """An embedded engine on a fixed port."""
+    """A scripted engine on a fixed port."""
 
-    folder: Path = Path()
+    log_path: Path = Path()
     port: int = 0
-    process: EngineProcess | None = None
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
-        self.process = start_embedded(BUNDLED, data_dir=self.folder, port=self.port)
+        """Start it and wait until it answers; raises ``RuntimeError`` with its log."""
+        command = [sys.executable, "-m", "benchmarks.soak.engine", str(self.port)]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT)
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"{self.name} did not start:\n{self.log_path.read_text()[-3000:]}")
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for its end."""
         assert self.process is not None
-        psutil.Process(self.process.pid).kill()
-        self.process.stop()
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
-        """Stop it in order."""
+        """Stop it."""
         if self.process is not None:
-            self.process.stop()
+            self.kill()
 
 
 @dataclass
@@ -122,7 +144,7 @@ class Place:
 def prepared(folder: Path, capabilities: int, versions: int) -> Iterator[Place]:
     """Provide the installation on a new PostgreSQL; neither engines nor routers run yet."""
     names = [(f"skill-{skill}", number) for number in range(1, versions + 1) for skill in range(capabilities)]
-    adapters = dict(zip(names, signed_adapters(folder / "adapters", len(names)), strict=True))
+    adapters = {name: _adapter(folder / "adapters" / f"{index}", index) for index, name in enumerate(names)}
     with server("-c fsync=off") as database, ExitStack() as stack:
         url = database.url("postgres")
         store = open_store(url)
@@ -133,9 +155,10 @@ def prepared(folder: Path, capabilities: int, versions: int) -> Iterator[Place]:
             action = Action(ACTOR, "local", datetime.now(UTC))
             keys = {name: create_key(session, action, name, 0) for name in KEYS}
         engines = [
-            EngineComponent(f"engine {number}", folder=folder / "engines", port=free_port()) for number in (1, 2)
+            EngineComponent(f"engine {number}", log_path=folder / f"engine-{number}.log", port=free_port())
+            for number in (1, 2)
         ]
-        urls = ", ".join(f'"http://127.0.0.1:{engine.port}"' for engine in engines)
+        urls = ", ".join(f'"{engine.url}"' for engine in engines)
         routers: list[RouterComponent] = []
         for number in (1, 2):
             settings = (
@@ -150,6 +173,14 @@ def prepared(folder: Path, capabilities: int, versions: int) -> Iterator[Place]:
             data_dir.mkdir()
             routers.append(RouterComponent(f"router {number}", data_dir=data_dir, settings=settings))
         yield Place(Installation(folder, store, named), engines, routers, keys)
+
+
+def _adapter(path: Path, index: int) -> SignedAdapter:
+    """Write an adapter that the scripted engine can load."""
+    word = f"<word-{index}>"
+    path.mkdir(parents=True)
+    (path / WEIGHTS).write_text(word)
+    return SignedAdapter(path, word)
 
 
 @asynccontextmanager

@@ -1,9 +1,10 @@
-"""Two ``traced serve`` on two data directories and one PostgreSQL, with the same two embedded engines behind them.
+"""Two ``traced serve`` on two data directories and one PostgreSQL, with the same two scripted engines behind them.
 
 Clients alternate between the routers turn by turn, under two API keys, streamed or not, half of the conversations
 without a name; versions whose adapters sign every token are promoted and rolled back. Killed with SIGKILL in turn:
 an engine, a router, a recorder, of each the first and then the second. Engines and routers start again on their ports.
-The rules are in ``judging``. Not covered: vLLM, a PostgreSQL that fails, kills of two processes at once.
+The rules are in ``judging``. Not covered: what real engines mix up (``one_router``, ``benchmarks.versions``), a
+PostgreSQL that fails, kills of two processes at once.
 """
 
 import asyncio
