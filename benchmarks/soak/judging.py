@@ -51,9 +51,9 @@ class Judge:
     violations: Counter[str] = field(default_factory=Counter)
     explained: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    trajectories: set[str] = field(default_factory=set)
     _records: dict[str, _Record] = field(default_factory=dict)
     _decisions: dict[str, str] = field(default_factory=dict)
-    _trajectories: set[str] = field(default_factory=set)
 
     def judge(self) -> None:
         """Check everything; the routers have ended."""
@@ -76,7 +76,7 @@ class Judge:
                 self._records[row[0]] = _Record(*row[1:])
             for decision in session.exec(select(ConversationRow)):
                 self._decisions[decision.id] = BASE if decision.is_failure else decision.model
-            self._trajectories = set(session.exec(select(TrajectoryRow.id)))
+            self.trajectories = set(session.exec(select(TrajectoryRow.id)))
 
     def _check_answer(self, conversation: Conversation, attempt: Attempt) -> None:
         versions = self.place.installation.versions
@@ -112,16 +112,17 @@ class Judge:
             engine_was_away = any(
                 engine.was_away(attempt.began - self.lag_s, attempt.ended, RELOAD_S) for engine in self.place.engines
             )
+            text = f"{self._place_of(attempt)}: {attempt.model}, not {expected} by {decision}"
             if attempt.model in expected:
                 routed = True
             elif attempt.model == BASE and not routed:
-                self.explained["the decision had failed"] += 1
+                self._explain("the decision had failed", text)
             elif attempt.model == BASE and len(expected) > 1:
-                self.explained["the version was not loaded yet"] += 1
+                self._explain("the version was not loaded yet", text)
             elif engine_was_away and attempt.model in self._substitutes(decision, attempt):
-                self.explained["an engine was away"] += 1
+                self._explain("an engine was away", text)
             else:
-                self._violation("moved", f"{self._place_of(attempt)}: {attempt.model}, not {expected} by {decision}")
+                self._violation("moved", text)
         for previous, attempt in pairwise(conversation.answers):
             self.explained["next turn on the other router"] += previous.router != attempt.router
             if previous.model != attempt.model:
@@ -155,11 +156,7 @@ class Judge:
             router = self.place.routers[previous.router]
             lost_position = any(0 <= first - previous.ended < POSITION_S for first, _ in router.outages)
             text = f"{self._place_of(previous)} -> {self._place_of(attempt)}"
-            if lost_position:
-                self.explained["split, router killed after the answer"] += 1
-            else:
-                self.explained["split"] += 1
-                self._note("split", text)
+            self._explain("split, router killed after the answer" if lost_position else "split", text)
 
     def _check_joins(self) -> None:
         owners: dict[str, int] = {}
@@ -184,7 +181,7 @@ class Judge:
             self.violations["doubled"] += len(extra) - unknown
             self.examples["doubled"] = [str(record) for record in extra[:EXAMPLES]]
         named = {record.trajectory_id for record in self._records.values()}
-        for trajectory_id in self._trajectories - named:
+        for trajectory_id in self.trajectories - named:
             self._violation("doubled", f"the trajectory {trajectory_id} belongs to no exchange")
         for folder in self.place.spools:
             for path in folder.glob(FILE_PATTERN):
@@ -194,6 +191,10 @@ class Judge:
 
     def _violation(self, kind: str, text: str) -> None:
         self.violations[kind] += 1
+        self._note(kind, text)
+
+    def _explain(self, kind: str, text: str) -> None:
+        self.explained[kind] += 1
         self._note(kind, text)
 
     def _note(self, kind: str, text: str) -> None:
@@ -225,5 +226,5 @@ def figures_of(judge: Judge) -> dict[str, Any]:
         "split_share": judge.explained["split"] / max(follow_ups, 1),
         "explained": {name: count for name, count in sorted(judge.explained.items()) if count},
         "examples": dict(judge.examples),
-        "trajectories": len(judge._trajectories),
+        "trajectories": len(judge.trajectories),
     }

@@ -40,9 +40,9 @@ class Promotions:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     changes: list[Change] = field(default_factory=list)
 
-    async def run(self) -> None:
-        """Promote and roll back until cancelled."""
-        while True:
+    async def run(self, ends_at: float) -> None:
+        """Promote and roll back until ``ends_at`` (``time.monotonic``)."""
+        while time.monotonic() < ends_at:
             await asyncio.sleep(self.pause_s * self.rng.uniform(0.2, 2))
             await asyncio.to_thread(self.change)
 

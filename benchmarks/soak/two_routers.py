@@ -2,7 +2,7 @@
 
 Clients alternate between the routers turn by turn, under two API keys, streamed or not, half of the conversations
 without a name; versions whose adapters sign every token are promoted and rolled back. Killed with SIGKILL in turn:
-an engine, a router, a recorder, of each the first and then the second. Engines and routers start again on their ports.
+an engine, a recorder, a router, of each the first and then the second. Engines and routers start again on their ports.
 The rules are in ``judging``. Not covered: what real engines mix up (``one_router``, ``benchmarks.versions``), a
 PostgreSQL that fails, kills of two processes at once.
 """
@@ -56,10 +56,10 @@ class Plan:
 
 async def _kill(place: Place, plan: Plan, ends_at: float, kills: Counter[str]) -> None:
     """Kill the processes in turn until shortly before ``ends_at``."""
-    for index, kind in cycle([(index, kind) for index in (0, 1) for kind in ("engine", "router", "recorder")]):
-        await asyncio.sleep(plan.kill_interval_s)
-        if time.monotonic() > ends_at - plan.recovery_s:
+    for index, kind in cycle([(index, kind) for index in (0, 1) for kind in ("engine", "recorder", "router")]):
+        if time.monotonic() + plan.kill_interval_s > ends_at - plan.recovery_s:
             return
+        await asyncio.sleep(plan.kill_interval_s)
         if kind == "engine":
             await killed(place.engines[index], AWAY_S)
         elif kind == "router":
@@ -72,28 +72,16 @@ async def _kill(place: Place, plan: Plan, ends_at: float, kills: Counter[str]) -
 async def _run(place: Place, plan: Plan) -> tuple[Judge, Counter[str]]:
     promotions, kills = Promotions(place.installation, PAUSE_S), Counter[str]()
     promotions.begin()
-    async with running(place):
+    async with running(place), aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         traffic = Traffic(place, time.monotonic() + plan.seconds)
-        background = [
-            asyncio.create_task(promotions.run()),
-            asyncio.create_task(_kill(place, plan, traffic.ends_at, kills)),
-        ]
-        try:
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-                await asyncio.gather(*(traffic.client(http, number) for number in range(plan.clients)))
-        finally:
-            await _ended(background)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(promotions.run(traffic.ends_at))
+            tasks.create_task(_kill(place, plan, traffic.ends_at, kills))
+            for number in range(plan.clients):
+                tasks.create_task(traffic.client(http, number))
     judge = Judge(place, traffic.conversations, promotions, plan.lag_s)
     judge.judge()
     return judge, kills
-
-
-async def _ended(tasks: "list[asyncio.Task[None]]") -> None:
-    for task in tasks:
-        task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, Exception):
-            raise result
 
 
 def measure(plan: Plan) -> dict[str, Any]:
