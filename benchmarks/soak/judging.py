@@ -6,6 +6,7 @@ request has a recorded reason, or its router was killed meanwhile.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -13,20 +14,22 @@ from typing import Any
 from sqlmodel import select
 
 from benchmarks.soak.place import Place
-from benchmarks.soak.promoting import Promotions
+from benchmarks.soak.promoting import Change, Promotions
 from benchmarks.soak.traffic import Attempt, Conversation
 from store.database import read_session
+from store.records import PromotionState
 from store.service_tables import ConversationRow, ExchangeRow
 from store.tables import TrajectoryRow
 from traced.inference.client import BASE
 from traced.ingest.conversations import qualified_id
 from traced.ingest.losses import read_losses
 from traced.ingest.spool import FILE_PATTERN
+from traced.routing.router_files import capability_of
 
 OK, BROKEN_STREAM = 200, 502
 # A router that is killed loses the positions that it has not stored yet.
 POSITION_S = 2.0
-# An engine that was restarted gets its adapters again.
+# Engines and routers that have started get their adapters within this time.
 RELOAD_S = 5.0
 EXAMPLES = 5
 
@@ -104,23 +107,17 @@ class Judge:
 
     def _check_model(self, conversation: Conversation) -> None:
         """Check each answer's model against the stored decision, and count the changes of model."""
-        routed = False
         for attempt in conversation.answers:
             decision = self._decisions.get(qualified_id(attempt.conversation, conversation.key), BASE)
             changes = self.promotions.between(attempt.began - self.lag_s, attempt.ended)
             expected = {change.current_model(decision) for change in changes}
-            engine_was_away = any(
-                engine.was_away(attempt.began - self.lag_s, attempt.ended, RELOAD_S) for engine in self.place.engines
-            )
             text = f"{self._place_of(attempt)}: {attempt.model}, not {expected} by {decision}"
             if attempt.model in expected:
-                routed = True
-            elif attempt.model == BASE and not routed:
-                self._explain("the decision had failed", text)
+                continue
+            if attempt.model in self._substitutes(decision, changes) and self._was_reloading(attempt):
+                self._explain("an engine or the router had started", text)
             elif attempt.model == BASE and len(expected) > 1:
                 self._explain("the version was not loaded yet", text)
-            elif engine_was_away and attempt.model in self._substitutes(decision, attempt):
-                self._explain("an engine was away", text)
             else:
                 self._violation("moved", text)
         for previous, attempt in pairwise(conversation.answers):
@@ -137,12 +134,15 @@ class Judge:
         }
         return any(change.current_model(model) != model for change in changes for model in decisions)
 
-    def _substitutes(self, decision: str, attempt: Attempt) -> set[str]:
+    def _was_reloading(self, attempt: Attempt) -> bool:
+        """Return whether an engine was away, or adapters may have been missing after a start."""
+        components = [*self.place.engines, self.place.routers[attempt.router]]
+        return any(component.was_away(attempt.began, attempt.ended, RELOAD_S) for component in components)
+
+    def _substitutes(self, decision: str, changes: Sequence[Change]) -> set[str]:
         """Return what serves a conversation while its version is not loaded anywhere."""
-        changes = self.promotions.between(attempt.began - self.lag_s, attempt.ended)
-        capability = decision.partition("@")[0]
-        live = {name for change in changes for name, state in change.states.items() if state == "live"}
-        return {BASE, *(name for name in live if name.partition("@")[0] == capability)}
+        live = {name for change in changes for name, state in change.states.items() if state == PromotionState.LIVE}
+        return {BASE, *(name for name in live if capability_of(name) == capability_of(decision))}
 
     def _check_identity(self, conversation: Conversation) -> None:
         for previous, attempt in pairwise(conversation.answers):
@@ -168,18 +168,28 @@ class Judge:
 
     def _check_extra_records(self) -> None:
         """Records of answers belong to a request; only a killed router can leave one whose client got nothing."""
-        attempts = {item.request_id for conversation in self.conversations for item in conversation.attempts}
-        extra = [record for key, record in self._records.items() if key not in attempts and record.status == OK]
-        # A connection that broke before the head of the response leaves the client without the request's id.
-        unknown = sum(
-            not attempt.request_id and not attempt.status and "Cannot connect" not in attempt.error
-            for conversation in self.conversations
-            for attempt in conversation.attempts
-        )
-        self.explained["record of an answer that a killed router did not send"] = min(len(extra), unknown)
-        if len(extra) > unknown:
-            self.violations["doubled"] += len(extra) - unknown
-            self.examples["doubled"] = [str(record) for record in extra[:EXAMPLES]]
+        ids, known, broken = set[str](), set[str](), Counter[str]()
+        for conversation in self.conversations:
+            # The client does not know the id of an unnamed conversation before its first answer.
+            conversation_id = qualified_id(conversation.name, conversation.key) if conversation.name else ""
+            for attempt in conversation.attempts:
+                ids.add(attempt.request_id)
+                if attempt.conversation:
+                    conversation_id = qualified_id(attempt.conversation, conversation.key)
+                    known.add(conversation_id)
+                router = self.place.routers[attempt.router]
+                if not attempt.request_id and router.was_away(attempt.began, attempt.ended):
+                    broken[conversation_id] += 1
+        for key, record in self._records.items():
+            if key in ids or record.status != OK:
+                continue
+            is_known = record.conversation_id in known or broken[record.conversation_id]
+            conversation_id = record.conversation_id if is_known else ""
+            if broken[conversation_id]:
+                broken[conversation_id] -= 1
+                self.explained["record of an answer that a killed router did not send"] += 1
+            else:
+                self._violation("doubled", f"{key}: {record}")
         named = {record.trajectory_id for record in self._records.values()}
         for trajectory_id in self.trajectories - named:
             self._violation("doubled", f"the trajectory {trajectory_id} belongs to no exchange")

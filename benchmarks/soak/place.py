@@ -168,6 +168,8 @@ def prepared(folder: Path, capabilities: int, versions: int) -> Iterator[Place]:
                 # A place for each version: a superseded one keeps its conversations.
                 f"serving.max_adapters={len(names)}",
                 f"serving.silence_s={SILENCE_S}",
+                # On a slow machine a decision must not fail.
+                "serving.routing_timeout_s=30",
             )
             data_dir = folder / f"router-{number}"
             data_dir.mkdir()
