@@ -5,6 +5,7 @@ from the model that the conversation's stored decision allows at that time, whic
 request has a recorded reason, or its router was killed meanwhile.
 """
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Judge:
     trajectories: set[str] = field(default_factory=set)
     _records: dict[str, _Record] = field(default_factory=dict)
     _decisions: dict[str, str] = field(default_factory=dict)
+    _decided_at: dict[str, float] = field(default_factory=dict)
 
     def judge(self) -> None:
         """Check everything; the routers have ended."""
@@ -79,6 +81,7 @@ class Judge:
                 self._records[row[0]] = _Record(*row[1:])
             for decision in session.exec(select(ConversationRow)):
                 self._decisions[decision.id] = BASE if decision.is_failure else decision.model
+                self._decided_at[decision.id] = decision.at.timestamp()
             self.trajectories = set(session.exec(select(TrajectoryRow.id)))
 
     def _check_answer(self, conversation: Conversation, attempt: Attempt) -> None:
@@ -119,7 +122,7 @@ class Judge:
             elif attempt.model == BASE and len(expected) > 1:
                 self._explain("the version was not loaded yet", text)
             else:
-                self._violation("moved", text)
+                self._violation("moved", f"{text}; {self._timeline(conversation)}")
         for previous, attempt in pairwise(conversation.answers):
             self.explained["next turn on the other router"] += previous.router != attempt.router
             if previous.model != attempt.model:
@@ -198,6 +201,22 @@ class Judge:
                 self._violation("lost", f"{path.name} was not stored")
             for kind, loss in read_losses(folder).items():
                 self._violation("lost", f"{folder.parent.name} counts {loss.count} {kind}: {loss.reason}")
+
+    def _timeline(self, conversation: Conversation) -> str:
+        """Return all attempts of a conversation, and the time of its stored decision in seconds from the start."""
+        start = self.promotions.changes[0].began
+        attempts = [
+            f"router {item.router + 1} {item.began - start:.2f}-{item.ended - start:.2f} {item.status} {item.model}"
+            for item in conversation.attempts
+        ]
+        ids = {qualified_id(item.conversation, conversation.key) for item in conversation.answers}
+        offset = time.time() - time.monotonic()
+        decided = [f"{self._decided_at[key] - offset - start:.2f}" for key in ids if key in self._decided_at]
+        live = [
+            f"{change.ended - start:.2f} {[name for name, state in change.states.items() if state == PromotionState.LIVE]}"
+            for change in self.promotions.between(conversation.attempts[0].began, conversation.attempts[-1].ended)
+        ]
+        return f"decided at {', '.join(decided)}; {'; '.join(attempts)}; live: {'; '.join(live)}"
 
     def _violation(self, kind: str, text: str) -> None:
         self.violations[kind] += 1
