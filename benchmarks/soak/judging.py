@@ -212,9 +212,10 @@ class Judge:
         ids = {qualified_id(item.conversation, conversation.key) for item in conversation.answers}
         offset = time.time() - time.monotonic()
         decided = [f"{self._decided_at[key] - offset - start:.2f}" for key in ids if key in self._decided_at]
+        changes = self.promotions.between(conversation.attempts[0].began, conversation.attempts[-1].ended)
         live = [
-            f"{change.ended - start:.2f} {[name for name, state in change.states.items() if state == PromotionState.LIVE]}"
-            for change in self.promotions.between(conversation.attempts[0].began, conversation.attempts[-1].ended)
+            f"{change.ended - start:.2f} {[name for name, state in change.states.items() if state == 'live']}"
+            for change in changes
         ]
         return f"decided at {', '.join(decided)}; {'; '.join(attempts)}; live: {'; '.join(live)}"
 
