@@ -46,6 +46,8 @@ MAX_ALIKE = 128
 RETRY_S = 60.0
 # Stainless' clients, such as OpenAI's and Anthropic's, count the repetitions of a request in this header.
 RETRY_HEADER = "x-stainless-retry-count"
+# A request does not wait longer for the store.
+LOOKUP_S = 1.0
 # How long another router may need to store a position.
 PEER_DELAY_S = 0.15
 # Fields of a request that name a user or a prefix. They separate conversations and never join them.
@@ -192,8 +194,9 @@ class Conversations:
         self._set_state(conversation, history, "answered" if has_begun else "failed")
 
     async def stored_route(self, conversation: Conversation) -> ConversationRoute | None:
-        """Return the valid decision that the store has of a conversation; raises ``StoreError``."""
-        entry = dict(await self._lookup.ask(((), (conversation.id,)))).get(conversation.id)
+        """Return the valid decision that the store has of a conversation; raises ``StoreError``, ``TimeoutError``."""
+        async with asyncio.timeout(LOOKUP_S):
+            entry = dict(await self._lookup.ask(((), (conversation.id,)))).get(conversation.id)
         if entry is None or self._is_expired(entry, self.now()):
             return None
         return _valid_route(entry)
@@ -316,8 +319,9 @@ class Conversations:
     async def _load(self, digests: Sequence[str], key_id: str, now: datetime) -> None:
         """Read the conversations with these positions from the store into memory; skip it if the store is away."""
         try:
-            conversations = await self._lookup.ask((tuple(digests), ()))
-        except StoreError:
+            async with asyncio.timeout(LOOKUP_S):
+                conversations = await self._lookup.ask((tuple(digests), ()))
+        except (StoreError, TimeoutError):
             return
         for conversation_id, entry in conversations:
             if entry is None or self._is_expired(entry, now):

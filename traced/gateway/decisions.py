@@ -135,8 +135,9 @@ class ConversationRouter:
             return None
         try:
             route = await self.conversations.stored_route(conversation)
-        except StoreError as error:
-            log.warning("the routing decision on %s cannot be read: %s", conversation.id, error)
+        except (StoreError, TimeoutError) as error:
+            reason = str(error) or "no answer from the store in time"
+            log.warning("the routing decision on %s cannot be read: %s", conversation.id, reason)
             return None
         conversation.may_be_stored = False
         return route

@@ -1,6 +1,7 @@
 """Which conversation a request belongs to: what the client states, what the router has answered, who may share what."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from sqlalchemy import Engine
 from store.database import open_store, sqlite_url
 from store.records import ConversationRoute
 from tests.unit.store.chain import T0
+from traced.gateway import conversations
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.errors import Refusal
@@ -262,3 +264,14 @@ async def test_the_first_stored_decision_holds_unless_it_failed_or_the_conversat
     router.writer.add_route(route("b@v1"), lambda stored_route: valid.append(stored_route.model))
     await router.writer.flush()
     assert valid[-1] == "b@v1"
+
+
+async def test_a_store_that_hangs_holds_up_no_request(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "LOOKUP_S", 0.05)
+    monkeypatch.setattr(conversations, "read_session", lambda store: time.sleep(1))
+    began = time.monotonic()
+    first = await router.ask([user("Hi"), assistant("by another router"), user("So?")])
+    first.may_be_stored = True
+    with pytest.raises(TimeoutError):
+        await router.conversations.stored_route(first)
+    assert time.monotonic() - began < 0.9
