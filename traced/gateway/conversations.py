@@ -222,13 +222,20 @@ class Conversations:
 
     def _repeated(self, names: RequestNames, history: History, now: datetime) -> Conversation | None:
         """Return the conversation whose unanswered request this one repeats."""
-        for request in reversed(self._requests.get((history.request, history.system), [])):
-            is_repetition = request.state == "failed" or names.is_retry
-            is_recent = now - request.at < timedelta(seconds=RETRY_S)
+        earliest_at = now - timedelta(seconds=RETRY_S)
+        fitting = [
+            request
+            for request in reversed(self._requests.get((history.request, history.system), []))
             # Who names conversations, names them in a repetition as well.
-            fits = request.conversation.admits(names.separators) and not request.conversation.is_named
-            if is_repetition and is_recent and fits:
-                return request.conversation
+            if request.at > earliest_at
+            and request.conversation.admits(names.separators)
+            and not request.conversation.is_named
+        ]
+        # Of several users who open alike, the one whose request failed repeats it.
+        for state in ("failed", "running", "answered") if names.is_retry else ("failed",):
+            requests = [request for request in fitting if request.state == state]
+            if requests and (state != "answered" or len(requests) == 1):
+                return requests[0].conversation
         return None
 
     async def _continued(
@@ -243,8 +250,14 @@ class Conversations:
             if self.has_peers() and not self._fitting(last_answer, names, now):
                 await asyncio.sleep(PEER_DELAY_S)
                 await self._load(digests, key_id, now)
-        for answer in history.answers:
-            if (conversation := self._likeliest(answer.digest, names, history, now)) is not None:
+        for index, answer in enumerate(history.answers):
+            # An older answer, after which the history differs, must be that of one conversation alone.
+            conversation = (
+                self._unique(answer.digest, names, now)
+                if index
+                else self._likeliest(answer.digest, names, history, now)
+            )
+            if conversation is not None:
                 if answer.digest in conversation.last_digests:
                     conversation.is_continued = True
                 return conversation
@@ -334,6 +347,8 @@ class Conversations:
             elif entry.last_at is not None and entry.last_at > conversation.seen_at:
                 # Another router has answered meanwhile.
                 conversation.last_digests, conversation.is_continued = entry.last_digests, False
+                conversation.seen_at = entry.last_at
+                conversation.route = _valid_route(entry) or conversation.route
             for position in entry.positions:
                 conversation.separators = position.separators
                 self._add_position(position.digest, _Position(conversation, position.system))

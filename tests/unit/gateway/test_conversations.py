@@ -170,6 +170,21 @@ async def test_a_client_that_counts_its_repetitions_is_believed(router: Router) 
     assert (await router.request([HELLO], headers={"x-stainless-retry-count": "0"}))[0] is not first
 
 
+async def test_of_users_who_open_alike_the_one_whose_request_failed_repeats_it(router: Router) -> None:
+    failed, history = await router.request([HELLO])
+    router.conversations.note_failure(failed, history)
+    other = await router.ask([HELLO], user="u-2")
+    answered = await router.request([HELLO], headers={"x-stainless-retry-count": "1"})
+    assert answered[0] is failed
+    assert answered[0] is not other
+
+
+async def test_an_old_answer_that_several_conversations_have_joins_none(router: Router) -> None:
+    conversations = [await router.ask([HELLO]) for _ in range(2)]
+    rewritten = [HELLO, ANSWER, user("Four."), assistant("rewritten by the client"), user("And?")]
+    assert await router.ask(rewritten) not in conversations
+
+
 async def test_the_clients_own_name_comes_first(router: Router) -> None:
     conversation = await router.ask([HELLO], headers={"X-Traced-Conversation": "c-1"})
     assert conversation.id == "c-1"
