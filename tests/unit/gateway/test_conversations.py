@@ -174,9 +174,9 @@ async def test_of_users_who_open_alike_the_one_whose_request_failed_repeats_it(r
     failed, history = await router.request([HELLO])
     router.conversations.note_failure(failed, history)
     other = await router.ask([HELLO], user="u-2")
-    answered = await router.request([HELLO], headers={"x-stainless-retry-count": "1"})
-    assert answered[0] is failed
-    assert answered[0] is not other
+    repetition = await router.request([HELLO], headers={"x-stainless-retry-count": "1"})
+    assert repetition[0] is failed
+    assert repetition[0] is not other
 
 
 async def test_an_old_answer_that_several_conversations_have_joins_none(router: Router) -> None:
