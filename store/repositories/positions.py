@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import delete
+from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, func, or_, select
 
 from store.content import batches, insert_new
@@ -19,8 +20,8 @@ from store.service_tables import ConversationRow, PositionRow
 
 # Old positions are deleted in small batches, so that other writers do not wait long.
 DELETE_BATCH = 2000
-# Many users open alike and get the same answer: only the newest positions of a query are read.
-MAX_ROWS = 500
+# Many users open alike and get the same answer: only the newest positions with a digest are read.
+MAX_ALIKE = 128
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ def find_conversations(
     """Return the conversations with one of the ``digests`` or one of the ``ids``, by id."""
     positions: dict[str, list[ConversationPosition]] = {conversation_id: [] for conversation_id in ids}
     for batch in batches(list(digests)):
-        query = select(PositionRow).where(col(PositionRow.digest).in_(batch)).order_by(col(PositionRow.at).desc())
-        for row in session.exec(query.limit(MAX_ROWS)):
+        rank = func.row_number().over(partition_by=col(PositionRow.digest), order_by=col(PositionRow.at).desc())
+        ranked = select(PositionRow, rank.label("rank")).where(col(PositionRow.digest).in_(batch)).subquery()
+        alias = aliased(PositionRow, ranked)
+        for row in session.exec(select(alias).where(ranked.c.rank <= MAX_ALIKE).order_by(col(alias.at).desc())):
             positions.setdefault(row.conversation_id, []).append(_position(row))
     routes = find_routes(session, list(positions))
     last_answers = _last_answers(session, list(positions))

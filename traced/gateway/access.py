@@ -19,6 +19,7 @@ from types import TracebackType
 from aiohttp import hdrs, web
 from sqlmodel import Session
 
+from store.errors import StoreConflict
 from store.records import AuditEntry, RouterKey
 from store.repositories.events import save_audit
 from store.repositories.serving import revoke_key, save_key
@@ -40,7 +41,13 @@ def generate_key() -> tuple[str, str]:
 
 
 def create_key(session: Session, action: Action, name: str, per_minute: int) -> str:
-    """Create and return a key for ``name``; raises ``StoreConflict`` if the name is or was in use."""
+    """Create and return a key for ``name``.
+
+    Raises:
+        StoreConflict: The name is or was in use, or has a colon, which separates it from the names of conversations.
+    """
+    if ":" in name:
+        raise StoreConflict(f"the name of a key must not have a colon: {name!r}")
     key, key_hash = generate_key()
     save_key(session, RouterKey(name, key_hash, per_minute, action.at))
     save_audit(

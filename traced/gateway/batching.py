@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
+
+from traced.gateway.store_calls import call_store
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -38,7 +41,7 @@ class Batcher(Generic[Q, A]):
         while self._waiting:
             batch, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
             try:
-                answers = await asyncio.to_thread(self.call, [query for query, _ in batch])
+                answers = await call_store(partial(self.call, [query for query, _ in batch]), limit_s=None)
             except Exception as error:
                 for _, future in batch:
                     if not future.done():

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy import Engine
 
@@ -17,6 +18,7 @@ from store.database import write_session
 from store.errors import StoreError
 from store.records import ConversationPosition, ConversationRoute
 from store.repositories.positions import replace_invalid_routes, save_positions
+from traced.gateway.store_calls import call_store
 
 # A batch collects what arrives within this time: a batch of its own for every row would take the event loop's time.
 LINGER_S = 0.05
@@ -91,7 +93,7 @@ class ConversationWriter:
             self._added.clear()
         positions = [row for row in batch if isinstance(row, ConversationPosition)]
         routes = [row for row in batch if isinstance(row, _NewRoute)]
-        write = asyncio.ensure_future(asyncio.to_thread(self._write, positions, routes))
+        write = asyncio.ensure_future(call_store(partial(self._write, positions, routes), limit_s=None))
         try:
             valid_routes = await asyncio.shield(write)
         except asyncio.CancelledError:
@@ -115,9 +117,10 @@ class ConversationWriter:
         decisions = {row.route.id: row.route for row in rows}
         moved_ids = [row.route.id for row in rows if row.is_move]
         with write_session(self.store) as session:
-            save_positions(session, positions)
+            # Before the positions: an answer in this batch would make an expired decision valid again.
             expired_before = self.now() - timedelta(seconds=self.expiry_s)
             valid = replace_invalid_routes(
                 session, list(decisions.values()), expired_before=expired_before, moved_ids=moved_ids
             )
+            save_positions(session, positions)
         return [valid[row.route.id] for row in rows]

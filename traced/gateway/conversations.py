@@ -46,6 +46,8 @@ MAX_ALIKE = 128
 RETRY_S = 60.0
 # Stainless' clients, such as OpenAI's and Anthropic's, count the repetitions of a request in this header.
 RETRY_HEADER = "x-stainless-retry-count"
+# A request does not wait longer for the store.
+LOOKUP_S = 1.0
 # How long another router may need to store a position.
 PEER_DELAY_S = 0.15
 # Fields of a request that name a user or a prefix. They separate conversations and never join them.
@@ -192,8 +194,9 @@ class Conversations:
         self._set_state(conversation, history, "answered" if has_begun else "failed")
 
     async def stored_route(self, conversation: Conversation) -> ConversationRoute | None:
-        """Return the valid decision that the store has of a conversation; raises ``StoreError``."""
-        entry = dict(await self._lookup.ask(((), (conversation.id,)))).get(conversation.id)
+        """Return the valid decision that the store has of a conversation; raises ``StoreError``, ``TimeoutError``."""
+        async with asyncio.timeout(LOOKUP_S):
+            entry = dict(await self._lookup.ask(((), (conversation.id,)))).get(conversation.id)
         if entry is None or self._is_expired(entry, self.now()):
             return None
         return _valid_route(entry)
@@ -219,13 +222,20 @@ class Conversations:
 
     def _repeated(self, names: RequestNames, history: History, now: datetime) -> Conversation | None:
         """Return the conversation whose unanswered request this one repeats."""
-        for request in reversed(self._requests.get((history.request, history.system), [])):
-            is_repetition = request.state == "failed" or names.is_retry
-            is_recent = now - request.at < timedelta(seconds=RETRY_S)
+        earliest_at = now - timedelta(seconds=RETRY_S)
+        fitting = [
+            request
+            for request in reversed(self._requests.get((history.request, history.system), []))
             # Who names conversations, names them in a repetition as well.
-            fits = request.conversation.admits(names.separators) and not request.conversation.is_named
-            if is_repetition and is_recent and fits:
-                return request.conversation
+            if request.at > earliest_at
+            and request.conversation.admits(names.separators)
+            and not request.conversation.is_named
+        ]
+        # Of several users who open alike, the one whose request failed repeats it.
+        for state in ("failed", "running", "answered") if names.is_retry else ("failed",):
+            requests = [request for request in fitting if request.state == state]
+            if requests and (state != "answered" or len(requests) == 1):
+                return requests[0].conversation
         return None
 
     async def _continued(
@@ -240,8 +250,14 @@ class Conversations:
             if self.has_peers() and not self._fitting(last_answer, names, now):
                 await asyncio.sleep(PEER_DELAY_S)
                 await self._load(digests, key_id, now)
-        for answer in history.answers:
-            if (conversation := self._likeliest(answer.digest, names, history, now)) is not None:
+        for index, answer in enumerate(history.answers):
+            # An older answer, after which the history differs, must be that of one conversation alone.
+            conversation = (
+                self._unique(answer.digest, names, now)
+                if index
+                else self._likeliest(answer.digest, names, history, now)
+            )
+            if conversation is not None:
                 if answer.digest in conversation.last_digests:
                     conversation.is_continued = True
                 return conversation
@@ -316,8 +332,9 @@ class Conversations:
     async def _load(self, digests: Sequence[str], key_id: str, now: datetime) -> None:
         """Read the conversations with these positions from the store into memory; skip it if the store is away."""
         try:
-            conversations = await self._lookup.ask((tuple(digests), ()))
-        except StoreError:
+            async with asyncio.timeout(LOOKUP_S):
+                conversations = await self._lookup.ask((tuple(digests), ()))
+        except (StoreError, TimeoutError):
             return
         for conversation_id, entry in conversations:
             if entry is None or self._is_expired(entry, now):
@@ -330,6 +347,8 @@ class Conversations:
             elif entry.last_at is not None and entry.last_at > conversation.seen_at:
                 # Another router has answered meanwhile.
                 conversation.last_digests, conversation.is_continued = entry.last_digests, False
+                conversation.seen_at = entry.last_at
+                conversation.route = _valid_route(entry) or conversation.route
             for position in entry.positions:
                 conversation.separators = position.separators
                 self._add_position(position.digest, _Position(conversation, position.system))

@@ -11,7 +11,6 @@ Invariants:
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -75,8 +74,9 @@ class ConversationRouter:
             if stored_route is not None:
                 conversation.route = stored_route
                 return stored_route
-            # Without an engine the request fails, so the conversation is routed again at its next request.
-            if self.pool.serves(BASE):
+            # Without an engine the request fails, and while adapters are loaded not all of them can be chosen: then the
+            # conversation is routed again at its next request.
+            if self.pool.serves(BASE) and not self._is_loading():
                 self._keep(conversation, route)
             return route
         finally:
@@ -93,10 +93,13 @@ class ConversationRouter:
                 self._use(conversation, route)
             live = self.live()
             decision = await self._choose(conversation.id, turn, live)
-            capability = capability_of(live.current_model(route.model, self.pool.serves))
+            # What the conversation was routed to; in a trial its control serves it.
+            routed_model = max(route.logprobs, key=lambda name: route.logprobs[name], default=route.model)
+            capability = capability_of(routed_model)
             current = next((name for name in live.routes if capability_of(name) == capability), BASE)
-            gap = decision.logprobs.get(decision.model, -math.inf) - decision.logprobs.get(current, -math.inf)
-            if decision.failed or decision.model == current or gap < self.margin:
+            if decision.failed or decision.model == current or current not in decision.logprobs:
+                return route
+            if decision.logprobs[decision.model] - decision.logprobs[current] < self.margin:
                 return route
             new_route = self._route_of(conversation, decision, live)
             if self.pool.serves(BASE):
@@ -108,6 +111,12 @@ class ConversationRouter:
     def _keep(self, conversation: Conversation, route: ConversationRoute, *, is_move: bool = False) -> None:
         self._use(conversation, route)
         self.writer.add_route(route, lambda valid_route: self._use(conversation, valid_route), is_move=is_move)
+
+    def _is_loading(self) -> bool:
+        """Return whether an adapter that a router may choose will soon be loaded."""
+        live = self.live()
+        names = [name for name in live.routes if not self.pool.serves(name) and not self.pool.refuses(name)]
+        return bool(names) and len(live.paths) <= self.pool.max_adapters
 
     def _use(self, conversation: Conversation, route: ConversationRoute) -> None:
         if not route.is_failure:
@@ -135,8 +144,9 @@ class ConversationRouter:
             return None
         try:
             route = await self.conversations.stored_route(conversation)
-        except StoreError as error:
-            log.warning("the routing decision on %s cannot be read: %s", conversation.id, error)
+        except (StoreError, TimeoutError) as error:
+            reason = str(error) or "no answer from the store in time"
+            log.warning("the routing decision on %s cannot be read: %s", conversation.id, reason)
             return None
         conversation.may_be_stored = False
         return route

@@ -4,6 +4,7 @@ A routing decision waits for one small request to the engine. aiohttp's client t
 takes for the whole request of a client.
 """
 
+import asyncio
 from collections.abc import Mapping
 
 from traced.core.fast_json import write_json
@@ -22,12 +23,15 @@ class GatewayEngineClient(EngineClient):
         if method != "POST":
             return await super()._exchange(method, path, body)
         try:
-            answer = await self._upstream.post(self.url, path, write_json(body))
-            try:
-                content = await answer.read()
-            finally:
-                answer.close()
+            async with asyncio.timeout(self.silence_s):
+                answer = await self._upstream.post(self.url, path, write_json(body))
+                try:
+                    content = await answer.read()
+                finally:
+                    answer.close()
         except (EngineUnreachable, ConnectionLost) as error:
             raise no_answer(self.url + path, str(error)) from error
+        except TimeoutError as error:
+            raise no_answer(self.url + path, f"nothing for {self.silence_s:g} s (engine.silence_s)") from error
         text = content.decode("utf-8", "replace")
         return HttpAnswer(answer.status, answer.content_type, answer.header("retry-after"), text)

@@ -180,6 +180,10 @@ class Pool:
         """Return whether any engine serves the model."""
         return any(replica.serves(model) for replica in self.replicas)
 
+    def refuses(self, adapter: str) -> bool:
+        """Return whether an engine could not load the adapter."""
+        return any(adapter in replica.adapter_errors for replica in self.replicas)
+
     def set_adapters(self, adapters: Mapping[str, Path]) -> None:
         """Set the adapters that should be loaded, and have the engines checked at once."""
         self.adapters = adapters

@@ -12,6 +12,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy import Engine
 
@@ -20,6 +21,7 @@ from store.errors import StoreError
 from store.records import Feedback
 from store.repositories import serving
 from traced.gateway.errors import Refusal
+from traced.gateway.store_calls import call_store
 from traced.ingest.conversations import OTLP_PREFIX, client_name, qualified_id
 from traced.ingest.redaction import Redactor
 from traced.ingest.settlement import rescore_feedback
@@ -45,7 +47,7 @@ class FeedbackReceiver:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                response = await asyncio.to_thread(self._store, feedback, key_id)
+                response = await call_store(partial(self._store, feedback, key_id))
             except StoreError as error:
                 raise Refusal(503, f"the store does not answer: {error}", retry_after=5) from error
             if response is not None:

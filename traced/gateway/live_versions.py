@@ -24,9 +24,11 @@ from store.repositories.adapters import cycles_with_adapters, get_adapter
 from store.repositories.promotions import last_promotion, live_adapters, newest_promotions, trials
 from store.repositories.routers import fitted_routers, last_fit
 from store.repositories.serving import list_keys
+from traced.core.errors import TracedError
 from traced.core.files import publish_file
 from traced.gateway.access import KeyRing
 from traced.gateway.engines import Pool
+from traced.gateway.store_calls import call_store
 from traced.inference.client import BASE
 from traced.inference.errors import RouterFileError
 from traced.routing.hidden_state import HiddenStateClassifier, base_mismatch, read_classifier
@@ -117,6 +119,7 @@ class PromotionFollower:
     base_digest: Callable[[], str] = lambda: ""
     adapters_root: Path | None = None
     _fitted_at: datetime | None = None
+    _copy_error: str = ""
     live: LiveVersions = field(default_factory=LiveVersions)
     keys: KeyRing = field(default_factory=KeyRing)
 
@@ -135,7 +138,7 @@ class PromotionFollower:
 
     async def refresh(self) -> None:
         """Read the store once and apply what has changed; raises ``StoreError``."""
-        live = await asyncio.to_thread(self._read)
+        live = await call_store(self._read, limit_s=None)
         if live is not None:
             self.live = live
             self.pool.set_adapters(live.paths | live.superseded)
@@ -148,7 +151,7 @@ class PromotionFollower:
         """Return the live versions, or None if nothing has changed."""
         with read_session(self.store) as session:
             self.keys.by_hash = _valid_keys(list_keys(session))
-            self._copy_fitted_routers(session)
+            self._try_copy_fitted_routers(session)
             seq = last_promotion(session)
             if seq == self.live.seq and not self._is_outdated():
                 return None
@@ -185,6 +188,16 @@ class PromotionFollower:
             files,
             file_times,
         )
+
+    def _try_copy_fitted_routers(self, session: Session) -> None:
+        try:
+            self._copy_fitted_routers(session)
+            self._copy_error = ""
+        except (OSError, TracedError) as error:
+            # Rollbacks must be followed with a full disk as well; label tokens decide meanwhile.
+            if self._copy_error != str(error):
+                self._copy_error = str(error)
+                log.warning("a fitted router cannot be copied from the store: %s", error)
 
     def _copy_fitted_routers(self, session: Session) -> None:
         """Write the classifiers that were fitted on other machines to where those of this machine are."""

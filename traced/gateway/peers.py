@@ -5,6 +5,7 @@ with peers has to wait for that. A router that ends abnormally counts as a peer 
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from sqlalchemy import Engine
 from store.database import write_session
 from store.errors import StoreError
 from store.repositories.routers import delete_router, note_router
+from traced.gateway.store_calls import call_store
 
 POLL_S = 2.0
+LEAVE_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -41,13 +44,13 @@ class Peers:
                 await self.refresh()
                 await asyncio.sleep(POLL_S)
         finally:
-            # In this thread: the event loop is about to end.
-            self._leave()
+            with contextlib.suppress(StoreError):
+                await call_store(self._leave, limit_s=LEAVE_S)
 
     async def refresh(self) -> None:
         """Give a sign of life and count the other routers."""
         try:
-            count = await asyncio.to_thread(self._note)
+            count = await call_store(self._note)
         except StoreError as error:
             log.warning("the other routers cannot be counted: %s", error)
             return
@@ -60,8 +63,5 @@ class Peers:
             return note_router(session, self._id, at=self.now())
 
     def _leave(self) -> None:
-        try:
-            with write_session(self.store) as session:
-                delete_router(session, self._id)
-        except StoreError as error:
-            log.warning("the end of this router cannot be stored: %s", error)
+        with write_session(self.store) as session:
+            delete_router(session, self._id)

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -30,6 +31,7 @@ from traced.core.fast_json import write_json
 from traced.gateway.batching import Batcher
 from traced.gateway.errors import Refusal
 from traced.gateway.forwarding import PendingExchange
+from traced.gateway.store_calls import call_store
 from traced.inference.forms.responses import input_items
 from traced.ingest.responses import response_object
 
@@ -121,7 +123,7 @@ class StoredResponses:
             await asyncio.shield(write)
         self._memory.pop(key, None)
         try:
-            await asyncio.to_thread(self._delete, key)
+            await call_store(partial(self._delete, key))
         except StoreError as error:
             raise _unavailable_error(error) from error
 
@@ -129,7 +131,7 @@ class StoredResponses:
         """Delete expired responses from the store, until cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self._expire)
+                await call_store(self._expire, limit_s=None)
             except StoreError as error:
                 log.warning("expired responses could not be deleted: %s", error)
             await asyncio.sleep(EXPIRY_INTERVAL_S)
@@ -143,7 +145,7 @@ class StoredResponses:
         while True:
             record, _ = self._memory.get((response_id, key_id), (None, 0))
             try:
-                record = record or await asyncio.to_thread(self._read, response_id, key_id)
+                record = record or await call_store(partial(self._read, response_id, key_id))
             except StoreError as error:
                 raise _unavailable_error(error) from error
             if record is not None:

@@ -1,6 +1,7 @@
 """Which conversation a request belongs to: what the client states, what the router has answered, who may share what."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from sqlalchemy import Engine
 from store.database import open_store, sqlite_url
 from store.records import ConversationRoute
 from tests.unit.store.chain import T0
+from traced.gateway import conversations
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.errors import Refusal
@@ -168,6 +170,21 @@ async def test_a_client_that_counts_its_repetitions_is_believed(router: Router) 
     assert (await router.request([HELLO], headers={"x-stainless-retry-count": "0"}))[0] is not first
 
 
+async def test_of_users_who_open_alike_the_one_whose_request_failed_repeats_it(router: Router) -> None:
+    failed, history = await router.request([HELLO])
+    router.conversations.note_failure(failed, history)
+    other = await router.ask([HELLO], user="u-2")
+    repetition = await router.request([HELLO], headers={"x-stainless-retry-count": "1"})
+    assert repetition[0] is failed
+    assert repetition[0] is not other
+
+
+async def test_an_old_answer_that_several_conversations_have_joins_none(router: Router) -> None:
+    conversations = [await router.ask([HELLO]) for _ in range(2)]
+    rewritten = [HELLO, ANSWER, user("Four."), assistant("rewritten by the client"), user("And?")]
+    assert await router.ask(rewritten) not in conversations
+
+
 async def test_the_clients_own_name_comes_first(router: Router) -> None:
     conversation = await router.ask([HELLO], headers={"X-Traced-Conversation": "c-1"})
     assert conversation.id == "c-1"
@@ -262,3 +279,14 @@ async def test_the_first_stored_decision_holds_unless_it_failed_or_the_conversat
     router.writer.add_route(route("b@v1"), lambda stored_route: valid.append(stored_route.model))
     await router.writer.flush()
     assert valid[-1] == "b@v1"
+
+
+async def test_a_store_that_hangs_holds_up_no_request(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "LOOKUP_S", 0.05)
+    monkeypatch.setattr(conversations, "read_session", lambda store: time.sleep(1))
+    began = time.monotonic()
+    first = await router.ask([user("Hi"), assistant("by another router"), user("So?")])
+    first.may_be_stored = True
+    with pytest.raises(TimeoutError):
+        await router.conversations.stored_route(first)
+    assert time.monotonic() - began < 0.9

@@ -34,8 +34,16 @@ AFTER_CALL = [*TURN, {"role": "assistant", "content": "call"}, {"role": "tool", 
 
 
 class Pool:
+    max_adapters = 8
+
+    def __init__(self) -> None:
+        self.loading: set[str] = set()
+
     def serves(self, model: str) -> bool:
-        return True
+        return model not in self.loading
+
+    def refuses(self, adapter: str) -> bool:
+        return False
 
 
 @dataclass
@@ -145,3 +153,20 @@ async def test_a_conversation_that_began_before_a_promotion_stays_with_the_base(
     monkeypatch.setattr(place.router, "live", lambda: LIVE)
     assert await place.model(TURN, dates=-0.1) == "base"
     assert await place.stored_model() == "base"
+
+
+async def test_a_decision_without_an_adapter_that_is_being_loaded_holds_for_one_request(store: Engine) -> None:
+    place = await routed(store, by_turn=False)
+    pool: Any = place.router.pool
+    pool.loading = {TOOLS}
+    assert await place.model(FIRST, dates=-0.1) == DATES
+    assert place.conversation.route is None
+    pool.loading = set()
+    assert await place.model(TURN, tools=-0.1, dates=-3.0) == TOOLS
+    assert await place.stored_model() == TOOLS
+
+
+async def test_an_adapter_without_a_log_prob_is_not_left(store: Engine) -> None:
+    place = await routed(store, by_turn=True)
+    assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
+    assert await place.model(TURN, tools=-0.1) == DATES

@@ -29,8 +29,13 @@ from traced.inference.start import connect
 from traced.routing.embeddings import EmbeddingSource
 from traced.routing.hidden_state import HiddenStateRouter, read_classifier
 
-pytestmark = pytest.mark.slow
-SETTINGS = ["routing.router=hidden-state", f"training.lora_r={demo.RANK}", "serving.max_adapters=3", "engine.threads=1"]
+SETTINGS = [
+    "serving.routing_timeout_s=20",
+    "routing.router=hidden-state",
+    f"training.lora_r={demo.RANK}",
+    "serving.max_adapters=3",
+    "engine.threads=1",
+]
 # Twice the standard error of a share of 60 openings.
 NOISE = 0.13
 
