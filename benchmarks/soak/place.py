@@ -150,7 +150,7 @@ def prepared(folder: Path, capabilities: int, versions: int) -> Iterator[Place]:
         store = open_store(url)
         stack.callback(store.dispose)
         save_versions(store, {name: adapter.path for name, adapter in adapters.items()})
-        named = {f"{skill}@v{number}": adapter for (skill, number), adapter in adapters.items()}
+        versions_by_name = {f"{skill}@v{number}": adapter for (skill, number), adapter in adapters.items()}
         with write_session(store) as session:
             action = Action(ACTOR, "local", datetime.now(UTC))
             keys = {name: create_key(session, action, name, 0) for name in KEYS}
@@ -174,7 +174,7 @@ def prepared(folder: Path, capabilities: int, versions: int) -> Iterator[Place]:
             data_dir = folder / f"router-{number}"
             data_dir.mkdir()
             routers.append(RouterComponent(f"router {number}", data_dir=data_dir, settings=settings))
-        yield Place(Installation(folder, store, named), engines, routers, keys)
+        yield Place(Installation(folder, store, versions_by_name), engines, routers, keys)
 
 
 def _adapter(path: Path, index: int) -> SignedAdapter:

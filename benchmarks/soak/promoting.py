@@ -17,10 +17,10 @@ ROLLBACK_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Change:
-    """The states of all promoted versions after a change that took place between ``began`` and ``ended``."""
+    """The states of all promoted versions after a change that took place between ``began`` and ``end``."""
 
     began: float
-    ended: float
+    end: float
     states: dict[str, PromotionState]
 
     def current_model(self, model: str) -> str:
@@ -62,14 +62,14 @@ class Promotions:
         if live is not None and self.rng.random() < ROLLBACK_SHARE:
             self.installation.roll_back(live)
         else:
-            others = [name for name in versions if capability_of(name) == capability and name != live]
-            self.installation.promote(self.rng.choice(others))
+            candidates = [name for name in versions if capability_of(name) == capability and name != live]
+            self.installation.promote(self.rng.choice(candidates))
         self._note(began)
 
     def between(self, start: float, end: float) -> list[Change]:
         """Return the changes whose states may hold at some time from ``start`` to ``end``."""
-        before = [change for change in self.changes if change.ended <= start]
-        return [*before[-1:], *(change for change in self.changes if change.ended > start and change.began <= end)]
+        previous = [change for change in self.changes if change.end <= start]
+        return [*previous[-1:], *(change for change in self.changes if change.end > start and change.began <= end)]
 
     def _note(self, began: float) -> None:
         with read_session(self.installation.store) as session:

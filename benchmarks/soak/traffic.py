@@ -1,7 +1,7 @@
 """Clients that hold conversations over two routers, turn by turn on the other one, and note each attempt.
 
-Half of the conversations are named by ``X-Traced-Conversation``. The first message of each has a number of its own, so
-that no two conversations are equal. A failed request is repeated on the other router, as a load balancer does.
+Half of the conversations are named by ``X-Traced-Conversation``. Each message of a user has the number of its conversation,
+so that no two conversations have an equal part. A failed request is repeated on the other router, as a load balancer does.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Attempt:
     Args:
         router: The index of its router.
         began: Its start by ``time.monotonic``.
-        ended: Its end.
+        end: Its end.
         status: The HTTP status; 0 if the connection broke before.
         complete: Whether the client got the whole answer.
         error: What the client saw of a broken connection.
@@ -42,7 +42,7 @@ class Attempt:
 
     router: int
     began: float
-    ended: float = 0.0
+    end: float = 0.0
     status: int = 0
     complete: bool = False
     error: str = ""
@@ -82,15 +82,16 @@ class Traffic:
             index = len(self.conversations)
             conversation = Conversation(rng.choice(KEYS), f"c-{index}" if rng.random() < 0.5 else "")
             self.conversations.append(conversation)
-            opening = [dict(message) for message in rng.choice(openings)]
-            opening[-1]["content"] = f"{opening[-1]['content']} My number is {index}."
-            await self._hold(http, conversation, opening, rng)
+            messages = [dict(message) for message in rng.choice(openings)]
+            messages[-1]["content"] = f"{messages[-1]['content']} My number is {index}."
+            await self._hold(http, conversation, messages, index, rng)
 
     async def _hold(
         self,
         http: aiohttp.ClientSession,
         conversation: Conversation,
         messages: list[dict[str, Any]],
+        number: int,
         rng: random.Random,
     ) -> None:
         router = rng.randrange(2)
@@ -105,7 +106,7 @@ class Traffic:
                 if attempt.complete:
                     break
                 await asyncio.sleep(RETRY_S)
-            follow_up = {"role": "user", "content": rng.choice(FOLLOW_UPS)}
+            follow_up = {"role": "user", "content": f"{rng.choice(FOLLOW_UPS)} My number is {number}."}
             messages = [*messages, {"role": "assistant", "content": attempt.text}, follow_up]
             await asyncio.sleep(rng.uniform(*THINK_S))
 
@@ -130,7 +131,7 @@ class Traffic:
         else:
             attempt.complete = attempt.status == 200 and (not body["stream"] or "data: [DONE]" in text)
             attempt.text = answer_text(text, streamed=body["stream"]) if attempt.complete else text
-        attempt.ended = time.monotonic()
+        attempt.end = time.monotonic()
         return attempt
 
 

@@ -3,7 +3,7 @@
 Clients alternate between the routers turn by turn, under two API keys, streamed or not, half of the conversations
 without a name; versions whose adapters sign every token are promoted and rolled back. Killed with SIGKILL in turn:
 an engine, a recorder, a router, of each the first and then the second. Engines and routers start again on their ports.
-The rules are in ``judging``. Not covered: what real engines mix up (``one_router``, ``benchmarks.versions``), a
+The rules are in ``violations``. Not covered: what real engines mix up (``one_router``, ``benchmarks.versions``), a
 PostgreSQL that fails, kills of two processes at once.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.soak.judging import Judge, figures_of
+from benchmarks.soak.violations import Judge, figures_of
 from benchmarks.soak.place import Place, kill_recorder, killed, prepared, running
 from benchmarks.soak.promoting import Promotions
 from benchmarks.soak.traffic import Traffic

@@ -100,19 +100,19 @@ class Judge:
         record = self._records.get(attempt.request_id)
         if record is not None and record.status != OK and record.detail:
             self.explained[f"status {record.status}"] += 1
-        elif attempt.status != OK and self.place.routers[attempt.router].was_away(attempt.began, attempt.ended):
+        elif attempt.status != OK and self.place.routers[attempt.router].was_away(attempt.began, attempt.end):
             self.explained["router killed"] += 1
-        elif attempt.error and self.place.routers[attempt.router].was_away(attempt.began, attempt.ended):
+        elif attempt.error and self.place.routers[attempt.router].was_away(attempt.began, attempt.end):
             self.explained["router killed during the answer"] += 1
         else:
-            seen = attempt.error or attempt.text[-200:]
-            self._violation("unexplained", f"{self._place_of(attempt)}: {attempt.status} {seen!r}, record {record}")
+            message = attempt.error or attempt.text[-200:]
+            self._violation("unexplained", f"{self._place_of(attempt)}: {attempt.status} {message!r}, record {record}")
 
     def _check_model(self, conversation: Conversation) -> None:
         """Check each answer's model against the stored decision, and count the changes of model."""
         for attempt in conversation.answers:
             decision = self._decisions.get(qualified_id(attempt.conversation, conversation.key), BASE)
-            changes = self.promotions.between(attempt.began - self.lag_s, attempt.ended)
+            changes = self.promotions.between(attempt.began - self.lag_s, attempt.end)
             expected = {change.current_model(decision) for change in changes}
             text = f"{self._place_of(attempt)}: {attempt.model}, not {expected} by {decision}"
             if attempt.model in expected:
@@ -131,7 +131,7 @@ class Judge:
 
     def _was_rolled_back(self, conversation: Conversation, previous: Attempt, attempt: Attempt) -> bool:
         """Return whether the version that was decided on was not in service at some time around two turns."""
-        changes = self.promotions.between(previous.began - self.lag_s, attempt.ended)
+        changes = self.promotions.between(previous.began - self.lag_s, attempt.end)
         decisions = {
             self._decisions.get(qualified_id(item.conversation, conversation.key), BASE) for item in (previous, attempt)
         }
@@ -140,7 +140,7 @@ class Judge:
     def _was_reloading(self, attempt: Attempt) -> bool:
         """Return whether an engine was away, or adapters may have been missing after a start."""
         components = [*self.place.engines, self.place.routers[attempt.router]]
-        return any(component.was_away(attempt.began, attempt.ended, RELOAD_S) for component in components)
+        return any(component.was_away(attempt.began, attempt.end, RELOAD_S) for component in components)
 
     def _substitutes(self, decision: str, changes: Sequence[Change]) -> set[str]:
         """Return what serves a conversation while its version is not loaded anywhere."""
@@ -157,7 +157,7 @@ class Judge:
             if previous.conversation == attempt.conversation:
                 continue
             router = self.place.routers[previous.router]
-            lost_position = any(0 <= first - previous.ended < POSITION_S for first, _ in router.outages)
+            lost_position = any(0 <= first - previous.end < POSITION_S for first, _ in router.outages)
             text = f"{self._place_of(previous)} -> {self._place_of(attempt)}"
             self._explain("split, router killed after the answer" if lost_position else "split", text)
 
@@ -165,36 +165,37 @@ class Judge:
         owners: dict[str, int] = {}
         for index, conversation in enumerate(self.conversations):
             for attempt in conversation.answers:
-                conversation_id = qualified_id(attempt.conversation, conversation.key)
+                # Names that the router gives are random, so that they are unique over the keys.
+                conversation_id = conversation.name or attempt.conversation
                 if owners.setdefault(conversation_id, index) != index:
                     self._violation("joined", self._place_of(attempt))
 
     def _check_extra_records(self) -> None:
         """Records of answers belong to a request; only a killed router can leave one whose client got nothing."""
-        ids, known, broken = set[str](), set[str](), Counter[str]()
+        request_ids, conversation_ids, lost_answers = set[str](), set[str](), Counter[str]()
         for conversation in self.conversations:
             # The client does not know the id of an unnamed conversation before its first answer.
             conversation_id = qualified_id(conversation.name, conversation.key) if conversation.name else ""
             for attempt in conversation.attempts:
-                ids.add(attempt.request_id)
+                request_ids.add(attempt.request_id)
                 if attempt.conversation:
                     conversation_id = qualified_id(attempt.conversation, conversation.key)
-                    known.add(conversation_id)
+                    conversation_ids.add(conversation_id)
                 router = self.place.routers[attempt.router]
-                if not attempt.request_id and router.was_away(attempt.began, attempt.ended):
-                    broken[conversation_id] += 1
+                if not attempt.request_id and router.was_away(attempt.began, attempt.end):
+                    lost_answers[conversation_id] += 1
         for key, record in self._records.items():
-            if key in ids or record.status != OK:
+            if key in request_ids or record.status != OK:
                 continue
-            is_known = record.conversation_id in known or broken[record.conversation_id]
+            is_known = record.conversation_id in conversation_ids or lost_answers[record.conversation_id]
             conversation_id = record.conversation_id if is_known else ""
-            if broken[conversation_id]:
-                broken[conversation_id] -= 1
+            if lost_answers[conversation_id]:
+                lost_answers[conversation_id] -= 1
                 self.explained["record of an answer that a killed router did not send"] += 1
             else:
                 self._violation("doubled", f"{key}: {record}")
-        named = {record.trajectory_id for record in self._records.values()}
-        for trajectory_id in self.trajectories - named:
+        trajectory_ids = {record.trajectory_id for record in self._records.values()}
+        for trajectory_id in self.trajectories - trajectory_ids:
             self._violation("doubled", f"the trajectory {trajectory_id} belongs to no exchange")
         for folder in self.place.spools:
             for path in folder.glob(FILE_PATTERN):
@@ -206,18 +207,18 @@ class Judge:
         """Return all attempts of a conversation, and the time of its stored decision in seconds from the start."""
         start = self.promotions.changes[0].began
         attempts = [
-            f"router {item.router + 1} {item.began - start:.2f}-{item.ended - start:.2f} {item.status} {item.model}"
+            f"router {item.router + 1} {item.began - start:.2f}-{item.end - start:.2f} {item.status} {item.model}"
             for item in conversation.attempts
         ]
         ids = {qualified_id(item.conversation, conversation.key) for item in conversation.answers}
         offset = time.time() - time.monotonic()
-        decided = [f"{self._decided_at[key] - offset - start:.2f}" for key in ids if key in self._decided_at]
-        changes = self.promotions.between(conversation.attempts[0].began, conversation.attempts[-1].ended)
+        decision_times = [f"{self._decided_at[key] - offset - start:.2f}" for key in ids if key in self._decided_at]
+        changes = self.promotions.between(conversation.attempts[0].began, conversation.attempts[-1].end)
         live = [
-            f"{change.ended - start:.2f} {[name for name, state in change.states.items() if state == 'live']}"
+            f"{change.end - start:.2f} {[name for name, state in change.states.items() if state == 'live']}"
             for change in changes
         ]
-        return f"decided at {', '.join(decided)}; {'; '.join(attempts)}; live: {'; '.join(live)}"
+        return f"decided at {', '.join(decision_times)}; {'; '.join(attempts)}; live: {'; '.join(live)}"
 
     def _violation(self, kind: str, text: str) -> None:
         self.violations[kind] += 1
@@ -235,10 +236,10 @@ class Judge:
         start = self.promotions.changes[0].began
         router = self.place.routers[attempt.router]
         restarts = [round(attempt.began - end, 2) for _, end in router.outages if end <= attempt.began]
-        since = f", {restarts[-1]} s after its restart" if restarts else ""
+        restart = f", {restarts[-1]} s after its restart" if restarts else ""
         return (
             f"{attempt.request_id} in {attempt.conversation} on {router.name} "
-            f"at {attempt.began - start:.2f}-{attempt.ended - start:.2f} s{since}"
+            f"at {attempt.began - start:.2f}-{attempt.end - start:.2f} s{restart}"
         )
 
 
