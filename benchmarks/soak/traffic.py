@@ -1,7 +1,8 @@
 """Clients that hold conversations over two routers, turn by turn on the other one, and note each attempt.
 
-Half of the conversations are named by ``X-Traced-Conversation``. Each message of a user has the number of its conversation,
-so that no two conversations have an equal part. A failed request is repeated on the other router, as a load balancer does.
+Half of the conversations are named by ``X-Traced-Conversation``. Each message of a user has the number of its
+conversation, so that no two conversations have an equal part. A failed request is repeated on the other router, as a
+load balancer does.
 """
 
 import asyncio

@@ -18,10 +18,10 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.soak.violations import Judge, figures_of
 from benchmarks.soak.place import Place, kill_recorder, killed, prepared, running
 from benchmarks.soak.promoting import Promotions
 from benchmarks.soak.traffic import Traffic
+from benchmarks.soak.violations import Judge, figures_of
 
 CAPABILITIES = 2
 AWAY_S = 0.5  # between the kill of a process and its start
