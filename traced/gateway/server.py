@@ -195,6 +195,7 @@ async def open_gateway(
     try:
         # The gateway does not start without the store, because the API keys are stored there.
         await follower.refresh()
+        await peers.refresh()
         if follower.keys.by_hash is None and section.host not in LOOPBACK:
             raise ServingError(
                 f"the router has no API key yet, so everybody who can reach {section.host} could use it",
