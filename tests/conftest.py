@@ -93,7 +93,7 @@ for name in [name for name in os.environ if name.endswith(("_API_KEY", "_BASE_UR
     if not name.startswith(("TRACED_DOCKER", "TRACED_VLLM_PYTHON", "TRACED_INTEROP")):
         del os.environ[name]
 os.environ |= {
-    "OMP_WAIT_POLICY": "PASSIVE",  # as in the processes that traced starts, see traced.processes.child_process
+    "GOMP_SPINCOUNT": "1000",  # as in the processes that traced starts, see traced.processes.child_process
     "OPENAI_BASE_URL": "http://127.0.0.1:9/no-model-in-tests",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",

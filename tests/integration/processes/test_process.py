@@ -50,16 +50,19 @@ def test_ending_a_running_child_keeps_its_exit_code(tmp_path: Path) -> None:
     assert child.returncode == -9
 
 
-def test_threads_of_a_child_wait_without_spinning_unless_the_user_decides(
+def test_threads_of_a_child_spin_only_briefly_unless_the_user_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def policy() -> str:
-        child = start(["-c", "import os; print(os.environ['OMP_WAIT_POLICY'])"], log=tmp_path / "x.log")
+    def spin_count() -> str:
+        child = start(["-c", "import os; print(os.environ.get('GOMP_SPINCOUNT'))"], log=tmp_path / "x.log")
         assert child.wait(60)
         child.stop(0)
         return (tmp_path / "x.log").read_text().splitlines()[-1]
 
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    assert policy() == "PASSIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    assert spin_count() == "1000"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert policy() == "ACTIVE"
+    assert spin_count() == "None"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert spin_count() == "7"
