@@ -232,8 +232,8 @@ def _environment(mark: str, variables: Mapping[str, str]) -> dict[str, str]:
     marks = MARK_SEPARATOR.join(filter(None, [os.environ.get(MARK_VARIABLE), mark]))
     imports = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # By default the threads of GNU's OpenMP spin for milliseconds while they wait for each other. Beside other load, a
-    # thread that spins holds the core that the awaited thread needs: the embedded engine was 30 times slower. On a quiet
-    # machine, spinning briefly costs a tenth, not spinning at all a third.
+    # thread that spins holds the core that the awaited thread needs: the embedded engine was 30 times slower. On a
+    # quiet machine, spinning briefly costs a tenth, not spinning at all a third.
     waits = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "1000"}
     own_variables = {"PYTHONPATH": imports, "PYTHONUNBUFFERED": "1", **variables, MARK_VARIABLE: marks}
     return {**waits, **os.environ, **own_variables}
