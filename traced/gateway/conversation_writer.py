@@ -115,12 +115,13 @@ class ConversationWriter:
     def _write(self, positions: Sequence[ConversationPosition], rows: Sequence[_NewRoute]) -> list[ConversationRoute]:
         # The newest decision on a conversation: an earlier one in the batch has failed or was left.
         decisions = {row.route.id: row.route for row in rows}
+        # In one order everywhere: two routers that insert the same keys in different orders wait for each other.
+        routes = sorted(decisions.values(), key=lambda route: route.id)
+        positions = sorted(positions, key=lambda position: (position.digest, position.conversation_id))
         moved_ids = [row.route.id for row in rows if row.is_move]
         with write_session(self.store) as session:
             # Before the positions: an answer in this batch would make an expired decision valid again.
             expired_before = self.now() - timedelta(seconds=self.expiry_s)
-            valid = replace_invalid_routes(
-                session, list(decisions.values()), expired_before=expired_before, moved_ids=moved_ids
-            )
+            valid = replace_invalid_routes(session, routes, expired_before=expired_before, moved_ids=moved_ids)
             save_positions(session, positions)
         return [valid[row.route.id] for row in rows]

@@ -290,3 +290,16 @@ async def test_a_store_that_hangs_holds_up_no_request(router: Router, monkeypatc
     with pytest.raises(TimeoutError):
         await router.conversations.stored_route(first)
     assert time.monotonic() - began < 0.9
+
+
+async def test_a_conversation_whose_follow_up_still_runs_is_not_continued_again(router: Router) -> None:
+    first, second = await router.ask([HELLO]), await router.ask([HELLO])
+    running, _ = await router.request([HELLO, ANSWER, user("Four.")])
+    other, _ = await router.request([HELLO, ANSWER, user("Five.")])
+    assert (running, other) == (second, first)
+
+
+async def test_a_request_without_a_name_repeats_none_of_a_client_that_names_its_conversations(router: Router) -> None:
+    failed, history = await router.request([HELLO], headers={"X-Traced-Conversation": "c"})
+    router.conversations.note_failure(failed, history)
+    assert (await router.request([HELLO]))[0] is not failed

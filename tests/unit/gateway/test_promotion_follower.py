@@ -145,3 +145,13 @@ def test_adapters_are_found_below_another_root(store: Engine, tmp_path: Path) ->
     )
     record = replace(chain.adapter(), path="/home/ann/runs/data/runs/c1/adapters/dates@v1")
     assert follower._location(record) == Path("/mnt/traced/runs/c1/adapters/dates@v1")
+
+
+async def test_a_data_directory_that_cannot_be_written_hides_no_promotion(store: Engine, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    follower = PromotionFollower(store, Pool([], 8), tmp_path / "file", lambda: chain.later(80), 3600.0)
+    with write_session(store) as session:
+        save_fitted_router(session, "c1", as_json(FITTED_ROUTER), at=chain.later(60))
+    promote(store, DATES)
+    await follower.refresh()
+    assert follower.live.versions == {"date-reasoning": DATES}
