@@ -18,6 +18,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from store.database import open_store
+from traced.config.engine_section import STORE
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
@@ -28,6 +29,7 @@ from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engine_client import GatewayEngineClient
+from traced.gateway.engine_sources import EngineFollower
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
@@ -42,10 +44,11 @@ from traced.gateway.upstream import Upstream
 from traced.inference.adapter_base import base_check, weights_of
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, free_port
+from traced.inference.engine_urls import server_root
 from traced.inference.errors import ServingError
 from traced.inference.model_files import base_model
 from traced.inference.shared_engine import stop_recorded
-from traced.inference.start import alternates_with_training, max_adapters, server_root, start_for_router
+from traced.inference.start import alternates_with_training, max_adapters, start_for_router
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
@@ -87,14 +90,15 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.callback(drain_spool, settings)
         stack.callback(recorder.stop)
         await recorder.start()
-        urls, background = [server_root(url) for url in settings.engine.urls], [recorder.supervise]
-        if not urls:
+        # A router that starts an engine of its own does not use the list in the store.
+        engines, background = [*settings.engine.urls, STORE], [recorder.supervise]
+        if not settings.engine.urls:
             engine, url = supervised_engine(settings)
             stack.callback(stop_recorded, settings.data_dir, base_model(settings).path, engine.stop)
             await engine.start()
-            urls = [url]
+            engines = [url]
             background.append(engine.supervise)
-        url = await stack.enter_async_context(open_gateway(settings, store, urls, *background))
+        url = await stack.enter_async_context(open_gateway(settings, store, engines, *background))
         _freeze_garbage_collector()
         ready(url)
         await stop.wait()
@@ -104,7 +108,10 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
 async def open_gateway(
     settings: Settings, store: Engine, engines: Sequence[str], *background: BackgroundTask
 ) -> AsyncIterator[str]:
-    """Serve with the engines at these URLs, and run the ``background`` tasks, while the context is active.
+    """Serve with these engines, and run the ``background`` tasks, while the context is active.
+
+    Args:
+        engines: Entries in the form of ``engine.urls``.
 
     Yields:
         The gateway's URL.
@@ -118,9 +125,12 @@ async def open_gateway(
     key = Path(key_file).read_text().strip() if key_file else ""
     upstream = Upstream(key, silence_s=section.timeout_s)
     silence_s = settings.engine.silence_s
-    replicas = [Replica(GatewayEngineClient(url, upstream, silence_s=silence_s, key=key)) for url in engines]
+
+    def connect(url: str) -> Replica:
+        return Replica(GatewayEngineClient(url, upstream, silence_s=silence_s, key=key))
+
     pool = Pool(
-        replicas,
+        [],
         section.max_adapters,
         check_adapter=base_check(settings),
         slots=max_adapters(settings),
@@ -128,6 +138,7 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
+    engine_follower = EngineFollower(store, pool, list(dict.fromkeys(engines)), connect)
     follower = PromotionFollower(
         store,
         pool,
@@ -191,6 +202,7 @@ async def open_gateway(
         receiver,
         metrics,
         StoredResponses(store, now),
+        engine_follower,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
@@ -201,6 +213,7 @@ async def open_gateway(
                 f"the router has no API key yet, so everybody who can reach {section.host} could use it",
                 hint="traced keys add NAME",
             )
+        await engine_follower.refresh()
         await pool.check_all()
         if choice.server is not None:
             await choice.server.check()
@@ -215,7 +228,7 @@ async def open_gateway(
         if section.sleep_for_training:
             waker = EngineWaker(store, pool, now, preemption.request_devices, section.devices)
             background = (*background, waker.run)
-        background = (peers.run, choice.run, preemption.run, *background)
+        background = (peers.run, choice.run, preemption.run, engine_follower.run, *background)
         async with serve_application(gateway, pool.run, follower.run, *background) as url:
             yield url
     finally:
