@@ -47,8 +47,8 @@ class EngineSection(Section):
     )
     urls: list[str] = Field(
         default=[],
-        description='running servers, e.g. ["http://127.0.0.1:8000"]; "dns+http://NAME:PORT": all addresses of the name, '
-        '"store": the list of traced engines; empty: traced starts an engine',
+        description='running servers, e.g. ["http://127.0.0.1:8000"]; "dns+http://NAME:PORT": all addresses of the '
+        'name, "store": the list of traced engines; empty: traced starts an engine',
     )
     key_file: str = Field(default="", description="file with the API key of these servers")
     model: str = Field(default="", description='name of the base model at these servers; "": the first that they list')

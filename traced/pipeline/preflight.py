@@ -423,6 +423,10 @@ def _servers(subject: Subject) -> list[Finding]:
     settings = subject.settings
     if not settings.engine.urls:
         return []
+    try:
+        urls = asyncio.run(engine_urls(settings))
+    except EngineStartError as error:
+        return [Finding("servers", False, error.message, error.hint)]
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
 
     async def check(url: str, probe: Path) -> list[Finding]:
@@ -433,10 +437,6 @@ def _servers(subject: Subject) -> list[Finding]:
             return await check_server(client, subject.chat_format, probe, rank=rank, positions=limit)
 
     async def check_all(probe: Path) -> list[list[Finding]]:
-        try:
-            urls = await engine_urls(settings)
-        except EngineStartError as error:
-            return [[Finding("servers", False, error.message, error.hint)]]
         return await asyncio.gather(*(check(url, probe) for url in urls))
 
     # In the data directory, because that is what an engine on another machine or in a container can read.
