@@ -171,8 +171,8 @@ async def test_a_router_is_ready_through_a_real_name(tmp_path: Path) -> None:
 async def test_traced_serve_uses_the_list_beside_the_engines_of_its_settings(tmp_path: Path) -> None:
     port = free_port()
     async with upstreams(2) as engines, httpx.AsyncClient(trust_env=False) as http:
-        own, listed = (engine.url for engine in engines)
-        pairs = [f"engine.urls={json.dumps([own])}", f"serving.port={port}"]
+        first, second = (engine.url for engine in engines)
+        pairs = [f"engine.urls={json.dumps([first])}", f"serving.port={port}"]
         options = ["--data-dir", str(tmp_path), *(part for pair in pairs for part in ("--set", pair))]
         with (tmp_path / "out").open("wb") as out:
             router = await asyncio.create_subprocess_exec(
@@ -186,13 +186,13 @@ async def test_traced_serve_uses_the_list_beside_the_engines_of_its_settings(tmp
             return False
 
         try:
-            await eventually_async(lambda: has_engines(own), message=(tmp_path / "out").read_text)
-            assert await traced("engines", "add", listed, *options) == f"{listed} is now in the list.\n"
-            await eventually_async(lambda: has_engines(own, listed))
+            await eventually_async(lambda: has_engines(first), message=(tmp_path / "out").read_text)
+            assert await traced("engines", "add", second, *options) == f"{second} is now in the list.\n"
+            await eventually_async(lambda: has_engines(first, second))
             (row,) = json.loads((await traced("engines", "list", "--json", *options)).splitlines()[-1])["engines"]
-            assert (row["url"], row["state"]) == (listed, "ok")
-            await traced("engines", "remove", listed, *options)
-            await eventually_async(lambda: has_engines(own))
+            assert (row["url"], row["state"]) == (second, "ok")
+            await traced("engines", "remove", second, *options)
+            await eventually_async(lambda: has_engines(first))
         finally:
             router.terminate()
             assert await router.wait() == 0

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from traced.cli.main import app
 
@@ -18,8 +17,8 @@ def test_an_engine_is_listed_once_until_it_is_removed(tmp_path: Path) -> None:
     assert "http://gpu-1:8000 is now in the list." in added.stdout
     # Without servers in the settings, a router starts an engine of its own.
     assert 'set engine.urls = ["store"]' in added.stdout
-    again = engines(tmp_path, "add", "http://gpu-1:8000", "--json", "--set", 'engine.urls=["store"]')
-    assert json.loads(again.stdout) == {"url": "http://gpu-1:8000", "added": False}
+    repeated = engines(tmp_path, "add", "http://gpu-1:8000", "--json", "--set", 'engine.urls=["store"]')
+    assert json.loads(repeated.stdout) == {"url": "http://gpu-1:8000", "added": False}
     (row,) = json.loads(engines(tmp_path, "list", "--json").stdout)["engines"]
     assert (row["url"], row["state"][:7]) == ("http://gpu-1:8000", "unknown")
     assert "gpu-1" in engines(tmp_path, "list").stdout
