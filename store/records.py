@@ -417,6 +417,14 @@ class RouterKey:
 
 
 @dataclass(frozen=True)
+class ListedEngine:
+    """An engine that the routers of the store use in addition to those of their settings."""
+
+    url: str
+    added_at: datetime
+
+
+@dataclass(frozen=True)
 class Event:
     """An event of the service; ``seq`` orders the stream and is 0 until the event is stored."""
 

@@ -159,6 +159,14 @@ class RouterRow(Row, table=True):
     seen_at: datetime = Field(sa_type=UtcTime)
 
 
+class EngineRow(Row, table=True):
+    """An engine that the routers of this store use in addition to those of their settings."""
+
+    __tablename__ = "engines"
+    url: str = Field(primary_key=True, sa_type=KEY)
+    added_at: datetime = Field(sa_type=UtcTime)
+
+
 class FittedRouterRow(Row, table=True):
     """The classifier that a cycle has fitted, as the JSON text of its file."""
 

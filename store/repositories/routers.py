@@ -1,4 +1,4 @@
-"""Running routers, and the classifiers that cycles have fitted, which routers on other machines read from here."""
+"""What routers share: the list of engines, which routers run, and the classifiers that cycles have fitted."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -6,7 +6,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete
 from sqlmodel import Session, col, func, select
 
-from store.service_tables import FittedRouterRow, RouterRow
+from store.content import insert_unique
+from store.errors import NotFound
+from store.records import ListedEngine
+from store.service_tables import EngineRow, FittedRouterRow, RouterRow
 
 # A router without a sign of life for this time counts as ended.
 ROUTER_LIFETIME = timedelta(seconds=15)
@@ -23,6 +26,25 @@ def note_router(session: Session, router_id: str, *, at: datetime) -> int:
 def delete_router(session: Session, router_id: str) -> None:
     """Delete the sign of life of a router that ends."""
     session.execute(delete(RouterRow).where(col(RouterRow.id) == router_id))
+
+
+def add_engine(session: Session, url: str, *, at: datetime) -> bool:
+    """Add an engine to the list; returns False if the list has it already."""
+    return bool(insert_unique(session, EngineRow, [{"url": url, "added_at": at}], "url"))
+
+
+def remove_engine(session: Session, url: str) -> None:
+    """Remove an engine from the list; raises ``NotFound``."""
+    row = session.get(EngineRow, url)
+    if row is None:
+        raise NotFound("engine", url, "traced engines list")
+    session.delete(row)
+    session.flush()
+
+
+def list_engines(session: Session) -> list[ListedEngine]:
+    """Return the list of engines, ordered by URL."""
+    return [ListedEngine(**row.model_dump()) for row in session.exec(select(EngineRow).order_by(col(EngineRow.url)))]
 
 
 def save_fitted_router(session: Session, cycle_id: str, document: str, *, at: datetime) -> None:

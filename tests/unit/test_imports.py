@@ -66,6 +66,7 @@ LIGHT = {
     "daemon": HEAVY | STORE | {"pydantic_settings", "httpx", "aiohttp"},
     "setup": HEAVY | {"sqlalchemy", "sqlmodel", "httpx", "aiohttp"},
     "keys": HEAVY | {"httpx", "aiohttp"},
+    "engines": HEAVY | {"httpx", "aiohttp"},
     "decisions": HEAVY | {"aiohttp"},
     "evidence": HEAVY | {"aiohttp"},
     "show": HEAVY | {"aiohttp"},

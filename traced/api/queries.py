@@ -152,11 +152,13 @@ class _Ready(BaseModel):
     recording: str
     routing: dict[str, dict[str, Any]] = {}
     refused_adapters: dict[str, str] = {}
+    engine_sources: dict[str, str] = {}
 
     @property
     def trouble(self) -> str:
         """What is wrong beside the engines, in words; "" if nothing is."""
         troubles = [] if self.recording == "ok" else [f"recording: {self.recording}"]
+        troubles += [f"engines of {entry}: {reason}" for entry, reason in self.engine_sources.items()]
         troubles += [f"{name}: {reason}" for name, reason in self.refused_adapters.items()]
         for state in self.routing.values():
             troubles += [f"routing by {name}: {reason}" for name, reason in (state.get("excluded") or {}).items()]

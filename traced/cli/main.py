@@ -126,6 +126,11 @@ VERBS = {
     "keys": Verb(
         "keys", "keys", "API keys of the router. Without any key the router accepts all requests from this machine."
     ),
+    "engines": Verb(
+        "engines",
+        "engines",
+        "Engines that all routers of the store use in addition to engine.urls, without a restart.",
+    ),
     "records": Verb("records", "records", "Records of the router that could not be kept, for example on a full disk."),
     "cycle": Verb("daemon", "cycle", "Request a cycle from the running service, or cancel one."),
     "outcomes": Verb(

@@ -3,12 +3,37 @@
 import json
 from collections.abc import Callable
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from traced.config.section import Positive, Section, Temperature
 
 Backend = Literal["auto", "embedded", "vllm", "openai"]
+# The entry of ``engine.urls`` for the list in the store.
+STORE = "store"
+# The scheme of an entry that stands for every address of a name.
+DNS_SCHEME = "dns+http"
+
+
+def entry_problem(entry: str) -> str:
+    """Return why an entry of ``engine.urls`` is invalid, "" if it is valid."""
+    if entry == STORE:
+        return ""
+    try:
+        parts = urlsplit(entry)
+        port = parts.port
+    except ValueError as error:
+        return str(error)
+    if parts.scheme == "dns+https":
+        return f"use {DNS_SCHEME}: requests go to the addresses of the name, and certificates have the name"
+    if parts.scheme not in ("http", "https", DNS_SCHEME):
+        return f'its form is http://HOST:PORT, https://HOST:PORT, {DNS_SCHEME}://NAME:PORT, or "{STORE}"'
+    if not parts.hostname or any(character.isspace() for character in entry):
+        return "it has no valid host"
+    if port == 0 or parts.query or parts.fragment:
+        return "it must have neither port 0 nor a query"
+    return ""
 
 
 class EngineSection(Section):
@@ -21,7 +46,9 @@ class EngineSection(Section):
         "bundled one; else embedded",
     )
     urls: list[str] = Field(
-        default=[], description='running servers, e.g. ["http://127.0.0.1:8000"]; empty: traced starts an engine'
+        default=[],
+        description='running servers, e.g. ["http://127.0.0.1:8000"]; "dns+http://NAME:PORT": all addresses of the '
+        'name, "store": the list of traced engines; empty: traced starts an engine',
     )
     key_file: str = Field(default="", description="file with the API key of these servers")
     model: str = Field(default="", description='name of the base model at these servers; "": the first that they list')
@@ -61,6 +88,14 @@ class EngineSection(Section):
         ge=0,
         description="seconds during which requests wait for servers at engine.urls that do not answer",
     )
+
+    @field_validator("urls")
+    @classmethod
+    def _has_valid_urls(cls, urls: list[str]) -> list[str]:
+        for entry in urls:
+            if problem := entry_problem(entry):
+                raise ValueError(f"{entry!r} is invalid: {problem}")
+        return urls
 
 
 def _unchanged(value: Any) -> Any:

@@ -34,6 +34,7 @@ from traced.gateway.bodies import STOPPING, expect_body, read_json_object
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.decisions import ConversationRouter
+from traced.gateway.engine_sources import EngineFollower
 from traced.gateway.engines import Pool
 from traced.gateway.errors import Refusal, to_anthropic_error
 from traced.gateway.feedback import FeedbackReceiver
@@ -92,6 +93,7 @@ class Gateway:
     receiver: OtlpReceiver
     metrics: Metrics
     responses: StoredResponses
+    engine_follower: EngineFollower
     exposition: Callable[[], bytes]
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
@@ -211,6 +213,8 @@ class Gateway:
         """Return 200 if an engine serves the base model and 503 otherwise, with the state of engines and recording."""
         engines = {replica.url: replica.status for replica in self.pool.replicas}
         status = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.problem or "ok"}
+        if problems := self.engine_follower.problems:
+            status["engine_sources"] = problems
         if losses := self.spool.losses.current():
             status["losses"] = f"{describe(losses)}; to acknowledge: traced records acknowledge"
         if self.receiver.recorded_calls or self.receiver.rejected_spans.reasons or self.receiver.joiner:

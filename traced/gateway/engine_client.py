@@ -19,6 +19,11 @@ class GatewayEngineClient(EngineClient):
         super().__init__(url, silence_s=silence_s, key=key)
         self._upstream = upstream
 
+    async def aclose(self) -> None:
+        """Close the connections that no request uses."""
+        await super().aclose()
+        self._upstream.close_idle(self.url)
+
     async def _exchange(self, method: str, path: str, body: Mapping[str, object] | None) -> HttpAnswer:
         if method != "POST":
             return await super()._exchange(method, path, body)

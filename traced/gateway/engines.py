@@ -5,7 +5,9 @@ only after its last request there has ended. Of the router's adapters an engine 
 at once; the router loads none into an engine whose slots are taken, by trainings for instance. A sleeping engine gets
 no requests. An engine that fails ``/health`` gets no requests until it answers again; its adapters are then loaded
 again. An engine that fails requests although it looks healthy gets none while its circuit is open
-(``circuit_breaker``), unless no other engine can answer. Not covered: starting engines.
+(``circuit_breaker``), unless no other engine can answer. Engines join and leave while requests run: one that leaves
+gets no new requests and is dropped when those that run there have ended; its adapters stay loaded, because other
+routers may still use them. Not covered: starting engines.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +55,7 @@ class Replica:
         wake_error: Why the engine could not be woken up; "" if it could.
         wake_event: Set it to have the engine checked at once.
         wake_s: Seconds that the last wake-up took.
+        leaving: Whether the engine gets no new requests, because it is dropped when its running ones have ended.
     """
 
     client: EngineClient
@@ -68,6 +71,7 @@ class Replica:
     wake_error: str = ""
     wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     wake_s: float = 0.0
+    leaving: bool = False
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
 
     @property
@@ -82,11 +86,13 @@ class Replica:
 
     def serves(self, model: str) -> bool:
         """Return whether the engine can take requests for ``model``."""
-        return self.healthy and (model == BASE or model in self.loaded)
+        return self.healthy and not self.leaving and (model == BASE or model in self.loaded)
 
     @property
     def status(self) -> str:
         """Return "ok", or why the engine gets fewer requests or none."""
+        if self.leaving:
+            return f"leaving: {self.busy} requests run"
         return (self.breaker.problem or "ok") if self.healthy else self.problem
 
     def upstream(self, model: str) -> str:
@@ -149,6 +155,7 @@ class Pool:
     wakes_under_lease: bool = True
     base: str = ""
     clock: Callable[[], float] = time.monotonic
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def pick(self, model: str, conversation_id: str, excluded_urls: Container[str] = ()) -> Replica | None:
         """Return the engine for a request, or None if no engine outside ``excluded_urls`` serves the model."""
@@ -176,6 +183,28 @@ class Pool:
         """Return why engines that must be awake could not be woken up."""
         return [replica.wake_error for replica in self.replicas if replica.wake_error]
 
+    def set_engines(self, urls: Collection[str], connect: Callable[[str], Replica]) -> None:
+        """Use the engines at these URLs.
+
+        Others get no new requests, and are dropped when their running ones have ended.
+
+        Args:
+            connect: Returns the replica for the URL of a new engine, which gets requests once a check has succeeded.
+        """
+        replicas = {replica.url: replica for replica in self.replicas}
+        for url, replica in replicas.items():
+            is_leaving = url not in urls
+            if is_leaving != replica.leaving:
+                log.info("engine %s %s, %d requests run", url, "leaves" if is_leaving else "stays", replica.busy)
+                replica.leaving = is_leaving
+                replica.adapter_errors.clear()
+                replica.wake_event.set()
+        for url in urls:
+            if url not in replicas:
+                log.info("engine %s joins", url)
+                self.replicas.append(connect(url))
+        self._changed.set()
+
     def serves(self, model: str) -> bool:
         """Return whether any engine serves the model."""
         return any(replica.serves(model) for replica in self.replicas)
@@ -202,18 +231,31 @@ class Pool:
 
     async def run(self) -> None:
         """Check the engines until cancelled."""
+        watched_replicas: list[Replica] = []
         # One task per engine, so that an engine that hangs delays no other.
         async with asyncio.TaskGroup() as group:
-            for replica in self.replicas:
-                group.create_task(self._run_checks(replica))
+            while True:
+                for replica in self.replicas:
+                    if not any(replica is other for other in watched_replicas):
+                        group.create_task(self._run_checks(replica))
+                watched_replicas = list(self.replicas)
+                self._changed.clear()
+                await self._changed.wait()
 
     async def _run_checks(self, replica: Replica) -> None:
+        """Check an engine until it has left."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await replica.wake_event.wait()
             replica.wake_event.clear()
+            if replica.leaving and not replica.busy:
+                break
             await self._check(replica)
+        # Nothing is awaited between the test and this line, so the engine gets no request in between.
+        self.replicas = [other for other in self.replicas if other is not replica]
+        log.info("engine %s has left", replica.url)
+        await replica.client.aclose()
 
     async def check_all(self) -> None:
         """Check every engine once; must not be called while ``Pool.run`` is active."""
@@ -249,7 +291,8 @@ class Pool:
         engine_adapters = set(adapters)
         replica.loaded &= engine_adapters
         await self._unload(replica, engine_adapters)
-        await self._load(replica, engine_adapters)
+        if not replica.leaving:
+            await self._load(replica, engine_adapters)
         return None
 
     async def _wake(self, replica: Replica) -> bool:

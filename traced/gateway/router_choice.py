@@ -95,7 +95,9 @@ class RouterChoice:
         if self.server is not None:
             await self.server.check()
         self._log_changes()
-        await asyncio.gather(*(self._prepare(replica) for replica in self.pool.replicas if replica.healthy))
+        urls = {replica.url for replica in self.pool.replicas}
+        self._label_routers = {url: entry for url, entry in self._label_routers.items() if url in urls}
+        await asyncio.gather(*(self._prepare(replica) for replica in self.pool.replicas if replica.serves(BASE)))
 
     async def close(self) -> None:
         """Close the connections to the embeddings server."""
@@ -122,7 +124,7 @@ class RouterChoice:
             return {}
         status: dict[str, object] = {}
         for replica in self.pool.replicas:
-            if replica.healthy:
+            if replica.serves(BASE):
                 router = self._router(replica, live)
                 status[replica.url] = {"router": router.name or BASE} | (
                     {"excluded": dict(router.excluded)} if router.excluded else {}

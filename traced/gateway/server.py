@@ -18,6 +18,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from store.database import open_store
+from traced.config.engine_section import STORE
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency
@@ -28,6 +29,7 @@ from traced.gateway.conversations import Conversations
 from traced.gateway.decisions import ConversationRouter
 from traced.gateway.device_sharing import EngineWaker, Preemption
 from traced.gateway.engine_client import GatewayEngineClient
+from traced.gateway.engine_sources import EngineFollower
 from traced.gateway.engines import Pool, Replica
 from traced.gateway.feedback import FeedbackReceiver
 from traced.gateway.forwarding import Forwarder, Shadows
@@ -45,10 +47,11 @@ from traced.gateway.workers import open_workers
 from traced.inference.adapter_base import base_check, weights_of
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, free_port
+from traced.inference.engine_urls import server_root
 from traced.inference.errors import ServingError
 from traced.inference.model_files import base_model
 from traced.inference.shared_engine import stop_recorded
-from traced.inference.start import alternates_with_training, max_adapters, server_root, start_for_router
+from traced.inference.start import alternates_with_training, max_adapters, start_for_router
 from traced.ingest.otlp.wire import SpanJoiner
 from traced.ingest.redaction import Redactor
 from traced.ingest.spool import FILE_PATTERN, Spool
@@ -90,18 +93,19 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         stack.callback(drain_spool, settings)
         stack.callback(recorder.stop)
         await recorder.start()
-        urls, background = [server_root(url) for url in settings.engine.urls], [recorder.supervise]
-        if not urls:
+        # A router that starts an engine of its own does not use the list in the store.
+        engines, background = [*settings.engine.urls, STORE], [recorder.supervise]
+        if not settings.engine.urls:
             engine, url = supervised_engine(settings)
             stack.callback(stop_recorded, settings.data_dir, base_model(settings).path, engine.stop)
             await engine.start()
-            urls = [url]
+            engines = [url]
             background.append(engine.supervise)
         if settings.serving.workers > 1:
-            url, workers = await stack.enter_async_context(open_workers(settings, urls))
+            url, workers = await stack.enter_async_context(open_workers(settings, engines))
             await stack.enter_async_context(running(*background, *(worker.supervise for worker in workers)))
         else:
-            url = await stack.enter_async_context(open_gateway(settings, store, urls, *background))
+            url = await stack.enter_async_context(open_gateway(settings, store, engines, *background))
             _freeze_garbage_collector()
         ready(url)
         await stop.wait()
@@ -129,9 +133,10 @@ async def serve_worker(settings: Settings, engines: Sequence[str], worker: int, 
 async def open_gateway(
     settings: Settings, store: Engine, engines: Sequence[str], *background: BackgroundTask, worker: int = 0
 ) -> AsyncIterator[str]:
-    """Serve with the engines at these URLs, and run the ``background`` tasks, while the context is active.
+    """Serve with these engines, and run the ``background`` tasks, while the context is active.
 
     Args:
+        engines: Entries in the form of ``engine.urls``.
         worker: The number of this process if several share the port, from 1; 0: it is alone.
 
     Yields:
@@ -145,10 +150,12 @@ async def open_gateway(
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
     upstream = Upstream(key, silence_s=section.timeout_s)
-    silence_s = settings.engine.silence_s
-    replicas = [Replica(GatewayEngineClient(url, upstream, silence_s=silence_s, key=key)) for url in engines]
+
+    def connect(url: str) -> Replica:
+        return Replica(GatewayEngineClient(url, upstream, silence_s=settings.engine.silence_s, key=key))
+
     pool = Pool(
-        replicas,
+        [],
         section.max_adapters,
         check_adapter=base_check(settings),
         slots=max_adapters(settings),
@@ -156,6 +163,7 @@ async def open_gateway(
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
     )
+    engine_follower = EngineFollower(store, pool, list(dict.fromkeys(engines)), connect)
     follower = PromotionFollower(
         store,
         pool,
@@ -203,10 +211,7 @@ async def open_gateway(
         section.record,
     )
     metrics.registry.register(StateCollector(pool, limit, spool, receiver))
-    exposition = metrics.exposition
-    if worker:
-        worker_metrics = WorkerMetrics(settings.data_dir / "workers", worker, metrics.registry)
-        background, exposition = (*background, worker_metrics.run), worker_metrics.exposition
+    worker_metrics = WorkerMetrics(settings.data_dir / "workers", worker, metrics.registry) if worker else None
     gateway = Gateway(
         pool,
         live,
@@ -224,7 +229,8 @@ async def open_gateway(
         receiver,
         metrics,
         StoredResponses(store, now),
-        exposition,
+        engine_follower,
+        worker_metrics.exposition if worker_metrics else metrics.exposition,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
@@ -235,6 +241,7 @@ async def open_gateway(
                 f"the router has no API key yet, so everybody who can reach {section.host} could use it",
                 hint="traced keys add NAME",
             )
+        await engine_follower.refresh()
         await pool.check_all()
         if choice.server is not None:
             await choice.server.check()
@@ -249,7 +256,8 @@ async def open_gateway(
         if section.sleep_for_training:
             waker = EngineWaker(store, pool, now, preemption.request_devices, section.devices)
             background = (*background, waker.run)
-        background = (peers.run, choice.run, preemption.run, *background)
+        background = (peers.run, choice.run, preemption.run, engine_follower.run, *background)
+        background = (*background, worker_metrics.run) if worker_metrics else background
         async with serve_application(gateway, pool.run, follower.run, *background, shares_port=worker > 0) as url:
             yield url
     finally:

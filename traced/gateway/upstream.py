@@ -128,6 +128,13 @@ class Upstream:
         for connection in list(self._connections):
             connection.abort()
 
+    def close_idle(self, url: str) -> None:
+        """Close the connections to an engine that no request uses, and forget the engine."""
+        for connection in self._idle.pop(url, ()):
+            connection.abort()
+        for key in [key for key in self._heads if key[0] == url]:
+            del self._heads[key]
+
     def _head(self, url: str, path: str) -> bytes:
         head = self._heads.get((url, path))
         if head is None:

@@ -24,6 +24,7 @@ from traced.inference.adapter_use import name_on_engine, names_in_use, record_us
 from traced.inference.chat_format import ChatFormat, load_chat_format
 from traced.inference.client import BASE, EngineClient
 from traced.inference.engine_process import EngineProcess, VllmOptions, free_port, start_embedded, start_vllm
+from traced.inference.engine_urls import engine_urls
 from traced.inference.errors import EngineError, EngineStartError, RequestError
 from traced.inference.model_files import adapter_digest, resolve_model
 from traced.inference.policies import ChatPolicy, Policy, TokenPolicy
@@ -306,7 +307,7 @@ async def connect(settings: Settings) -> RunningEngine:
     """Return the engine of the settings, started if no servers are named; blocks until it answers."""
     name = backend(settings)
     process, shared = None, None
-    urls = settings.engine.urls
+    urls = await engine_urls(settings)
     if not urls and name == "vllm":
         shared = SharedEngine(
             settings.data_dir, needs_of(settings), partial(start, settings), settings.engine.start_timeout_s
@@ -316,7 +317,7 @@ async def connect(settings: Settings) -> RunningEngine:
         process = start(settings)
         urls = [process.url]
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
-    clients = [EngineClient(server_root(url), silence_s=settings.engine.silence_s, key=key) for url in urls]
+    clients = [EngineClient(url, silence_s=settings.engine.silence_s, key=key) for url in urls]
     # A shared engine that has ended is started again, which takes its time.
     patience_s = settings.engine.start_timeout_s if shared else settings.engine.patience_s
     replicas = Replicas(clients, patience_s=patience_s)
@@ -337,11 +338,6 @@ async def connect(settings: Settings) -> RunningEngine:
         await engine.close()
         raise
     return engine
-
-
-def server_root(url: str) -> str:
-    """Return the server's root; users also write the URL with the /v1 of OpenAI's clients."""
-    return url.rstrip("/").removesuffix("/v1")
 
 
 async def _models(client: EngineClient) -> list[str]:

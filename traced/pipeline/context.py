@@ -130,7 +130,7 @@ class Context:
         It is the server at ``routing.embeddings_url``, else the engine, which may have no embeddings.
         """
         from traced.inference.client import EngineClient
-        from traced.inference.start import server_root
+        from traced.inference.engine_urls import server_root
         from traced.routing.embeddings import EmbeddingSource, source_beside
 
         routing = self.settings.routing

@@ -30,6 +30,7 @@ from traced.inference import start
 from traced.inference.chat_format import ChatFormat, TurnFormat, load_chat_format
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import VllmOptions, detect_build, flag_number
+from traced.inference.engine_urls import engine_urls, server_root
 from traced.inference.errors import EngineStartError, RouterFileError, ServingError, TemplateError
 from traced.inference.model_files import ModelFiles, base_model
 from traced.inference.server_check import check_server
@@ -221,7 +222,7 @@ def _embeddings(settings: Settings) -> Finding:
     from traced.routing.router_files import CLASSIFIER
 
     async def read_identity() -> EmbeddingIdentity:
-        async with EngineClient(start.server_root(settings.routing.embeddings_url)) as client:
+        async with EngineClient(server_root(settings.routing.embeddings_url)) as client:
             async with asyncio.timeout(EMBEDDINGS_S):
                 return await (await source_beside(client, settings.routing.embeddings_model)).identity()
 
@@ -422,17 +423,21 @@ def _servers(subject: Subject) -> list[Finding]:
     settings = subject.settings
     if not settings.engine.urls:
         return []
+    try:
+        urls = asyncio.run(engine_urls(settings))
+    except EngineStartError as error:
+        return [Finding("servers", False, error.message, error.hint)]
     key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
 
     async def check(url: str, probe: Path) -> list[Finding]:
-        root, engine = start.server_root(url), settings.engine
-        async with EngineClient(root, silence_s=engine.silence_s, key=key, base=engine.model) as client:
+        engine = settings.engine
+        async with EngineClient(url, silence_s=engine.silence_s, key=key, base=engine.model) as client:
             limit = min(settings.engine.max_length, subject.footprint.positions)
             rank = settings.training.lora_r
             return await check_server(client, subject.chat_format, probe, rank=rank, positions=limit)
 
     async def check_all(probe: Path) -> list[list[Finding]]:
-        return await asyncio.gather(*(check(url, probe) for url in settings.engine.urls))
+        return await asyncio.gather(*(check(url, probe) for url in urls))
 
     # In the data directory, because that is what an engine on another machine or in a container can read.
     settings.data_dir.mkdir(parents=True, exist_ok=True)

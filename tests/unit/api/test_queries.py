@@ -18,7 +18,7 @@ from store.repositories.cycles import save_cycle
 from store.repositories.promotions import gate_pairs, latest_approval, latest_gate, save_approval, save_gate
 from store.repositories.trajectories import TrajectoryFilter, iterate_trajectories, save_trajectories
 from tests.unit.store.chain import CYCLE, GATE, T0, adapter, approval, later, save_chain, trajectory
-from traced.api.queries import adapters, quarantined_inputs, waiting
+from traced.api.queries import _Ready, adapters, quarantined_inputs, waiting
 
 
 @pytest.fixture
@@ -118,3 +118,9 @@ def test_the_episodes_of_a_gate_are_looked_for_in_its_cycle_alone(db: Session) -
     ]  # the query for the next page
     assert len(query_plans) == 6
     assert all("ix_trajectories_cycle_id (cycle_id=?)" in plan for plan in query_plans)
+
+
+def test_a_source_of_engines_that_cannot_be_read_is_trouble_of_the_router() -> None:
+    sources = {"dns+http://vllm:8000": "no such name; its last engines stay in use: 2"}
+    report = _Ready(ready=True, engines={}, recording="ok", engine_sources=sources)
+    assert report.trouble == "engines of dns+http://vllm:8000: no such name; its last engines stay in use: 2"

@@ -83,4 +83,5 @@ def test_an_error_while_a_verb_is_imported_is_reported_as_one_of_the_verb(monkey
 
 def test_a_group_of_verbs_is_loaded_with_its_verbs() -> None:
     assert list(load("keys").commands) == ["add", "list", "revoke"]
+    assert list(load("engines").commands) == ["add", "remove", "list"]
     assert isinstance(load("init"), typer.core.TyperCommand)

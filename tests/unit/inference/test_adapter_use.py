@@ -105,9 +105,10 @@ async def test_an_engine_unloads_at_its_end_what_no_other_process_uses(
     assert set(server.adapters) == {OTHER}
 
 
-async def test_a_server_that_is_down_is_an_outage_and_no_fault_of_the_stage(tmp_path: Path) -> None:
-    settings = load_settings(tmp_path, {"engine.backend": "vllm", "engine.urls": ["http://127.0.0.1:9"]})
+@pytest.mark.parametrize("entry", ["http://127.0.0.1:9/v1", "dns+http://localhost:9"])
+async def test_a_server_that_is_down_is_an_outage_and_no_fault_of_the_stage(tmp_path: Path, entry: str) -> None:
+    settings = load_settings(tmp_path, {"engine.backend": "vllm", "engine.urls": [entry]})
     # An ``EngineStartError`` counts against the infrastructure (``traced.processes.job``).
-    with pytest.raises(EngineStartError, match="no answer from the engine") as error_info:
+    with pytest.raises(EngineStartError, match=r"no answer from the engine at http://127\.0\.0\.1:9/v1") as error_info:
         await start.connect(settings)
     assert error_info.value.hint == "engine.urls: is the server running?"

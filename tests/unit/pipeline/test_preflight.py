@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,3 +294,14 @@ def test_a_model_whose_layers_cannot_be_split_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("traced.training.footprint.MetaModel.can_be_split", False)
     result = by_name(list(model_checks(values, gpus())))["shards"]
     assert (result.ok, "training.shard = false" in result.fix) == (False, True)
+
+
+def test_a_name_without_servers_is_a_failed_check_of_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    subject: Any = SimpleNamespace(settings=settings(engine__urls=["dns+http://vllm:8000"]))
+    (finding,) = preflight._servers(subject)
+    assert (finding.ok, finding.fix) == (False, "engine.urls: is the name right?")
+    assert "the name 'vllm' of engine.urls cannot be resolved" in finding.seen

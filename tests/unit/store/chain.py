@@ -30,7 +30,7 @@ from store.records import (
     StoredResponse,
     TrainingRun,
 )
-from store.repositories import adapters, capabilities, cycles, environments, llm_replies, promotions, serving
+from store.repositories import adapters, capabilities, cycles, environments, llm_replies, promotions, routers, serving
 from store.repositories import adapters as training
 from store.repositories import promotions as gates
 from store.repositories import serving as routing
@@ -189,4 +189,5 @@ def save_conversation(session: Session) -> None:
     items = [{"role": "user", "content": "Which day?"}]
     save_responses(session, [StoredResponse("resp_1", "agent", later(10), items, {"id": "resp_1", "output": []})])
     serving.save_key(session, RouterKey("agent", "0" * 64, 60, later(9)))
+    routers.add_engine(session, "http://10.0.0.5:8000", at=later(9))
     serving.save_feedback(session, Feedback("conv-1", later(11), score=0.5, comment="so so", who="Ada"))

@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0011');
+INSERT INTO "alembic_version" VALUES('0012');
 CREATE TABLE approvals (
 	seq INTEGER NOT NULL, 
 	id VARCHAR NOT NULL, 
@@ -144,6 +144,12 @@ CREATE TABLE cycles (
 	CONSTRAINT pk_cycles PRIMARY KEY (id)
 );
 INSERT INTO "cycles" VALUES('c1','desk','bundled',7,'{"delta":0.2}','running','2026-03-14 09:26:53.589793',NULL,'{}');
+CREATE TABLE engines (
+	url VARCHAR NOT NULL, 
+	added_at DATETIME NOT NULL, 
+	CONSTRAINT pk_engines PRIMARY KEY (url)
+);
+INSERT INTO "engines" VALUES('http://10.0.0.5:8000','2026-03-14 09:27:02.589793');
 CREATE TABLE environment_origins (
 	environment_hash VARCHAR NOT NULL, 
 	cycle_id VARCHAR NOT NULL, 
