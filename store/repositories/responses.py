@@ -7,11 +7,10 @@ response, so deleting or expiring one response does not break those that continu
 import json
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 import zstandard
-from sqlalchemy import CursorResult, delete
-from sqlmodel import Session, col
+from sqlalchemy import delete
+from sqlmodel import Session, col, select
 
 from store.content import insert_new
 from store.records import StoredResponse
@@ -40,10 +39,13 @@ def delete_response(session: Session, response_id: str, key_id: str) -> None:
     session.execute(delete(ResponseRow).where(col(ResponseRow.id) == response_id, col(ResponseRow.key_id) == key_id))
 
 
-def delete_responses_before(session: Session, start: datetime) -> int:
-    """Delete the responses from before ``start`` and return their number."""
-    result: CursorResult[Any] = session.execute(delete(ResponseRow).where(col(ResponseRow.at) < start))  # type: ignore[assignment]
-    return result.rowcount
+def delete_responses_before(session: Session, start: datetime, *, limit: int) -> int:
+    """Delete at most ``limit`` responses from before ``start`` and return their number."""
+    expired = select(ResponseRow.id, ResponseRow.key_id).where(ResponseRow.at < start).limit(limit)
+    keys = session.exec(expired).all()
+    for response_id, key_id in keys:
+        delete_response(session, response_id, key_id)
+    return len(keys)
 
 
 def _pack(response: StoredResponse) -> bytes:

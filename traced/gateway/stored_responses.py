@@ -4,10 +4,11 @@ A request with ``previous_response_id`` is sent to the engine with the whole con
 can continue an answer of another one, and engines store nothing.
 
 Invariants: a response belongs to the key that made it and does not exist for other keys. This router finds a response
-as soon as its client has the end of it, other routers some milliseconds later. A response that must not be written to
-the store (redaction, ``X-Traced-Record: no``) is only in this router's memory. Responses expire after ``LIFETIME``.
-Errors: ``Refusal`` 404 for a response that does not exist (any more), 503 if the store does not answer. Not covered:
-``background``; a router that is killed loses the responses of the last milliseconds.
+as soon as its client has the end of it, other routers some milliseconds later. While the store does not accept
+responses, the newest ``MEMORY_BYTES`` of them are in memory, and are written when it does. A response that must not be
+written to the store (redaction, ``X-Traced-Record: no``) is only in this router's memory. Responses expire after
+``LIFETIME``. Errors: ``Refusal`` 404 for a response that does not exist (any more), 503 if the store does not answer.
+Not covered: ``background``; a router that is killed loses the responses of the last milliseconds.
 """
 
 import asyncio
@@ -43,6 +44,11 @@ MEMORY_BYTES = 64 * 2**20
 # Seconds to wait for a response that another router has not stored yet.
 PATIENCE_S = 0.5
 RETRY_S = 0.1
+# Seconds between two attempts to write a response.
+WRITE_RETRY_S = 2.0
+# Seconds that a router which ends waits for the store.
+FLUSH_S = 5.0
+EXPIRY_BATCH = 500
 Key = tuple[str, str]
 log = logging.getLogger(__name__)
 
@@ -56,9 +62,11 @@ class StoredResponses:
     # The responses that are not in the store, with their sizes; the id of the response and of the key identify one.
     _memory: "OrderedDict[Key, tuple[StoredResponse, int]]" = field(default_factory=OrderedDict)
     _writes: "dict[Key, asyncio.Task[None]]" = field(default_factory=dict)
+    _problem: str = ""
 
     def __post_init__(self) -> None:
-        self._batcher = Batcher(self._save)
+        # By key, so that a response that has to leave the memory does not wait there for the store.
+        self._batcher: Batcher[Key, None] = Batcher(self._save)
 
     async def resolve(self, raw: bytes, body: dict[str, object], key_id: str) -> tuple[bytes, dict[str, object]]:
         """Return the request with the whole conversation as its input; without ``previous_response_id`` unchanged.
@@ -103,9 +111,12 @@ class StoredResponses:
         key = (record.id, key_id)
         self._memory[key] = (record, len(exchange.raw) + len(exchange.answer))
         while sum(size for _, size in self._memory.values()) > MEMORY_BYTES and len(self._memory) > 1:
-            self._memory.popitem(last=False)
+            oldest_key, _ = self._memory.popitem(last=False)
+            if (write := self._writes.get(oldest_key)) is not None:
+                log.error("response %s is lost: the store has not accepted it", oldest_key[0])
+                write.cancel()
         if in_store:
-            self._writes[key] = task = asyncio.create_task(self._write(record))
+            self._writes[key] = task = asyncio.create_task(self._write(key))
             task.add_done_callback(lambda _: self._writes.pop(key, None))
 
     async def retrieve(self, response_id: str, key_id: str) -> Mapping[str, Any]:
@@ -119,9 +130,10 @@ class StoredResponses:
         """Delete a response; raises ``Refusal``."""
         await self.retrieve(response_id, key_id)
         key = (response_id, key_id)
-        if (write := self._writes.get(key)) is not None:
-            await asyncio.shield(write)
         self._memory.pop(key, None)
+        if (write := self._writes.get(key)) is not None:
+            # A write that has begun must not store it after the deletion.
+            await asyncio.wait([write], timeout=WRITE_RETRY_S)
         try:
             await call_store(partial(self._delete, key))
         except StoreError as error:
@@ -131,14 +143,23 @@ class StoredResponses:
         """Delete expired responses from the store, until cancelled."""
         while True:
             try:
-                await call_store(self._expire, limit_s=None)
+                # In small transactions, between which others can write.
+                while await call_store(self._expire, limit_s=None) == EXPIRY_BATCH:
+                    continue
             except StoreError as error:
                 log.warning("expired responses could not be deleted: %s", error)
             await asyncio.sleep(EXPIRY_INTERVAL_S)
 
     async def flush(self) -> None:
-        """Wait until every response has been written."""
-        await asyncio.gather(*self._writes.values(), return_exceptions=True)
+        """Wait until every response has been written, at most ``FLUSH_S`` seconds."""
+        writes = list(self._writes.values())
+        if not writes:
+            return
+        _, pending = await asyncio.wait(writes, timeout=FLUSH_S)
+        if pending:
+            log.error("%d responses are lost: the store has not accepted them", len(pending))
+        for write in pending:
+            write.cancel()
 
     async def _find(self, response_id: str, key_id: str) -> StoredResponse | None:
         deadline = time.monotonic() + PATIENCE_S
@@ -154,19 +175,25 @@ class StoredResponses:
                 return None
             await asyncio.sleep(RETRY_S)
 
-    async def _write(self, record: StoredResponse) -> None:
-        try:
-            await self._batcher.ask(record)
-        except StoreError as error:
-            log.warning("response %s is only in memory, the store does not accept it: %s", record.id, error)
-        else:
-            # Another router may delete it from now on.
-            self._memory.pop((record.id, record.key_id), None)
+    async def _write(self, key: Key) -> None:
+        while key in self._memory:
+            try:
+                await self._batcher.ask(key)
+            except StoreError as error:
+                if self._problem != str(error):
+                    self._problem = str(error)
+                    log.warning("responses are only in memory, the store does not accept them: %s", error)
+                await asyncio.sleep(WRITE_RETRY_S)
+            else:
+                self._problem = ""
+                # Another router may delete it from now on.
+                self._memory.pop(key, None)
 
-    def _save(self, responses: Sequence[StoredResponse]) -> list[None]:
+    def _save(self, keys: Sequence[Key]) -> list[None]:
+        records = [entry[0] for key in keys if (entry := self._memory.get(key)) is not None]
         with write_session(self.store) as session:
-            save_responses(session, responses)
-        return [None] * len(responses)
+            save_responses(session, records)
+        return [None] * len(keys)
 
     def _read(self, response_id: str, key_id: str) -> StoredResponse | None:
         with read_session(self.store) as session:
@@ -176,9 +203,9 @@ class StoredResponses:
         with write_session(self.store) as session:
             delete_response(session, *key)
 
-    def _expire(self) -> None:
+    def _expire(self) -> int:
         with write_session(self.store) as session:
-            delete_responses_before(session, self.now() - LIFETIME)
+            return delete_responses_before(session, self.now() - LIFETIME, limit=EXPIRY_BATCH)
 
 
 def _missing_error(response_id: str) -> Refusal:

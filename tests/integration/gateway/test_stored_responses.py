@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from sqlmodel import select
 
 from store.database import read_session, write_session
+from store.errors import StoreUnavailable
+from store.repositories import responses
 from store.service_tables import ResponseRow
 from tests.integration.gateway.place import RunningGateway, running_gateway
 from tests.integration.gateway.test_keys import ADA, until_status, with_key
@@ -139,6 +142,54 @@ async def test_responses_outlive_the_router_and_are_found_by_others(tmp_path: Pa
         assert stored_ids(gateway) == {ids[0], third["id"]}
 
     await run(tmp_path, check)
+
+
+async def test_a_response_is_written_when_the_store_accepts_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_responses, "WRITE_RETRY_S", 0.05)
+    save, is_full = responses.save_responses, [True]
+
+    def save_if_possible(*arguments: Any) -> None:
+        if is_full[0]:
+            raise StoreUnavailable("the disk is full")
+        save(*arguments)
+
+    monkeypatch.setattr(stored_responses, "save_responses", save_if_possible)
+
+    async def check(gateway: RunningGateway) -> None:
+        first = await respond(gateway, input=QUESTION)
+        await asyncio.sleep(0.2)
+        # Meanwhile it can be continued from the memory.
+        await respond(gateway, input="Thanks.", previous_response_id=first["id"], store=False)
+        assert stored_ids(gateway) == set()
+        is_full[0] = False
+        await eventually_async(lambda: stored_ids(gateway) == {first["id"]})
+
+    await run(tmp_path, check)
+
+
+async def test_responses_that_the_store_never_accepts_take_bounded_memory_and_do_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stored_responses, "MEMORY_BYTES", 3000)
+    monkeypatch.setattr(stored_responses, "FLUSH_S", 0.1)
+
+    def refuse(*_: Any) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(stored_responses, "save_responses", refuse)
+
+    async def check(gateway: RunningGateway) -> None:
+        answers = [await respond(gateway, input=f"{'long ' * 200}{number}") for number in range(6)]
+        await respond(gateway, 404, input="Thanks.", previous_response_id=answers[0]["id"])
+        await respond(gateway, input="Thanks.", previous_response_id=answers[-1]["id"], store=False)
+
+    started = time.monotonic()
+    await run(tmp_path, check)
+    assert time.monotonic() - started < 20.0
+    assert "is lost: the store has not accepted it" in caplog.text
+    assert "responses are lost: the store has not accepted them" in caplog.text
 
 
 async def test_expired_responses_are_not_found_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

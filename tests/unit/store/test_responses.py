@@ -34,7 +34,8 @@ def test_a_response_is_kept_as_it_was_and_belongs_to_its_key(engine: Engine) -> 
 
 def test_old_responses_are_deleted(engine: Engine) -> None:
     with write_session(engine) as session:
-        save_responses(session, [response("resp_1", "ann")])
-        assert delete_responses_before(session, T0) == 0
-        assert delete_responses_before(session, T0 + timedelta(seconds=1)) == 1
+        save_responses(session, [response(f"resp_{number}", "ann") for number in range(3)])
+        assert delete_responses_before(session, T0, limit=2) == 0
+        assert delete_responses_before(session, T0 + timedelta(seconds=1), limit=2) == 2
+        assert delete_responses_before(session, T0 + timedelta(seconds=1), limit=2) == 1
         assert get_response(session, "resp_1", "ann") is None
