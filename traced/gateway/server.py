@@ -21,6 +21,7 @@ from store.database import open_store
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
+from traced.gateway.adapter_cache import adapter_check, open_cache
 from traced.gateway.app import BackgroundTask, Gateway, serve_application
 from traced.gateway.bodies import MB
 from traced.gateway.conversation_writer import ConversationWriter
@@ -68,6 +69,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
 
     Raises:
         EngineStartError: The engine did not start.
+        AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
         ServingError: No engine is configured, or the gateway would listen beyond the loopback without an API key.
         StoreError: The store does not answer.
         RuleFileError: The rules for outcomes are invalid.
@@ -111,6 +113,7 @@ async def open_gateway(
 
     Raises:
         ServingError: The gateway would listen beyond the loopback without an API key.
+        AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
         StoreError: The store does not answer.
     """
     section = settings.serving
@@ -119,10 +122,15 @@ async def open_gateway(
     upstream = Upstream(key, silence_s=section.timeout_s)
     silence_s = settings.engine.silence_s
     replicas = [Replica(GatewayEngineClient(url, upstream, silence_s=silence_s, key=key)) for url in engines]
+
+    def is_loaded(name: str) -> bool:
+        return any(name in replica.loaded or replica.running[name] for replica in pool.replicas)
+
+    cache = open_cache(settings, is_loaded)
     pool = Pool(
         replicas,
         section.max_adapters,
-        check_adapter=base_check(settings),
+        check_adapter=adapter_check(cache, base_check(settings)),
         slots=max_adapters(settings),
         wake_after_s=section.busy_s,
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
@@ -135,7 +143,8 @@ async def open_gateway(
         now,
         section.expiry_s,
         partial(weights_of, settings),
-        Path(section.adapters_root) if section.adapters_root else None,
+        Path(section.adapters_root) if section.adapters_root and cache is None else None,
+        cache,
     )
 
     def live() -> LiveVersions:
