@@ -196,8 +196,9 @@ def check_adapters_root(settings: Settings) -> Finding:
     try:
         store.probe()
     except TracedError as error:
-        return Finding("object store", False, error.message, error.hint)
-    return Finding("object store", True, f"{store.shown} was written and read")
+        fix = "serving.adapters_root" if error.hint == "traced doctor" else error.hint
+        return Finding("object store", False, error.message, fix)
+    return Finding("object store", True, f"{store.display_url} was written and read")
 
 
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (

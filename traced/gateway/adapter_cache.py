@@ -3,12 +3,12 @@
     DATA/adapter-cache/NAME-DIGEST/       a version, complete and checked
     DATA/adapter-cache/.lock              held by the router that downloads or removes
 
-A thread downloads the versions that the router wants and that are not on this machine, and removes the copies of others
+A thread downloads the versions that the router needs and that are not on this machine, and removes other copies
 once no engine has them loaded. It is a daemon thread, so that an object store that hangs does not hold up the end of
 the router.
 
 Invariants: an engine is asked to load a copy only after its files had the SHA-256 of the database in this process. A
-failed download is repeated until it succeeds or the version is no longer wanted. A rollback waits for no download.
+failed download is repeated until it succeeds or the version is no longer required. A rollback waits for no download.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class _Download:
     version: AdapterVersion
     problem: str = ""
     wait_s: float = RETRY_S[0]
-    due: float = 0.0
+    due_at: float = 0.0
 
 
 @dataclass
@@ -58,7 +58,7 @@ class AdapterCache:
     is_loaded: Callable[[str], bool]
     clock: Callable[[], float] = time.monotonic
     # None until the router knows what is live: nothing is removed before.
-    _wanted: dict[Path, AdapterVersion] | None = None
+    _required: dict[Path, AdapterVersion] | None = None
     _missing: dict[Path, _Download] = field(default_factory=dict)
     _complete: set[Path] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,9 +68,9 @@ class AdapterCache:
         path = Path(version.path)
         return path if is_published_in(path, version.files) else self.folder / folder_name(version)
 
-    def want(self, versions: Mapping[Path, AdapterVersion]) -> None:
+    def require(self, versions: Mapping[Path, AdapterVersion]) -> None:
         """Set the versions that the router needs, by their ``location``; the thread fetches those in ``folder``."""
-        self._wanted = {path: version for path, version in versions.items() if path.parent == self.folder}
+        self._required = {path: version for path, version in versions.items() if path.parent == self.folder}
 
     def check(self, path: Path) -> None:
         """Raise ``ServingError`` if ``path`` is the folder of a copy that is not complete."""
@@ -78,10 +78,10 @@ class AdapterCache:
             return
         download = self._missing.get(path)
         problem = download.problem if download is not None else ""
-        raise ServingError(problem or f"it is being downloaded from {self.store.shown}")
+        raise ServingError(problem or f"it is being downloaded from {self.store.display_url}")
 
     async def start(self) -> None:
-        """Download what is wanted once, and return when that has ended or after ``START_S``."""
+        """Download what is required once, and return when that has ended or after ``START_S``."""
         thread = threading.Thread(target=self.refresh, daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, START_S)
@@ -101,27 +101,27 @@ class AdapterCache:
             self.refresh()
 
     def refresh(self) -> None:
-        """Download what is wanted and due, and remove what is not wanted."""
+        """Download what is required and due, and remove what is not required."""
         with self._lock:
-            wanted = self._wanted
-            if wanted is None:
+            required = self._required
+            if required is None:
                 return
             try:
-                self._refresh(wanted)
+                self._refresh(required)
             except Exception:
                 # The thread has nobody who could restart it.
                 log.exception("the copies of adapters in %s could not be updated", self.folder)
 
-    def _refresh(self, wanted: dict[Path, AdapterVersion]) -> None:
-        self._complete &= wanted.keys()
-        self._missing = {path: entry for path, entry in self._missing.items() if path in wanted}
-        for path, version in wanted.items():
+    def _refresh(self, required: dict[Path, AdapterVersion]) -> None:
+        self._complete &= required.keys()
+        self._missing = {path: entry for path, entry in self._missing.items() if path in required}
+        for path, version in required.items():
             if path not in self._complete:
                 entry = self._missing.setdefault(path, _Download(version))
-                if entry.due <= self.clock():
+                if entry.due_at <= self.clock():
                     self._fetch(path, entry)
         if self.folder.is_dir():
-            self._remove_others(wanted)
+            self._remove_unused(required)
 
     def _fetch(self, path: Path, entry: _Download) -> None:
         try:
@@ -132,16 +132,16 @@ class AdapterCache:
         except (OSError, TracedError) as error:
             if entry.problem != str(error):
                 log.warning("%s: %s", entry.version.name, error)
-            entry.problem, entry.due = str(error), self.clock() + entry.wait_s
+            entry.problem, entry.due_at = str(error), self.clock() + entry.wait_s
             entry.wait_s = min(2 * entry.wait_s, RETRY_S[1])
             return
         self._complete.add(path)
         del self._missing[path]
         log.info("%s is in %s", entry.version.name, path)
 
-    def _remove_others(self, wanted: dict[Path, AdapterVersion]) -> None:
-        others = [path for path in self.folder.iterdir() if path not in wanted and not path.name.startswith(".")]
-        for path in others:
+    def _remove_unused(self, required: dict[Path, AdapterVersion]) -> None:
+        unused = [path for path in self.folder.iterdir() if path not in required and not path.name.startswith(".")]
+        for path in unused:
             if not self.is_loaded(path.name.rpartition("-")[0]):
                 with self._exclusive():
                     shutil.rmtree(path, ignore_errors=True)

@@ -185,7 +185,7 @@ class PromotionFollower:
         all_records = records | {name: record for name, (record, _) in superseded.items()}
         paths = {name: self._location(record) for name, record in all_records.items()}
         if self.cache is not None:
-            self.cache.want({paths[name]: record for name, record in all_records.items()})
+            self.cache.require({paths[name]: record for name, record in all_records.items()})
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
         # The times are read before the files, so that a file written meanwhile is read again at the next refresh.
         file_times = modification_times(files)

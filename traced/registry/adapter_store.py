@@ -75,7 +75,7 @@ class AdapterStore:
     url: str
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """Return the URL without a password."""
         return re.sub(r"//[^/@]*@", "//***@", self.url) if re.search(r"//[^/@]*:[^/@]*@", self.url) else self.url
 
@@ -101,14 +101,11 @@ class AdapterStore:
         with self._folder_of(version) as (file_system, folder):
             if _is_complete(file_system, folder, source, version):
                 return
-            log.info("%s is uploaded to %s", version.name, self.shown)
-            # The manifest of an upload that was damaged later must not vouch for a new one that is not complete.
-            if _size(file_system, f"{folder}/{MANIFEST}") is not None:
-                file_system.rm_file(f"{folder}/{MANIFEST}")
+            log.info("%s is uploaded to %s", version.name, self.display_url)
             for name in [*version.files, MANIFEST]:
                 file_system.put_file(str(source / name), f"{folder}/{name}")
             if not _is_complete(file_system, folder, source, version):
-                raise AdapterStoreError(f"{self.shown} does not have all of {version.name} after its upload")
+                raise AdapterStoreError(f"{self.display_url} does not have all of {version.name} after its upload")
 
     def download(self, version: AdapterVersion, target: Path) -> None:
         """Create the folder ``target`` with the files of a version, by one rename after all have been checked.
@@ -126,7 +123,7 @@ class AdapterStore:
                     file_system.get_file(f"{folder}/{name}", str(staging / name))
             if not is_intact(staging, version):
                 raise AdapterStoreError(
-                    f"the files of {version.name} at {self.shown} are not those that were published",
+                    f"the files of {version.name} at {self.display_url} are not those that were published",
                     hint=f"delete {ADAPTERS}/{version.name}/{_digest(version)} there and restart the service that has "
                     "the adapter's files: it uploads them again",
                 )
@@ -134,7 +131,7 @@ class AdapterStore:
         with self._folder_of(version) as (file_system, folder):
             if _size(file_system, f"{folder}/{MANIFEST}") is None:
                 raise NotUploaded(
-                    f"{version.name} is not uploaded to {self.shown} yet",
+                    f"{version.name} is not uploaded to {self.display_url} yet",
                     hint="serving.adapters_root of the service that has the adapter's files: the same URL; it uploads "
                     "them when it starts",
                 )
@@ -148,7 +145,7 @@ class AdapterStore:
             file_system.pipe_file(path, content)
             try:
                 if file_system.cat_file(path) != content:
-                    raise AdapterStoreError(f"{self.shown} returns other bytes than were written")
+                    raise AdapterStoreError(f"{self.display_url} returns other bytes than were written")
             finally:
                 file_system.rm_file(path)
 
@@ -178,13 +175,13 @@ class AdapterStore:
             raise
         except ImportError as error:
             raise AdapterStoreError(
-                f"serving.adapters_root is {self.shown}, and its library is missing: {error}",
+                f"serving.adapters_root is {self.display_url}, and its library is missing: {error}",
                 hint=f"pip install {_package(self.url)}",
             ) from error
         except Exception as error:
             # Every library behind fsspec has errors of its own (botocore, google.auth, azure.core, aiohttp, OSError).
             raise AdapterStoreError(
-                f"the object store {self.shown} failed: {type(error).__name__}: {error}", hint="traced doctor"
+                f"the object store {self.display_url} failed: {type(error).__name__}: {error}", hint="traced doctor"
             ) from error
 
 

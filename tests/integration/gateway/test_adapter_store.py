@@ -76,7 +76,7 @@ async def router(cycles: Cycles, data_dir: Path) -> AsyncIterator[RunningGateway
         store.dispose()
 
 
-async def refused(gateway: RunningGateway) -> dict[str, str]:
+async def refused_adapters(gateway: RunningGateway) -> dict[str, str]:
     refusals: dict[str, str] = (await gateway.http.get("/ready")).json().get("refused_adapters", {})
     return refusals
 
@@ -115,17 +115,17 @@ async def test_files_that_were_changed_are_refused_until_they_are_right(cycles: 
     original = weights.read_bytes()
     weights.write_bytes(original[:-1] + b"?")
     async with router(cycles, tmp_path / "router") as gateway:
-        assert "are not those that were published" in (await refused(gateway))[V1]
+        assert "are not those that were published" in (await refused_adapters(gateway))[V1]
         assert (await gateway.ask("auto")).headers["X-Traced-Model"] == "base"
         assert gateway.engine.loads == []
         weights.write_bytes(original)
         await until_offered(gateway, V1)
-        assert await refused(gateway) == {}
+        assert await refused_adapters(gateway) == {}
 
 
 async def test_an_approval_whose_upload_fails_changes_nothing(cycles: Cycles, tmp_path: Path) -> None:
     cycles.bucket.touch()  # no folder
-    with pytest.raises(PromotionError, match="the object store file://.* failed"):
+    with pytest.raises(PromotionError, match=r"the object store file://.* failed"):
         await cycles.approve(V1)
     assert cycles.live() == []
     cycles.bucket.unlink()

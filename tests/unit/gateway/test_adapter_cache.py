@@ -42,8 +42,8 @@ class Place:
     loaded: set[str]
     time: float = 0.0
 
-    def want(self, *versions: AdapterVersion) -> None:
-        self.cache.want({self.cache.location(version): version for version in versions})
+    def require(self, *versions: AdapterVersion) -> None:
+        self.cache.require({self.cache.location(version): version for version in versions})
         self.cache.refresh()
 
     def refresh(self, seconds: float) -> None:
@@ -75,7 +75,7 @@ def test_a_version_that_is_here_is_not_copied(tmp_path: Path, place: Place) -> N
     version = place.versions[0]
     (tmp_path / "elsewhere").rename(tmp_path / "adapters")
     assert place.cache.location(version) == Path(version.path)
-    place.want(version)
+    place.require(version)
     assert (place.objects.downloads, place.problem(version)) == ([], "")
     # At the same path a data directory of this machine has another version of this name.
     manifest = Path(version.path) / "manifest.json"
@@ -87,7 +87,7 @@ def test_a_version_that_is_here_is_not_copied(tmp_path: Path, place: Place) -> N
 def test_a_copy_can_be_loaded_once_it_is_complete(place: Place) -> None:
     version = place.versions[0]
     assert "it is being downloaded from memory://" in place.problem(version)
-    place.want(version)
+    place.require(version)
     assert place.problem(version) == ""
     assert (place.cache.location(version) / WEIGHTS).read_bytes() == b"run-1"
     place.refresh(100)
@@ -97,7 +97,7 @@ def test_a_copy_can_be_loaded_once_it_is_complete(place: Place) -> None:
 def test_a_download_that_fails_is_repeated_less_and_less_often(place: Place) -> None:
     version = place.versions[0]
     place.objects.errors.extend([NotUploaded("not uploaded yet"), AdapterStoreError("no answer"), DiskError("full")])
-    place.want(version)
+    place.require(version)
     assert place.problem(version) == "not uploaded yet"
     place.refresh(0.9)
     assert len(place.objects.downloads) == 1
@@ -113,45 +113,45 @@ def test_a_download_that_fails_is_repeated_less_and_less_often(place: Place) -> 
 
 def test_one_version_that_fails_does_not_keep_another_back(place: Place) -> None:
     place.objects.errors.append(AdapterStoreError("no answer"))
-    place.want(*place.versions)
+    place.require(*place.versions)
     assert [place.problem(version) for version in place.versions] == ["no answer", ""]
 
 
 def test_a_copy_that_was_damaged_before_the_start_is_fetched_again(place: Place) -> None:
     version = place.versions[0]
-    place.want(version)
+    place.require(version)
     weights = place.cache.location(version) / WEIGHTS
     weights.write_bytes(b"run-2")
     second = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
-    second.want({second.location(version): version})
+    second.require({second.location(version): version})
     with pytest.raises(ServingError):
         second.check(second.location(version))
     second.refresh()
     second.check(second.location(version))
     assert weights.read_bytes() == b"run-1"
     third = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
-    third.want({third.location(version): version})
+    third.require({third.location(version): version})
     third.refresh()
     assert len(place.objects.downloads) == 2  # an intact copy is used as it is
 
 
 def test_a_copy_that_is_not_live_is_removed_once_no_engine_has_it(place: Place) -> None:
     first, second = place.versions
-    place.want(first, second)
+    place.require(first, second)
     place.loaded.add(first.name)
-    place.want(second)
+    place.require(second)
     assert place.cache.location(first).is_dir()
     place.loaded.clear()
     place.refresh(0)
     assert not place.cache.location(first).exists()
     assert place.cache.location(second).is_dir()
     assert "being downloaded" in place.problem(first)
-    place.want(first, second)
+    place.require(first, second)
     assert place.problem(first) == ""
 
 
 def test_nothing_is_removed_before_the_router_knows_what_is_live(place: Place) -> None:
-    place.want(place.versions[0])
+    place.require(place.versions[0])
     restarted = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
     restarted.refresh()
     assert place.cache.location(place.versions[0]).is_dir()
@@ -160,14 +160,14 @@ def test_nothing_is_removed_before_the_router_knows_what_is_live(place: Place) -
 def test_what_a_killed_download_left_is_removed(place: Place) -> None:
     leftover = place.cache.folder / ".error-recovery@v1-0.partial"
     leftover.mkdir(parents=True)
-    place.want(place.versions[0])
+    place.require(place.versions[0])
     assert not leftover.exists()
 
 
 def test_a_data_directory_that_cannot_be_written_is_a_problem_of_the_adapter(place: Place) -> None:
     place.cache.folder.parent.mkdir(parents=True)
     place.cache.folder.touch()
-    place.want(place.versions[0])
+    place.require(place.versions[0])
     assert "File exists" in place.problem(place.versions[0])
 
 
@@ -183,8 +183,9 @@ async def test_an_object_store_that_hangs_holds_up_neither_the_start_nor_the_eve
     monkeypatch.setattr(adapter_cache, "START_S", 0.05)
     monkeypatch.setattr(Objects, "download", hang)
     version = place.versions[0]
-    place.cache.want({place.cache.location(version): version})
-    await place.cache.start()
+    place.cache.require({place.cache.location(version): version})
+    async with asyncio.timeout(20):
+        await place.cache.start()
     assert downloading.is_set()
     assert "being downloaded" in place.problem(version)
     with place.cache.running():

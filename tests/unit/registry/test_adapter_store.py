@@ -47,7 +47,9 @@ def objects(request: pytest.FixtureRequest, tmp_path: Path) -> AdapterStore:
     return AdapterStore(f"{request.param}://{tmp_path}/bucket/traced")
 
 
-def trained(tmp_path: Path, number: int = 1, answer: GateAnswer = GateAnswer.PASS) -> AdapterVersion:
+def trained_adapter(
+    store: Engine, tmp_path: Path, number: int = 1, answer: GateAnswer = GateAnswer.PASS
+) -> AdapterVersion:
     with write_session(store) as session:
         return get_adapter(session, seed_adapter(session, tmp_path, number, answer))
 
@@ -105,7 +107,7 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, objec
 
 def test_without_a_manifest_a_version_is_not_uploaded(tmp_path: Path, objects: AdapterStore) -> None:
     version = publish_adapter(tmp_path, 1)
-    with pytest.raises(NotUploaded, match="is not uploaded to .* yet"):
+    with pytest.raises(NotUploaded, match=r"is not uploaded to .* yet"):
         objects.download(version, tmp_path / "x")
     objects.upload(version)
     file_system, folder = remote(objects, version)
@@ -124,10 +126,8 @@ def test_versions_of_one_name_with_other_content_do_not_meet(tmp_path: Path, obj
     assert folder_name(version) != folder_name(other)
 
 
-def test_files_that_changed_since_publication_are_not_uploaded(
-    store: Engine, tmp_path: Path, objects: AdapterStore
-) -> None:
-    version = trained(store, tmp_path)
+def test_files_that_changed_since_publication_are_not_uploaded(tmp_path: Path, objects: AdapterStore) -> None:
+    version = publish_adapter(tmp_path, 1)
     with pytest.raises(PromotionError, match="is not the error-recovery@v1 of the database"):
         objects.upload(replace(version, files={**version.files, WEIGHTS: "0" * 64}))
     weights = Path(version.path) / WEIGHTS
@@ -156,7 +156,7 @@ def test_half_an_upload_puts_nothing_live_and_is_repeated(
     store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
     objects = AdapterStore(f"memory://{tmp_path}/traced")
-    version = trained(store, tmp_path)
+    version = trained_adapter(store, tmp_path)
     put_file, uploaded = MemoryFileSystem.put_file, []
 
     def put_some(file_system: MemoryFileSystem, source: str, target: str, **options: Any) -> None:
@@ -198,7 +198,7 @@ def test_an_outage_is_not_a_missing_manifest(tmp_path: Path, monkeypatch: pytest
 
 
 def test_only_versions_that_may_be_approved_are_uploaded(store: Engine, tmp_path: Path, objects: AdapterStore) -> None:
-    version = trained(store, tmp_path, 1, GateAnswer.FAIL)
+    version = trained_adapter(store, tmp_path, 1, GateAnswer.FAIL)
     upload_before_traffic(objects.url, store, [version.name])
     with pytest.raises(NotUploaded):
         objects.download(version, tmp_path / "x")
@@ -211,7 +211,7 @@ def test_only_versions_that_may_be_approved_are_uploaded(store: Engine, tmp_path
 def test_versions_in_service_are_uploaded_later_if_their_files_are_here(
     store: Engine, tmp_path: Path, objects: AdapterStore
 ) -> None:
-    versions = [trained(store, tmp_path, number) for number in (1, 2, 3, 4)]
+    versions = [trained_adapter(store, tmp_path, number) for number in (1, 2, 3, 4)]
     for number, version in enumerate(versions[:3]):
         with write_session(store) as session:
             approve(session, Action("ann", "local", hour(10 + number)), version.name)
@@ -249,8 +249,8 @@ def test_a_probe_leaves_nothing_and_reports_what_cannot_be_written(tmp_path: Pat
 
 
 def test_messages_have_no_password() -> None:
-    assert AdapterStore("sftp://ann:secret@host/traced").shown == "sftp://***@host/traced"
-    assert AdapterStore("abfs://container@account/traced").shown == "abfs://container@account/traced"
+    assert AdapterStore("sftp://ann:secret@host/traced").display_url == "sftp://***@host/traced"
+    assert AdapterStore("abfs://container@account/traced").display_url == "abfs://container@account/traced"
 
 
 def test_the_manifest_is_that_of_the_publication(tmp_path: Path, objects: AdapterStore) -> None:
