@@ -60,13 +60,13 @@ async def test_adapters_live_at_the_promotion_stay_routable(context: Context) ->
     assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
 
 
-@pytest.mark.parametrize("by", ["person", "stage"])
-async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, tmp_path: Path, by: str) -> None:
+@pytest.mark.parametrize("actor", ["person", "stage"])
+async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, tmp_path: Path, actor: str) -> None:
     bucket = tmp_path / "bucket"
     context = replace(context, settings=load_settings(tmp_path, {"serving.adapters_root": f"file://{bucket}"}))
 
     async def take_traffic() -> None:
-        if by == "person":
+        if actor == "person":
             decide(context, OWN_ADAPTERS, True, actor="ann")
         else:
             await promote(context, [OWN_ADAPTERS])
@@ -75,7 +75,7 @@ async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, 
         with context.read_session() as session:
             return [entry.adapter for entry in promotions.live_adapters(session)]
 
-    if by == "stage":
+    if actor == "stage":
         with write_session(context.store) as session:
             promotions.save_approval(session, Approval(OWN_ADAPTERS, Decision.APPROVED, "ann", hour(4)))
     bucket.touch()  # no folder
@@ -86,6 +86,10 @@ async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, 
     await take_traffic()
     assert live() == [EARLIER, OWN_ADAPTERS, FOREIGN]
     assert [path.parts[-3] for path in bucket.rglob("manifest.json")] == [OWN_ADAPTERS]
+    # A stage that is repeated needs no object store for what takes traffic already.
+    bucket.rename(tmp_path / "away")
+    bucket.touch()
+    assert await promote(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
 
 
 async def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:

@@ -157,7 +157,8 @@ def test_half_an_upload_puts_nothing_live_and_is_repeated(
 ) -> None:
     objects = AdapterStore(f"memory://{tmp_path}/traced")
     version = trained_adapter(store, tmp_path)
-    put_file, uploaded = MemoryFileSystem.put_file, []
+    put_file = MemoryFileSystem.put_file
+    uploaded: list[str] = []
 
     def put_some(file_system: MemoryFileSystem, source: str, target: str, **options: Any) -> None:
         if len(uploaded) == files:
