@@ -1,10 +1,12 @@
 """Store positions and routing decisions behind the answers, in batches.
 
 Invariants: rows are stored in the order in which they were added. While the store does not answer they are kept, the
-newest ``MAX_WAITING`` of them. A decision that another router stored first is handed to its conversation.
+newest ``MAX_WAITING`` of them. A decision that another router stored first is handed to its conversation, and a
+request that waits for that has its batch written at once.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -48,6 +50,7 @@ class ConversationWriter:
     expiry_s: float
     _waiting: "deque[ConversationPosition | _NewRoute]" = field(default_factory=deque)
     _added: asyncio.Event = field(default_factory=asyncio.Event)
+    _urgent: asyncio.Event = field(default_factory=asyncio.Event)
     _problem: str = ""
 
     @property
@@ -68,11 +71,29 @@ class ConversationWriter:
         """
         self._add(_NewRoute(route, use, is_move))
 
+    async def store_route(self, route: ConversationRoute, *, limit_s: float) -> ConversationRoute:
+        """Store a decision and return the valid one, which another router may have stored first.
+
+        Raises:
+            TimeoutError: The store did not accept it within ``limit_s`` seconds; it is stored later.
+        """
+        stored: asyncio.Future[ConversationRoute] = asyncio.get_running_loop().create_future()
+
+        def use(valid_route: ConversationRoute) -> None:
+            if not stored.done():
+                stored.set_result(valid_route)
+
+        self._add(_NewRoute(route, use, is_move=False))
+        self._urgent.set()
+        async with asyncio.timeout(limit_s):
+            return await stored
+
     async def run(self) -> None:
         """Store what is added, until cancelled."""
         while True:
             await self._added.wait()
-            await asyncio.sleep(LINGER_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), LINGER_S)
             if not await self._write_batch():
                 await asyncio.sleep(RETRY_S)
 
@@ -91,6 +112,7 @@ class ConversationWriter:
         batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         if not self._waiting:
             self._added.clear()
+            self._urgent.clear()
         positions = [row for row in batch if isinstance(row, ConversationPosition)]
         routes = [row for row in batch if isinstance(row, _NewRoute)]
         write = asyncio.ensure_future(call_store(partial(self._write, positions, routes), limit_s=None))

@@ -1,8 +1,9 @@
 """Choose the model of a conversation.
 
 Invariants:
-- A conversation is routed once, in memory; the decision is stored behind the answer. It depends on the conversation's
-  messages and its id alone, so other routers decide the same, and the first stored decision holds for all.
+- A conversation is routed once, in memory; the decision is stored behind the answer. The first stored decision holds
+  for all routers. Where others use the same store, a conversation that its client has named may reach two of them at
+  once: then its decision is stored before its first answer.
 - With ``routing.when = "turn"`` each message of the user is routed again, by itself. The conversation moves only if
   another adapter is likelier by ``routing.margin``; its new engine state costs one prefill.
 - A decision that failed holds for one request: the next one of the conversation is routed again.
@@ -21,7 +22,7 @@ from store.errors import StoreError
 from store.records import ConversationRoute
 from store.types import opening_messages
 from traced.gateway.conversation_writer import ConversationWriter
-from traced.gateway.conversations import Conversation, Conversations
+from traced.gateway.conversations import LOOKUP_S, Conversation, Conversations
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.metrics import Metrics
@@ -76,8 +77,11 @@ class ConversationRouter:
                 return stored_route
             # Without an engine the request fails, and while adapters are loaded not all of them can be chosen: then the
             # conversation is routed again at its next request.
-            if self.pool.serves(BASE) and not self._is_loading():
-                self._keep(conversation, route)
+            if not self.pool.serves(BASE) or self._is_loading():
+                return route
+            if self.conversations.has_peers() and conversation.is_named and not route.is_failure:
+                return await self._keep_agreed(conversation, route)
+            self._keep(conversation, route)
             return route
         finally:
             conversation.deciding = None
@@ -111,6 +115,15 @@ class ConversationRouter:
     def _keep(self, conversation: Conversation, route: ConversationRoute, *, is_move: bool = False) -> None:
         self._use(conversation, route)
         self.writer.add_route(route, lambda valid_route: self._use(conversation, valid_route), is_move=is_move)
+
+    async def _keep_agreed(self, conversation: Conversation, route: ConversationRoute) -> ConversationRoute:
+        """Keep the decision that all routers on the store have; without the store, the given one."""
+        try:
+            route = await self.writer.store_route(route, limit_s=LOOKUP_S)
+        except TimeoutError:
+            log.warning("the routing decision on %s is not agreed with the other routers in time", conversation.id)
+        self._use(conversation, route)
+        return route
 
     def _is_loading(self) -> bool:
         """Return whether an adapter that a router may choose will soon be loaded."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from store.database import read_session, write_session
-from store.records import PromotionState
+from store.records import ConversationRoute, PromotionState
 from store.repositories import promotions
 from store.repositories.events import due_notices, list_audit, list_events
 from store.repositories.serving import find_routes
@@ -47,6 +47,17 @@ async def talk(gateway: RunningGateway, names: list[str]) -> dict[str, str]:
     return models
 
 
+async def stored_routes(gateway: RunningGateway, ids: list[str]) -> dict[str, ConversationRoute]:
+    """The decisions on these conversations, which are stored a moment after the answers."""
+
+    def routes() -> dict[str, ConversationRoute]:
+        with read_session(gateway.store) as session:
+            return find_routes(session, ids)
+
+    await eventually_async(lambda: len(routes()) == len(ids))
+    return routes()
+
+
 async def judge(gateway: RunningGateway, models: dict[str, str], succeeds: Callable[[str], bool]) -> None:
     """Feedback on every conversation."""
     for name, model in models.items():
@@ -72,8 +83,8 @@ async def test_a_canary_gets_its_share_and_keeps_its_conversations(tmp_path: Pat
         assert 25 <= Counter(models.values())[V2] <= 65  # 45 are expected; the ids are the same every time
         assert set(models.values()) == {V1, V2}
         assert await talk(gateway, names(0, 20)) == {name: models[name] for name in names(0, 20)}
+        routes = await stored_routes(gateway, names(0, 150))
         with read_session(gateway.store) as session:
-            routes = find_routes(session, names(0, 150))
             (trial,) = promotions.trials(session)
         assert {route.trial for route in routes.values()} == {trial.seq}
         assert {name: route.model for name, route in routes.items()} == models
@@ -111,8 +122,8 @@ async def test_without_a_live_version_the_base_model_is_the_control(tmp_path: Pa
         assert set((await talk(gateway, names(0, 40))).values()) == {V1, BASE}
         gateway.engine.label = "B"  # not this capability's: they take no part
         assert set((await talk(gateway, names(40, 60))).values()) == {BASE}
-        with read_session(gateway.store) as session:
-            assert {route.trial for route in find_routes(session, names(40, 60)).values()} == {None}
+        routes = await stored_routes(gateway, names(40, 60))
+        assert {route.trial for route in routes.values()} == {None}
 
     await run(tmp_path, check)
 
@@ -177,8 +188,8 @@ async def test_answers_of_the_base_model_instead_of_the_canary_do_not_count(tmp_
         assert models == {"broken": BASE}
         await eventually_async(lambda: len(gateway.exchanges("broken")) == 2)
         await judge(gateway, {"whole": V2, **models}, lambda model: model == V2)
+        assert (await stored_routes(gateway, ["broken"]))["broken"].model == V2
         with read_session(gateway.store) as session:
-            assert find_routes(session, ["broken"])["broken"].model == V2
             trial_strata = strata(session, V2, Labels((), ()))
         assert trial_strata == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
 

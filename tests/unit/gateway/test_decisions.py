@@ -1,5 +1,6 @@
 """When a conversation is routed: once, or at each message of its user, and only if another adapter is much likelier."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from sqlalchemy import Engine
 from store.database import open_store, read_session, sqlite_url
 from store.repositories.serving import find_routes
 from tests.unit.store.chain import T0
+from traced.gateway import decisions
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, RequestNames
 from traced.gateway.decisions import ConversationRouter
@@ -109,6 +111,34 @@ async def test_a_conversation_keeps_its_adapter(store: Engine) -> None:
     assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
     assert await place.model(TURN, dates=-9.0, tools=-0.1) == DATES
     assert place.choice.requests == [FIRST]
+
+
+async def test_routers_that_decide_on_a_named_conversation_at_once_agree(store: Engine) -> None:
+    places = [await routed(store, by_turn=False) for _ in range(2)]
+    for place in places:
+        place.router.conversations.has_peers = lambda: True
+    writers = [asyncio.create_task(place.writer.run()) for place in places]
+    first, second = await asyncio.gather(
+        places[0].model(FIRST, dates=-0.1, tools=-3.0), places[1].model(FIRST, dates=-3.0, tools=-0.1)
+    )
+    assert first == second
+    # Both had an answer, so it holds even if a router ends abnormally now.
+    with read_session(store) as session:
+        assert find_routes(session, ["c"])["c"].model == first
+    for writer in writers:
+        writer.cancel()
+
+
+async def test_a_store_that_does_not_answer_delays_a_named_conversation_a_moment(
+    store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "LOOKUP_S", 0.05)
+    place = await routed(store, by_turn=False)
+    place.router.conversations.has_peers = lambda: True
+    # Nothing is written, because the writer does not run.
+    assert await place.model(FIRST, dates=-0.1, tools=-3.0) == DATES
+    assert await place.model(TURN, dates=-9.0, tools=-0.1) == DATES
+    assert await place.stored_model() == DATES
 
 
 async def test_each_message_of_the_user_may_move_it_if_the_evidence_is_strong(store: Engine) -> None:
