@@ -215,6 +215,15 @@ class RouterKeyRow(Row, table=True):
     revoked_at: datetime | None = Field(default=None, sa_type=UtcTime)
 
 
+class QuotaRow(Row, table=True):
+    """The token bucket of an API key: ``tokens`` at the time ``at``. Only routers with peers use it."""
+
+    __tablename__ = "quotas"
+    key_id: str = Field(primary_key=True, sa_type=KEY)
+    tokens: float
+    at: datetime = Field(sa_type=UtcTime)
+
+
 class FeedbackRow(Row, table=True):
     """Feedback on a conversation, or on one response in it."""
 

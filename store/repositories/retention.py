@@ -188,6 +188,6 @@ NOTICES = Prunable[datetime](_notices, (col(NoticeRow.seq),))
 # Delete these before EXCHANGES, because the age of a production trajectory is the time of its exchanges.
 REPORTED_TRAJECTORIES = Prunable[datetime](_reported_trajectories, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
 EXCHANGES = Prunable[datetime](_exchanges, (col(ExchangeRow.id),))
-# A conversation whose decision is deleted continues with the base model.
+# A conversation whose decision is deleted is routed again.
 DECISIONS = Prunable[datetime](_decisions, (col(ConversationRow.id),))
 FEEDBACK = Prunable[datetime](_feedback, (col(FeedbackRow.seq),))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.environments import newest_environments
 from store.repositories.evidence import evidence_chain
 from store.repositories.llm_replies import save_patch
+from store.repositories.quotas import take_tokens
 from store.repositories.trajectories import (
     TrajectoryFilter,
     get_trajectory,
@@ -38,7 +40,7 @@ from store.schema_version import DEFAULT_CONNECT_OPTIONS
 from store.status import StageCostStatus, store_status
 from store.tables import Row
 from store.types import Outcome
-from tests.unit.store.chain import CYCLE, FIXING, GATE, later, save_chain, trajectory
+from tests.unit.store.chain import CYCLE, FIXING, GATE, T0, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
 from traced.llm.connection import StoreLedger
 from traced.registry.decisions import Action, approve_prompt, prompt_decisions, reject_prompt
@@ -238,3 +240,15 @@ def test_creating_in_a_subprocess_does_not_import_alembic(url: str) -> None:
         [sys.executable, "-c", MADE_BEFOREHAND, url], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout == "False\n"
+
+
+def test_the_tokens_of_a_key_are_given_out_once(engine: Engine) -> None:
+    def take(_: int) -> int:
+        tokens = 0
+        for _ in range(10):
+            with write_session(engine) as session:
+                tokens += take_tokens(session, "k", 60, 3, first_tokens=60.0, at=T0)[0]
+        return tokens
+
+    with ThreadPoolExecutor(4) as executor:
+        assert sum(executor.map(take, range(4))) == 60

@@ -224,6 +224,12 @@ class ServingSection(Section):
     with_service: bool = Field(default=False, description="whether `traced up` runs the router as well")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0: any free one")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="processes that share the port; limits of concurrent requests are per process",
+    )
     max_adapters: Positive = Field(
         default=8, description="maximum adapters loaded in an engine; at most --max-loras of vLLM"
     )

@@ -1,18 +1,16 @@
-"""API keys, request quotas and the concurrency limits of the gateway.
+"""API keys and the concurrency limits of the gateway.
 
 A key is 256 random bits, shown once and stored as its SHA-256. Until the first key is created, requests need none, and
-the gateway listens on the loopback only. Limits are per process: each gateway counts only its own requests. Invariant:
+the gateway listens on the loopback only. Concurrency is counted per process. Invariant:
 ``Access.check`` comes before anything that reads, decompresses or parses a body. Errors: ``Refusal`` 401, 413 and 429.
 """
 
 import asyncio
 import contextlib
 import hashlib
-import math
 import secrets
-import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -25,13 +23,12 @@ from store.repositories.events import save_audit
 from store.repositories.serving import revoke_key, save_key
 from traced.gateway.bodies import check_declared_size
 from traced.gateway.errors import Refusal
+from traced.gateway.quotas import Quotas
 from traced.registry.decisions import Action
 
 PREFIX = "traced-"
 API_KEY_HEADER = "x-api-key"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# Keys whose quota is tracked. Beyond this number, the least recently used key loses its count.
-MAX_BUCKETS = 10_000
 
 
 def generate_key() -> tuple[str, str]:
@@ -161,33 +158,6 @@ class ConcurrencyLimit:
 
 
 @dataclass
-class Quotas:
-    """Limits the requests per minute of each key with token buckets; a burst may use a minute's quota at once."""
-
-    clock: Callable[[], float] = time.monotonic
-    _buckets: "OrderedDict[str, tuple[float, float]]" = field(default_factory=OrderedDict)
-
-    def consume(self, key_id: str, per_minute: int) -> None:
-        """Count a request of a key against its quota ``per_minute`` (0: no limit).
-
-        Raises:
-            Refusal: 429 if the quota is used up, with the seconds until the next request is allowed.
-        """
-        if not per_minute:
-            return
-        now = self.clock()
-        tokens, updated_at = self._buckets.pop(key_id, (float(per_minute), now))
-        tokens = min(float(per_minute), tokens + (now - updated_at) * per_minute / 60)
-        self._buckets[key_id] = (tokens - 1 if tokens >= 1 else tokens, now)
-        if len(self._buckets) > MAX_BUCKETS:
-            self._buckets.popitem(last=False)
-        if tokens < 1:
-            wait_s = math.ceil((1 - tokens) * 60 / per_minute)
-            message = f"this key is limited to {per_minute} requests a minute"
-            raise Refusal(429, message, code="quota_exceeded", retry_after=wait_s)
-
-
-@dataclass
 class KeyConcurrency:
     """Limits the requests of each key that run or wait, so that one key cannot take all slots.
 
@@ -224,7 +194,7 @@ class Access:
     concurrency: KeyConcurrency
     body_bytes: int
 
-    def check(self, request: web.Request) -> RouterKey | None:
+    async def check(self, request: web.Request) -> RouterKey | None:
         """Return the key of a request with a body, or None if no key is needed.
 
         Raises:
@@ -233,5 +203,5 @@ class Access:
         key = self.keys.authenticate(request.headers)
         check_declared_size(request, self.body_bytes)
         if key is not None:
-            self.quotas.consume(key.id, key.per_minute)
+            await self.quotas.consume(key.id, key.per_minute)
         return key

@@ -1,7 +1,7 @@
 """The router's copies of adapter versions from an object store, below its data directory.
 
     DATA/adapter-cache/NAME-DIGEST/       a version, complete and checked
-    DATA/adapter-cache/.lock              held by the router that downloads or removes
+    DATA/adapter-cache/.lock              held by the router or worker that downloads or removes
 
 A thread downloads the versions that the router needs and that are not on this machine, and removes other copies
 once no engine has them loaded. It is a daemon thread, so that an object store that hangs does not hold up the end of
@@ -18,13 +18,14 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from store.records import AdapterVersion
 from traced.config.settings import Settings
 from traced.core.errors import TracedError
+from traced.gateway.engines import Replica
 from traced.inference.errors import ServingError
 from traced.registry.adapter_store import AdapterStore, folder_name, is_intact, is_url
 from traced.registry.publication import is_published_in
@@ -113,7 +114,8 @@ class AdapterCache:
                 log.exception("the copies of adapters in %s could not be updated", self.folder)
 
     def _refresh(self, required: dict[Path, AdapterVersion]) -> None:
-        self._complete &= required.keys()
+        # Another worker of this data directory may have removed a copy before it knew that the version is live again.
+        self._complete = {path for path in self._complete if path in required and path.is_dir()}
         self._missing = {path: entry for path, entry in self._missing.items() if path in required}
         for path, version in required.items():
             if path not in self._complete:
@@ -159,13 +161,17 @@ class AdapterCache:
             yield
 
 
-def open_cache(settings: Settings, is_loaded: Callable[[str], bool]) -> AdapterCache | None:
+def open_cache(settings: Settings, replicas: Callable[[], Iterable[Replica]]) -> AdapterCache | None:
     """Return the cache of the settings, None without an object store; raises ``AdapterStoreError``."""
     root = settings.serving.adapters_root
     if not is_url(root):
         return None
     store = AdapterStore(root)
     store.check_installed()
+
+    def is_loaded(name: str) -> bool:
+        return any(name in replica.loaded or replica.running[name] for replica in replicas())
+
     return AdapterCache(store, settings.data_dir / FOLDER, is_loaded)
 
 

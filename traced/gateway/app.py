@@ -13,10 +13,11 @@ proxy in front.
 """
 
 import asyncio
+import errno
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -51,6 +52,7 @@ from traced.gateway.metrics import EXCHANGE, Metrics
 from traced.gateway.otlp_receiver import OtlpReceiver
 from traced.gateway.stored_responses import StoredResponses
 from traced.inference.client import BASE
+from traced.inference.errors import ServingError
 from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
 from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
@@ -90,6 +92,7 @@ class Gateway:
     receiver: OtlpReceiver
     metrics: Metrics
     responses: StoredResponses
+    exposition: Callable[[], bytes]
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     @web.middleware
@@ -110,7 +113,7 @@ class Gateway:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Handle a POST for a completion in any of the forms (chat, text, responses, Anthropic's)."""
-        key = self.access.check(request)
+        key = await self.access.check(request)
         with self.access.concurrency.slot(key):
             return await self._complete(request, key)
 
@@ -129,7 +132,8 @@ class Gateway:
         history = history_of(messages, key_id)
         conversation = await self.conversations.find(request_names(request.headers, body, key_id), history, key_id)
         record = partial(self._finish, conversation, history)
-        exchange = PendingExchange(request, conversation.id, "", raw, body, {}, record, id=request[REQUEST_ID])
+        settle = partial(self.conversations.until_known, conversation)
+        exchange = PendingExchange(request, conversation.id, "", raw, body, {}, record, settle, id=request[REQUEST_ID])
         request[EXCHANGE] = exchange
         try:
             async with self.concurrency_limit:
@@ -156,7 +160,7 @@ class Gateway:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """Forward a POST for the number of tokens of a request in Anthropic's form; it starts no conversation."""
-        key = self.access.check(request)
+        key = await self.access.check(request)
         with self.access.concurrency.slot(key):
             raw, body = await read_json_object(request, self.access.body_bytes)
             name = _model_name(body)
@@ -168,7 +172,7 @@ class Gateway:
 
     async def response(self, request: web.Request) -> web.Response:
         """Return a stored response (GET) or delete it (DELETE)."""
-        key = self.access.check(request)
+        key = await self.access.check(request)
         response_id, key_id = request.match_info["response_id"], key.id if key else ""
         if request.method == "DELETE":
             await self.responses.delete(response_id, key_id)
@@ -195,7 +199,7 @@ class Gateway:
 
     async def feedback(self, request: web.Request) -> web.Response:
         """Store feedback on a conversation or a response."""
-        key = self.access.check(request)
+        key = await self.access.check(request)
         _, body = await read_json_object(request, self.access.body_bytes)
         return web.json_response(await self.feedback_receiver.receive(body, key.id if key else "", self.clock()))
 
@@ -223,7 +227,7 @@ class Gateway:
         """Return the metrics; only clients on this machine need no key."""
         if request.remote not in LOOPBACK:
             self.access.keys.authenticate(request.headers)
-        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=self.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _forward(self, exchange: PendingExchange) -> web.StreamResponse:
         try:
@@ -330,8 +334,14 @@ def build(gateway: Gateway) -> web.Application:
 
 
 @asynccontextmanager
-async def serve_application(gateway: Gateway, *background: BackgroundTask) -> AsyncIterator[str]:
-    """Serve the gateway and run the ``background`` tasks while the context is active; yield the URL."""
+async def serve_application(
+    gateway: Gateway, *background: BackgroundTask, shares_port: bool = False
+) -> AsyncIterator[str]:
+    """Serve the gateway and run the ``background`` tasks while the context is active; yield the URL.
+
+    Raises:
+        ServingError: The address cannot be used.
+    """
     async with AsyncExitStack() as stack:
         # Callbacks run in reverse order: the server stops first, then everything that writes to the spool, then the
         # spool itself.
@@ -341,17 +351,9 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         stack.push_async_callback(gateway.shadows.cancel_all)
         stack.push_async_callback(gateway.receiver.flush)
         stack.push_async_callback(gateway.responses.flush)
-        tasks = [
-            asyncio.create_task(_restart_on_error(task))
-            for task in (
-                gateway.spool.run,
-                gateway.writer.run,
-                gateway.receiver.run,
-                gateway.responses.run,
-                *background,
-            )
-        ]
-        stack.push_async_callback(_cancel, tasks)
+        await stack.enter_async_context(
+            running(gateway.spool.run, gateway.writer.run, gateway.receiver.run, gateway.responses.run, *background)
+        )
         grace_s = min(gateway.settings.timeout_s, MAX_GRACE_S)
         runner = web.AppRunner(
             build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace_s, auto_decompress=False
@@ -359,8 +361,9 @@ async def serve_application(gateway: Gateway, *background: BackgroundTask) -> As
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host = gateway.settings.host
-        site = web.TCPSite(runner, host, gateway.settings.port)
-        await site.start()
+        site = web.TCPSite(runner, host, gateway.settings.port, reuse_port=shares_port or None)
+        with address_errors(host, gateway.settings.port):
+            await site.start()
         yield f"http://{host}:{runner.addresses[0][1]}"
 
 
@@ -383,6 +386,33 @@ def _opts_out(request: web.Request) -> bool:
     return request.headers.get("X-Traced-Record", "").lower() in OPT_OUT
 
 
+@contextmanager
+def address_errors(host: str, port: int) -> Iterator[None]:
+    """Raise ``ServingError`` in place of an ``OSError`` about the address to listen on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ServingError(
+                f"the router cannot listen on {host}:{port}: {error}", hint="set serving.host"
+            ) from error
+        raise ServingError(
+            f"another program listens on {host}:{port}", hint="stop it, or set serving.port (0: any free port)"
+        ) from error
+
+
+@asynccontextmanager
+async def running(*tasks: BackgroundTask) -> AsyncIterator[None]:
+    """Run tasks while the context is active; one that raises an error is started again."""
+    started = [asyncio.create_task(_restart_on_error(task)) for task in tasks]
+    try:
+        yield
+    finally:
+        for task in started:
+            task.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
+
+
 async def _restart_on_error(task: BackgroundTask) -> None:
     # A gateway that looks healthy must follow rollbacks, so a defect must not end the task permanently.
     while True:
@@ -391,12 +421,6 @@ async def _restart_on_error(task: BackgroundTask) -> None:
         except Exception:
             log.exception("%s failed; next attempt in %.0f s", task, RESTART_S)
             await asyncio.sleep(RESTART_S)
-
-
-async def _cancel(tasks: "list[asyncio.Task[None]]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @web.middleware

@@ -1,8 +1,8 @@
 """Store positions and routing decisions behind the answers, in batches.
 
 Invariants: rows are stored in the order in which they were added. While the store does not answer they are kept, the
-newest ``MAX_WAITING`` of them. A decision that another router stored first is handed to its conversation, and a
-request that waits for that has its batch written at once.
+newest ``MAX_WAITING`` of them. A decision that another router stored first is handed to its conversation. What a
+request waits for is written at once; once the store has kept one waiting for ``LIMIT_S``, none waits until it answers.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from traced.gateway.store_calls import call_store
 # A batch collects what arrives within this time: a batch of its own for every row would take the event loop's time.
 LINGER_S = 0.05
 RETRY_S = 1.0
+LIMIT_S = 1.0
 MAX_WAITING = 50_000
 MAX_BATCH = 2000
 log = logging.getLogger(__name__)
@@ -35,6 +36,16 @@ class _NewRoute:
     route: ConversationRoute
     use: Callable[[ConversationRoute], None]
     is_move: bool
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """``is_stored`` is done when every row that was added before it is stored."""
+
+    is_stored: "asyncio.Future[None]"
+
+
+_Row = ConversationPosition | _NewRoute | _Mark
 
 
 @dataclass
@@ -48,9 +59,10 @@ class ConversationWriter:
     store: Engine
     now: Callable[[], datetime]
     expiry_s: float
-    _waiting: "deque[ConversationPosition | _NewRoute]" = field(default_factory=deque)
+    _waiting: "deque[_Row]" = field(default_factory=deque)
     _added: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_late: bool = False
     _problem: str = ""
 
     @property
@@ -71,22 +83,34 @@ class ConversationWriter:
         """
         self._add(_NewRoute(route, use, is_move))
 
-    async def store_route(self, route: ConversationRoute, *, limit_s: float) -> ConversationRoute:
+    async def store_route(self, route: ConversationRoute) -> ConversationRoute:
         """Store a decision and return the valid one, which another router may have stored first.
 
-        Raises:
-            TimeoutError: The store did not accept it within ``limit_s`` seconds; it is stored later.
+        While the store does not answer, this is the given one.
         """
-        stored: asyncio.Future[ConversationRoute] = asyncio.get_running_loop().create_future()
+        valid_route = route
 
-        def use(valid_route: ConversationRoute) -> None:
-            if not stored.done():
-                stored.set_result(valid_route)
+        def use(stored_route: ConversationRoute) -> None:
+            nonlocal valid_route
+            valid_route = stored_route
 
-        self._add(_NewRoute(route, use, is_move=False))
+        self.add_route(route, use)
+        await self.wait_until_stored()
+        return valid_route
+
+    async def wait_until_stored(self) -> None:
+        """Wait until everything that was added is stored, unless the store does not answer."""
+        if self._is_late or self._problem:
+            return
+        is_stored = asyncio.get_running_loop().create_future()
+        self._add(_Mark(is_stored))
         self._urgent.set()
-        async with asyncio.timeout(limit_s):
-            return await stored
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await is_stored
+        except TimeoutError:
+            self._is_late = True
+            log.warning("no request waits for positions and decisions until the store answers")
 
     async def run(self) -> None:
         """Store what is added, until cancelled."""
@@ -102,7 +126,7 @@ class ConversationWriter:
         while self._waiting and await self._write_batch():
             pass
 
-    def _add(self, *rows: "ConversationPosition | _NewRoute") -> None:
+    def _add(self, *rows: _Row) -> None:
         self._waiting.extend(rows)
         while len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
@@ -115,6 +139,7 @@ class ConversationWriter:
             self._urgent.clear()
         positions = [row for row in batch if isinstance(row, ConversationPosition)]
         routes = [row for row in batch if isinstance(row, _NewRoute)]
+        marks = [row for row in batch if isinstance(row, _Mark)]
         write = asyncio.ensure_future(call_store(partial(self._write, positions, routes), limit_s=None))
         try:
             valid_routes = await asyncio.shield(write)
@@ -129,9 +154,12 @@ class ConversationWriter:
             self._waiting.extendleft(reversed(batch))
             self._added.set()
             return False
-        self._problem = ""
+        self._problem, self._is_late = "", False
         for row, route in zip(routes, valid_routes, strict=True):
             row.use(route)
+        for mark in marks:
+            if not mark.is_stored.done():
+                mark.is_stored.set_result(None)
         return True
 
     def _write(self, positions: Sequence[ConversationPosition], rows: Sequence[_NewRoute]) -> list[ConversationRoute]:

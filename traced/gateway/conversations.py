@@ -11,8 +11,8 @@ Invariants:
 - Where several conversations of a key have the same history word for word, a request continues the one whose last
   answer it is and which no other request has continued yet; of these, the newest.
 - A conversation is forgotten after ``expiry_s`` seconds without a request.
-- A position is in memory before the client has the end of the answer, and soon in the store, for other routers and
-  after a restart.
+- A position is in memory before the client has the end of the answer, and soon in the store; where other routers use
+  the store, before the client has the end (``until_known``).
 """
 
 import asyncio
@@ -48,8 +48,6 @@ RETRY_S = 60.0
 RETRY_HEADER = "x-stainless-retry-count"
 # A request does not wait longer for the store.
 LOOKUP_S = 1.0
-# How long another router may need to store a position.
-PEER_DELAY_S = 0.15
 # Fields of a request that name a user or a prefix. They separate conversations and never join them.
 SEPARATORS = ("user", "safety_identifier", "prompt_cache_key")
 
@@ -189,6 +187,11 @@ class Conversations:
             ]
         )
 
+    async def until_known(self, conversation: Conversation) -> None:
+        """Wait until other routers know the positions of a conversation; its client may send the next turn to them."""
+        if self.has_peers() and not conversation.is_named:
+            await self.writer.wait_until_stored()
+
     def note_failure(self, conversation: Conversation, history: History, *, has_begun: bool = False) -> None:
         """Remember that a request got no answer, or only the beginning of one, so that its repetition is recognised."""
         self._set_state(conversation, history, "answered" if has_begun else "failed")
@@ -244,12 +247,10 @@ class Conversations:
         if not history.answers:
             return None
         last_answer = history.answers[0].digest
-        if not self._fitting(last_answer, names, now):
+        # What another router has answered since tells conversations with the same history apart.
+        if self.has_peers() or not self._fitting(last_answer, names, now):
             digests = [digest for answer in history.answers for digest in (answer.digest, answer.exchange) if digest]
             await self._load(digests, key_id, now)
-            if self.has_peers() and not self._fitting(last_answer, names, now):
-                await asyncio.sleep(PEER_DELAY_S)
-                await self._load(digests, key_id, now)
         for index, answer in enumerate(history.answers):
             # An older answer, after which the history differs, must be that of one conversation alone.
             conversation = (

@@ -22,7 +22,7 @@ from store.errors import StoreError
 from store.records import ConversationRoute
 from store.types import opening_messages
 from traced.gateway.conversation_writer import ConversationWriter
-from traced.gateway.conversations import LOOKUP_S, Conversation, Conversations
+from traced.gateway.conversations import Conversation, Conversations
 from traced.gateway.engines import Pool
 from traced.gateway.live_versions import LiveVersions
 from traced.gateway.metrics import Metrics
@@ -118,10 +118,7 @@ class ConversationRouter:
 
     async def _keep_agreed(self, conversation: Conversation, route: ConversationRoute) -> ConversationRoute:
         """Keep the decision that all routers on the store have; without the store, the given one."""
-        try:
-            route = await self.writer.store_route(route, limit_s=LOOKUP_S)
-        except TimeoutError:
-            log.warning("the routing decision on %s is not agreed with the other routers in time", conversation.id)
+        route = await self.writer.store_route(route)
         self._use(conversation, route)
         return route
 

@@ -19,7 +19,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -72,6 +72,7 @@ class PendingExchange:
 
     Args:
         record: Called once when the response is complete or has failed, before its end is sent to the client.
+        settle: Awaited between ``record`` and the end of a complete response.
         shadow_of: The id of the exchange that this one shadows.
         first_byte_at: Value of ``time.perf_counter`` when the first byte of the response was there; 0 before.
         failure: How the last engine broke off the connection.
@@ -85,6 +86,7 @@ class PendingExchange:
     body: Mapping[str, object]
     headers: dict[str, str]
     record: Callable[["PendingExchange"], None]
+    settle: "Callable[[], Awaitable[None]] | None" = None
     shadow_of: str | None = None
     id: str = field(default_factory=new_exchange_id)
     status: int = 0
@@ -104,6 +106,13 @@ class PendingExchange:
             self._is_recorded = True
             self.status, self.detail = status or self.status, detail or self.detail
             self.record(self)
+
+    async def complete(self) -> None:
+        """Record the complete exchange, before the client has its end."""
+        is_first = not self._is_recorded
+        self.finish()
+        if is_first and self.settle is not None:
+            await self.settle()
 
     def append(self, chunk: bytes) -> None:
         """Add a chunk of the response."""
@@ -185,7 +194,7 @@ class Forwarder:
             if answer.status >= HTTPStatus.BAD_REQUEST:
                 content, headers["Content-Type"] = to_openai_error(answer.status, content), "application/json"
             exchange.append(content)
-            exchange.finish()
+            await exchange.complete()
             return web.Response(status=answer.status, body=content, headers=headers)
         finally:
             answer.close()
@@ -241,7 +250,7 @@ class Shadows:
             body,
             {},
             exchange.record,
-            exchange.id,
+            shadow_of=exchange.id,
         )
         try:
             with replica.request(model) as attempt:
@@ -288,7 +297,7 @@ async def _stream(
             exchange.append(chunk)
             # Record before the chunk with the end of the last event is sent.
             if exchange.ends_with(chunk):
-                exchange.finish()
+                await exchange.complete()
             await response.write(chunk)
             try:
                 chunk = await answer.chunk()
@@ -297,7 +306,7 @@ async def _stream(
                 exchange.finish(refusal.status, refusal.message)
                 await response.write(_error_event(exchange, refusal))
                 raise _BrokenStream(response) from error
-        exchange.finish()
+        await exchange.complete()
     except ConnectionResetError as error:
         raise ClientDisconnected(str(error)) from error
     return response

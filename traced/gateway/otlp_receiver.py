@@ -193,7 +193,7 @@ class OtlpReceiver:
     async def _respond(self, signal: Signal, request: web.Request, parse: Parser) -> web.Response:
         encoding: Encoding = wire.JSON if request.content_type == wire.JSON else wire.PROTOBUF
         try:
-            key = self.access.check(request)
+            key = await self.access.check(request)
             key_id = key.id if key else ""
             if request.content_type not in (wire.JSON, wire.PROTOBUF):
                 raise Refusal(415, f"Content-Type is {wire.PROTOBUF} or {wire.JSON}, not {request.content_type}")

@@ -26,16 +26,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Peers:
-    """Gives signs of life of this router, and counts the others."""
+    """Gives signs of life of this router, and counts the others.
+
+    Args:
+        siblings: The number of other workers of the same gateway, which are peers from the start.
+    """
 
     store: Engine
     now: Callable[[], datetime]
+    siblings: int = 0
     count: int = 0
     _id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def exist(self) -> bool:
         """Return whether other routers use the store."""
-        return self.count > 0
+        return max(self.count, self.siblings) > 0
 
     async def run(self) -> None:
         """Poll until cancelled; while the store does not answer, keep the last count."""

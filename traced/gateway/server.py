@@ -20,9 +20,9 @@ from sqlalchemy import Engine
 from store.database import open_store
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
-from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency, Quotas
+from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency
 from traced.gateway.adapter_cache import adapter_check, open_cache
-from traced.gateway.app import BackgroundTask, Gateway, serve_application
+from traced.gateway.app import BackgroundTask, Gateway, running, serve_application
 from traced.gateway.bodies import MB
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversations
@@ -36,10 +36,13 @@ from traced.gateway.live_versions import LiveVersions, PromotionFollower
 from traced.gateway.metrics import Metrics, StateCollector
 from traced.gateway.otlp_receiver import OtlpReceiver, RejectedSpans
 from traced.gateway.peers import Peers
+from traced.gateway.quotas import Quotas
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.router_choice import EmbeddingsServer, RouterChoice
 from traced.gateway.stored_responses import StoredResponses
 from traced.gateway.upstream import Upstream
+from traced.gateway.worker_metrics import WorkerMetrics
+from traced.gateway.workers import open_workers
 from traced.inference.adapter_base import base_check, weights_of
 from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, free_port
@@ -96,17 +99,42 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
             await engine.start()
             urls = [url]
             background.append(engine.supervise)
-        url = await stack.enter_async_context(open_gateway(settings, store, urls, *background))
-        _freeze_garbage_collector()
+        if settings.serving.workers > 1:
+            url, workers = await stack.enter_async_context(open_workers(settings, urls))
+            await stack.enter_async_context(running(*background, *(worker.supervise for worker in workers)))
+        else:
+            url = await stack.enter_async_context(open_gateway(settings, store, urls, *background))
+            _freeze_garbage_collector()
         ready(url)
+        await stop.wait()
+
+
+async def serve_worker(settings: Settings, engines: Sequence[str], worker: int, ready: Callable[[], None]) -> None:
+    """Serve as one of ``serving.workers`` processes until SIGTERM; ``ready`` is called once the worker listens.
+
+    Raises:
+        ServingError: The gateway would listen beyond the loopback without an API key.
+        StoreError: The store does not answer.
+    """
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with AsyncExitStack() as stack:
+        store = open_store(settings.store_url)
+        stack.callback(store.dispose)
+        await stack.enter_async_context(open_gateway(settings, store, engines, worker=worker))
+        _freeze_garbage_collector()
+        ready()
         await stop.wait()
 
 
 @asynccontextmanager
 async def open_gateway(
-    settings: Settings, store: Engine, engines: Sequence[str], *background: BackgroundTask
+    settings: Settings, store: Engine, engines: Sequence[str], *background: BackgroundTask, worker: int = 0
 ) -> AsyncIterator[str]:
     """Serve with the engines at these URLs, and run the ``background`` tasks, while the context is active.
+
+    Args:
+        worker: The number of this process if several share the port, from 1; 0: it is alone.
 
     Yields:
         The gateway's URL.
@@ -120,13 +148,10 @@ async def open_gateway(
     key_file = settings.engine.key_file
     key = Path(key_file).read_text().strip() if key_file else ""
     upstream = Upstream(key, silence_s=section.timeout_s)
-    silence_s = settings.engine.silence_s
-    replicas = [Replica(GatewayEngineClient(url, upstream, silence_s=silence_s, key=key)) for url in engines]
-
-    def is_loaded(name: str) -> bool:
-        return any(name in replica.loaded or replica.running[name] for replica in pool.replicas)
-
-    cache = open_cache(settings, is_loaded)
+    replicas = [
+        Replica(GatewayEngineClient(url, upstream, silence_s=settings.engine.silence_s, key=key)) for url in engines
+    ]
+    cache = open_cache(settings, lambda: pool.replicas)
     pool = Pool(
         replicas,
         section.max_adapters,
@@ -151,7 +176,7 @@ async def open_gateway(
         return follower.live
 
     writer = ConversationWriter(store, now, section.expiry_s)
-    peers = Peers(store, now)
+    peers = Peers(store, now, siblings=section.workers - 1 if worker else 0)
     conversations = Conversations(store, writer, now, section.expiry_s, peers.exist)
     choice = router_choice(settings, pool, live)
     metrics = Metrics()
@@ -172,7 +197,8 @@ async def open_gateway(
     redactor = Redactor(section.redact, section.redact_fields)
     feedback_receiver = FeedbackReceiver(store, Labels(section.success_labels, section.failure_labels), redactor)
     shadows = Shadows(pool, upstream, limit, settings.promotion.shadow_requests)
-    access = Access(follower.keys, Quotas(), KeyConcurrency(section.requests_per_key), section.body_mb * MB)
+    quotas, key_concurrency = Quotas(store, now, peers.exist), KeyConcurrency(section.requests_per_key)
+    access = Access(follower.keys, quotas, key_concurrency, section.body_mb * MB)
     receiver = OtlpReceiver(
         spool,
         feedback_receiver,
@@ -183,6 +209,10 @@ async def open_gateway(
         section.record,
     )
     metrics.registry.register(StateCollector(pool, limit, spool, receiver))
+    exposition = metrics.exposition
+    if worker:
+        worker_metrics = WorkerMetrics(settings.data_dir / "workers", worker, metrics.registry)
+        background, exposition = (*background, worker_metrics.run), worker_metrics.exposition
     gateway = Gateway(
         pool,
         live,
@@ -200,6 +230,7 @@ async def open_gateway(
         receiver,
         metrics,
         StoredResponses(store, now),
+        exposition,
     )
     try:
         # The gateway does not start without the store, because the API keys are stored there.
@@ -225,7 +256,7 @@ async def open_gateway(
             waker = EngineWaker(store, pool, now, preemption.request_devices, section.devices)
             background = (*background, waker.run)
         background = (peers.run, choice.run, preemption.run, *background)
-        async with serve_application(gateway, pool.run, follower.run, *background) as url:
+        async with serve_application(gateway, pool.run, follower.run, *background, shares_port=worker > 0) as url:
             yield url
     finally:
         await choice.close()

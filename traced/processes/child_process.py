@@ -289,10 +289,7 @@ class RestartingProcess:
 
     async def start(self) -> None:
         """Start the process; errors of the start function are raised."""
-        self._process = await asyncio.to_thread(self._start)
-        # ``stop`` may have run while the process became ready in the thread.
-        if self._stopped:
-            self._process.stop()
+        await asyncio.to_thread(self._start_process)
 
     async def supervise(self) -> None:
         """Restart the process whenever it exits, until cancelled."""
@@ -319,6 +316,12 @@ class RestartingProcess:
         """Stop the process for good."""
         self._stopped = True
         self._stop_process()
+
+    def _start_process(self) -> None:
+        # On the thread, because it goes on if the task that waits for it is cancelled.
+        self._process = self._start()
+        if self._stopped:
+            self._process.stop()
 
     def _stop_process(self) -> None:
         if self._process is not None:

@@ -1,10 +1,10 @@
-"""How much the router takes on: places, the queue, quotas."""
+"""How much the router takes on: places and the queue."""
 
 import asyncio
 
 import pytest
 
-from traced.gateway.access import ConcurrencyLimit, Quotas
+from traced.gateway.access import ConcurrencyLimit
 from traced.gateway.errors import Refusal
 
 
@@ -50,24 +50,3 @@ async def test_a_slot_passed_to_a_cancelled_waiter_is_not_lost() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert gate.running == 0
-
-
-def test_a_key_has_a_quota_per_minute() -> None:
-    now = [0.0]
-    quotas = Quotas(clock=lambda: now[0])
-    for _ in range(3):
-        quotas.consume("a", 3)
-    with pytest.raises(Refusal) as exc_info:
-        quotas.consume("a", 3)
-    assert (exc_info.value.status, exc_info.value.code, exc_info.value.retry_after) == (429, "quota_exceeded", 20)
-    quotas.consume("b", 3)
-    quotas.consume("c", 0)
-    now[0] = 20.0
-    quotas.consume("a", 3)
-    with pytest.raises(Refusal):
-        quotas.consume("a", 3)
-    now[0] = 1e6
-    for _ in range(3):
-        quotas.consume("a", 3)
-    with pytest.raises(Refusal):
-        quotas.consume("a", 3)

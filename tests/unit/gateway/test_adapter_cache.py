@@ -150,6 +150,17 @@ def test_a_copy_that_is_not_live_is_removed_once_no_engine_has_it(place: Place) 
     assert place.problem(first) == ""
 
 
+def test_a_copy_that_another_worker_removed_is_fetched_again(place: Place) -> None:
+    version = place.versions[0]
+    place.require(version)
+    other = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
+    other.require({})
+    other.refresh()
+    assert not place.cache.location(version).exists()
+    place.refresh(0)
+    assert (place.cache.location(version).is_dir(), place.problem(version)) == (True, "")
+
+
 def test_nothing_is_removed_before_the_router_knows_what_is_live(place: Place) -> None:
     place.require(place.versions[0])
     restarted = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)

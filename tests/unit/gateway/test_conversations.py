@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from store.database import open_store, sqlite_url
 from store.records import ConversationRoute
 from tests.unit.store.chain import T0
-from traced.gateway import conversations
+from traced.gateway import conversation_writer, conversations
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, request_names
 from traced.gateway.errors import Refusal
@@ -250,18 +250,46 @@ async def test_another_router_and_a_restart_recognise_it(router: Router, store: 
     assert (await late.ask([HELLO, ANSWER, user("Four.")], key="k")).id != first.id
 
 
-async def test_a_peer_may_store_an_answer_a_moment_later(router: Router, store: Engine) -> None:
+async def test_other_routers_know_an_answer_before_its_client_has_the_end(router: Router, store: Engine) -> None:
     other = Router(store)
-    other.conversations.has_peers = lambda: True
+    router.conversations.has_peers = other.conversations.has_peers = lambda: True
+    writing = asyncio.create_task(router.writer.run())
     first = await router.ask([HELLO])
-
-    async def store_later() -> None:
-        await asyncio.sleep(0.03)
-        await router.writer.flush()
-
-    storing = asyncio.create_task(store_later())
+    await router.conversations.until_known(first)
     assert (await other.ask([HELLO, ANSWER, user("Four.")])).id == first.id
-    await storing
+    writing.cancel()
+
+
+async def test_over_two_routers_a_system_prompt_tells_users_who_open_alike_apart(router: Router, store: Engine) -> None:
+    other = Router(store)
+    router.conversations.has_peers = other.conversations.has_peers = lambda: True
+    systems = [{"role": "system", "content": text} for text in ("You sell flights.", "You sell shoes.")]
+    first = await router.ask([systems[0], HELLO])
+    second = await other.ask([systems[1], HELLO])
+    for gateway in (router, other):
+        await gateway.writer.flush()
+    # Each continues at the other router.
+    assert (await other.ask([systems[0], HELLO, ANSWER, user("Four.")])).id == first.id
+    assert (await router.ask([systems[1], HELLO, ANSWER, user("Four.")])).id == second.id
+
+
+async def test_a_store_that_hangs_holds_up_the_end_of_one_answer(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_writer, "LIMIT_S", 0.05)
+    router.conversations.has_peers = lambda: True
+    first = await router.ask([HELLO])
+    started = asyncio.get_running_loop().time()
+    await router.conversations.until_known(first)  # nothing is written, because the writer does not run
+    assert asyncio.get_running_loop().time() - started >= 0.05
+    started = asyncio.get_running_loop().time()
+    await router.conversations.until_known(first)
+    assert asyncio.get_running_loop().time() - started < 0.04
+    await router.writer.flush()
+    writing = asyncio.create_task(router.writer.run())
+    await router.conversations.until_known(first)
+    assert router.writer.waiting == 0
+    writing.cancel()
 
 
 async def test_the_first_stored_decision_holds_unless_it_failed_or_the_conversation_was_silent(

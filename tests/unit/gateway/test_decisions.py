@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from store.database import open_store, read_session, sqlite_url
 from store.repositories.serving import find_routes
 from tests.unit.store.chain import T0
-from traced.gateway import decisions
+from traced.gateway import conversation_writer
 from traced.gateway.conversation_writer import ConversationWriter
 from traced.gateway.conversations import Conversation, Conversations, RequestNames
 from traced.gateway.decisions import ConversationRouter
@@ -132,7 +132,7 @@ async def test_routers_that_decide_on_a_named_conversation_at_once_agree(store: 
 async def test_a_store_that_does_not_answer_delays_a_named_conversation_a_moment(
     store: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "LOOKUP_S", 0.05)
+    monkeypatch.setattr(conversation_writer, "LIMIT_S", 0.05)
     place = await routed(store, by_turn=False)
     place.router.conversations.has_peers = lambda: True
     # Nothing is written, because the writer does not run.

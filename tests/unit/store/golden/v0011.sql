@@ -45,7 +45,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0010');
+INSERT INTO "alembic_version" VALUES('0011');
 CREATE TABLE approvals (
 	seq INTEGER NOT NULL, 
 	id VARCHAR NOT NULL, 
@@ -367,6 +367,12 @@ CREATE TABLE prompt_patches (
 	CONSTRAINT fk_prompt_patches_cycle_id FOREIGN KEY(cycle_id, capability) REFERENCES capabilities (cycle_id, name)
 );
 INSERT INTO "prompt_patches" VALUES('63f763a727a123a550a5f4d725840e707380b9e4c5cbf5a2f92a03b1a9dd191a','c1','date-reasoning','Count the days one by one.','{"base":0.4,"patched":0.5}','2026-03-14 09:27:05.589793');
+CREATE TABLE quotas (
+	key_id VARCHAR NOT NULL, 
+	tokens FLOAT NOT NULL, 
+	at DATETIME NOT NULL, 
+	CONSTRAINT pk_quotas PRIMARY KEY (key_id)
+);
 CREATE TABLE responses (
 	id VARCHAR NOT NULL, 
 	key_id VARCHAR NOT NULL, 

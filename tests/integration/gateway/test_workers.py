@@ -1,0 +1,130 @@
+"""Several processes on one port: each answers, they share conversations and quotas, and one of them may be killed."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from store.database import open_store, sqlite_url, write_session
+from tests.integration.gateway.upstream import upstreams
+from tests.unit.store.chain import T0
+from tests.waiting import eventually_async
+from traced.config.settings import load_settings
+from traced.gateway.access import create_key
+from traced.gateway.app import running
+from traced.gateway.workers import open_workers, reserved_port
+from traced.inference.errors import ServingError
+from traced.registry.decisions import Action
+
+pytestmark = pytest.mark.slow
+# Requests a minute; a worker takes a single token from the store at once.
+QUOTA = 12
+ADA = Action("Ada", "local", T0, "for the agent")
+
+
+@asynccontextmanager
+async def two_workers(folder: Path) -> AsyncIterator[tuple[str, list[str]]]:
+    """Yield the URL, and an API key without and one with a quota."""
+    (folder / "traced.toml").write_text('[serving]\nworkers = 2\nport = 0\n[routing]\nrouter = "labels"\n')
+    store = open_store(sqlite_url(folder / "traced.db"))
+    with write_session(store) as session:
+        keys = [create_key(session, ADA, name, per_minute) for name, per_minute in (("agent", 0), ("few", QUOTA))]
+    store.dispose()
+    async with (
+        upstreams(1) as engines,
+        open_workers(load_settings(folder), [engines[0].url]) as (url, workers),
+        running(*(worker.supervise for worker in workers)),
+    ):
+        yield url, keys
+
+
+async def ask(url: str, key: str, messages: list[Any]) -> httpx.Response:
+    """Send a request over a connection of its own."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
+        headers = {"Authorization": f"Bearer {key}"}
+        return await http.post("/v1/chat/completions", json={"model": "auto", "messages": messages}, headers=headers)
+
+
+async def requests_by_worker(url: str) -> dict[str, int]:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
+        lines = (await http.get("/metrics")).text.splitlines()
+    samples = [line for line in lines if line.startswith("traced_router_requests_total") and 'model="base"' in line]
+    return {line.split('worker="')[1][0]: int(float(line.split()[-1])) for line in samples}
+
+
+def listener_pids(url: str) -> list[int]:
+    """Return the ids of the processes that listen on the port."""
+    port = int(url.rpartition(":")[2])
+    connections = psutil.net_connections("tcp")
+    return [
+        connection.pid
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
+    ]
+
+
+async def test_workers_share_the_port_the_conversations_and_the_quotas(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (url, (key, few_key)):
+        first = [{"role": "user", "content": "Which day is it?"}]
+        names = set()
+        for number in range(12):
+            request = [{"role": "system", "content": f"You are number {number}."}, *first]
+            answer = await ask(url, key, request)
+            name = answer.headers["X-Traced-Conversation"]
+            names.add(name)
+            message = answer.json()["choices"][0]["message"]
+            follow_up = await ask(url, key, [*request, message, {"role": "user", "content": "And tomorrow?"}])
+            assert follow_up.headers["X-Traced-Conversation"] == name
+        assert len(names) == 12
+        started = time.monotonic()
+        statuses = [(await ask(url, few_key, first)).status_code for _ in range(3 * QUOTA)]
+        refilled = int((time.monotonic() - started) * QUOTA / 60) + 1
+        assert QUOTA <= statuses.count(200) <= QUOTA + refilled, statuses
+        await eventually_async(lambda: _sums_to(url, 24 + statuses.count(200)))
+        by_worker = await requests_by_worker(url)
+        assert set(by_worker) == {"1", "2"}
+        assert min(by_worker.values()) >= 1
+
+
+async def _sums_to(url: str, count: int) -> bool:
+    return sum((await requests_by_worker(url)).values()) == count
+
+
+async def test_a_killed_worker_is_replaced_while_the_other_answers(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (url, (key, _)):
+        first, second = listener_pids(url)
+        os.kill(first, signal.SIGKILL)
+        await eventually_async(lambda: listener_pids(url) == [second])
+        answers = [await ask(url, key, [{"role": "user", "content": "Hi"}]) for _ in range(5)]
+        assert {answer.status_code for answer in answers} == {200}
+        await eventually_async(lambda: len(listener_pids(url)) == 2)
+
+
+def test_a_port_that_is_in_use_is_refused() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServingError, match="another program listens"), reserved_port("127.0.0.1", port):
+            pass
+    with reserved_port("localhost", 0) as port:
+        assert port > 0
+
+
+async def test_an_error_of_a_worker_is_that_of_the_router(tmp_path: Path) -> None:
+    (tmp_path / "traced.toml").write_text('[serving]\nworkers = 2\nport = 0\nhost = "0.0.0.0"\n')
+    open_store(sqlite_url(tmp_path / "traced.db")).dispose()
+    with pytest.raises(ServingError, match="has no API key yet") as exc_info:
+        async with open_workers(load_settings(tmp_path), ["http://127.0.0.1:9"]):
+            await asyncio.sleep(0)
+    assert exc_info.value.hint == "traced keys add NAME"
