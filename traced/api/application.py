@@ -152,7 +152,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         promotion = control.settings.promotion
         policy = body.policy or promotion.policy
         decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, gate_id=body.seen)
-        return control.decide(caller, body, decision)
+        return control.approve(caller, body, adapter, decision)
 
     @router.post("/adapters/{adapter}/reject")
     def reject(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:

@@ -70,6 +70,7 @@ from traced.jobs.idleness import survey_devices
 from traced.llm.connection import check_model
 from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
+from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decisions import Action
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
@@ -300,6 +301,14 @@ class Control:
             done = decision(session, action)
         self.loop.wake()
         return done
+
+    def approve(
+        self, caller: Caller, request: Reason, adapter: str, decision: Callable[[Session, Action], Done]
+    ) -> Done:
+        """Upload an adapter version if ``serving.adapters_root`` is a URL, then call ``decide``."""
+        self._authorize(caller, request)
+        upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
+        return self.decide(caller, request, decision)
 
     async def play(
         self, caller: Caller, environment: str, request: EpisodeStart, disconnected: Callable[[], Awaitable[bool]]

@@ -10,13 +10,14 @@ How it fails: ``AlreadyRunning``, ``DoorError`` and the store's errors at start-
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import sqlalchemy
 
@@ -35,7 +36,7 @@ from traced.config import logs
 from traced.config.service_sections import ApiSection
 from traced.config.settings import Settings
 from traced.core import telemetry
-from traced.core.errors import TracedError
+from traced.core.errors import PromotionError, TracedError
 from traced.core.ownership import exclusive_access, is_alive, own_identity, sandbox_owner
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
@@ -53,6 +54,7 @@ from traced.maintenance.orphans import sweep
 from traced.maintenance.prune import prune
 from traced.notifications.delivery import deliver_due
 from traced.processes.child_process import Child, RestartingProcess, start
+from traced.registry.adapter_store import upload_in_service
 
 POLL_S = 60.0
 DONE = "upkeep"  # event kind
@@ -269,6 +271,8 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
             manager.ready(_status_line(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
             _warn_if_model_missing(settings)
+            # A daemon thread, because an upload takes its time, and an object store that hangs must not delay the end.
+            threading.Thread(target=_upload_adapters, args=(settings, store), daemon=True).start()
             work = asyncio.ensure_future(run_until_forced(_run_cycles(settings, loop, lifecycle.draining), lifecycle))
             work.add_done_callback(partial(_on_loop_end, lifecycle))
             await lifecycle.draining.wait()
@@ -280,6 +284,19 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
                 await work
             finally:
                 await closing
+
+
+def _upload_adapters(settings: Settings, store: sqlalchemy.Engine) -> None:
+    """Upload the adapters that were approved before ``serving.adapters_root`` was a URL; repeated until it succeeds."""
+    last_error = ""
+    while True:
+        try:
+            return upload_in_service(settings.serving.adapters_root, store)
+        except (PromotionError, StoreError) as error:
+            if last_error != str(error):
+                last_error = str(error)
+                log.warning("adapters that take traffic are not uploaded, other routers cannot get them: %s", error)
+        sleep(POLL_S)
 
 
 def _on_loop_end(lifecycle: Lifecycle, work: "asyncio.Future[bool]") -> None:

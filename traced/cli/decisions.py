@@ -19,13 +19,14 @@ from sqlmodel import Session
 from store.text import sanitize_line
 from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import changing
+from traced.cli.store_session import changing, opened_store
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done
 from traced.config.settings import Settings
 from traced.core.errors import ServiceSilent
 from traced.core.ownership import current_holder, this_user
 from traced.registry import decisions
+from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decisions import Action
 
 
@@ -36,8 +37,12 @@ def decide(
     *,
     who: str,
     reason: str,
+    prepare: Callable[[], None] = lambda: None,
 ) -> Done:
-    """Decide by ``request`` to the service that holds the data directory, without a service by ``decision``."""
+    """Decide by ``request`` to the service that holds the data directory, without a service by ``decision``.
+
+    ``prepare`` is called before the transaction of ``decision``.
+    """
     owner = current_holder(settings.data_dir)
     if owner is not None:
         try:
@@ -48,6 +53,7 @@ def decide(
                 hint="repeat the command in a moment; traced status --alive checks the service",
             ) from error
     user = this_user()
+    prepare()
     with changing(settings) as session:
         action = Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
         return decision(session, action)
@@ -109,6 +115,7 @@ def approve(
         lambda session, action: decisions.approve(session, action, adapter, policy_name.policy, policy_name.steps),
         who=who,
         reason=reason,
+        prepare=lambda: _upload(settings, adapter),
     )
     _print(as_json, done)
 
@@ -188,6 +195,11 @@ def release(
         reason=reason,
     )
     _print(as_json, done, "traced status")
+
+
+def _upload(settings: Settings, adapter: str) -> None:
+    with opened_store(settings) as store:
+        upload_before_traffic(settings.serving.adapters_root, store, [adapter])
 
 
 def _is_prompt(name: str) -> bool:

@@ -185,6 +185,22 @@ def check_records(settings: Settings) -> Finding:
     return Finding("records", True, "no losses that nobody has acknowledged")
 
 
+def check_adapters_root(settings: Settings) -> Finding:
+    """Check that the object store of the adapters can be written and read, if there is one."""
+    from traced.registry.adapter_store import AdapterStore, is_url  # imports SQLAlchemy, as in ``check_store``
+
+    root = settings.serving.adapters_root
+    if not is_url(root):
+        return Finding("object store", True, "not needed by these settings")
+    store = AdapterStore(root)
+    try:
+        store.probe()
+    except TracedError as error:
+        fix = "serving.adapters_root" if error.hint == "traced doctor" else error.hint
+        return Finding("object store", False, error.message, fix)
+    return Finding("object store", True, f"{store.display_url} was written and read")
+
+
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_python,
     check_packages,
@@ -193,6 +209,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_image,
     check_data_directory,
     check_store,
+    check_adapters_root,
     check_model,
     check_language_model,
     check_records,

@@ -206,7 +206,7 @@ class Approvals:
     async def approve(self, case: Case, reason: str, policy: Policy) -> Done:
         """Approve an adapter version by its newest gate result; it then takes traffic by ``policy``."""
         query = Approval(reason=reason, policy=policy, seen=case.gates[0].id)
-        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", query)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", query, patient=True)
 
     async def reject(self, case: Case, reason: str) -> Done:
         """Reject an adapter version by its newest gate result."""

@@ -112,7 +112,7 @@ class Client:
     async def approve(self, adapter: str, reason: str = "", actor: str = "", policy: Policy | None = None) -> Done:
         """Approve an adapter that passed its gate; ``actor`` decides, by default the caller. It then takes traffic."""
         query = Approval(reason=reason, who=actor, policy=policy)
-        return await self._daemon.post(f"/adapters/{part(adapter)}/approve", query)
+        return await self._daemon.post(f"/adapters/{part(adapter)}/approve", query, patient=True)
 
     async def reject(self, adapter: str, reason: str = "", actor: str = "") -> Done:
         """Reject an adapter; it takes no traffic."""

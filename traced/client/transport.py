@@ -72,7 +72,7 @@ class Transport:
         ]
 
     async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
-        """Send an action; ``patient`` waits without a limit for a safe point, at most one training iteration away."""
+        """Send an action; ``patient`` waits without a limit, for a safe point of a training or an upload."""
         answer = await self.ask("POST", path, body=body.model_dump(), patient=patient)
         return Done.model_validate_json(answer.content)
 

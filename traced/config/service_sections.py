@@ -235,7 +235,8 @@ class ServingSection(Section):
     )
     adapters_root: str = Field(
         default="",
-        description="where the engines find the data directory of the cycles, if it is mounted elsewhere for them",
+        description="the data directory of the cycles for the engines, if it is mounted elsewhere; or the URL of an "
+        "object store (s3://, gs://, az://), to which adapters are uploaded before they take traffic",
     )
     timeout_s: float = Field(default=600.0, gt=0, description="maximum seconds without data from an engine")
     routing_timeout_s: float = Field(

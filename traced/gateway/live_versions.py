@@ -7,6 +7,7 @@ state is used.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -27,17 +28,17 @@ from store.repositories.serving import list_keys
 from traced.core.errors import TracedError
 from traced.core.files import publish_file
 from traced.gateway.access import KeyRing
+from traced.gateway.adapter_cache import AdapterCache
 from traced.gateway.engines import Pool
 from traced.gateway.store_calls import call_store
 from traced.inference.client import BASE
 from traced.inference.errors import RouterFileError
+from traced.registry.adapter_store import ADAPTERS
 from traced.routing.hidden_state import HiddenStateClassifier, base_mismatch, read_classifier
 from traced.routing.router_files import capability_of, classifier_file, modification_times, uncovered_versions
 from traced.routing.routers import Route, adapter_capability, adapter_route
 
 POLL_S = 0.2
-# The folder of a data directory that has the cycles' files.
-RUNS = "runs"
 log = logging.getLogger(__name__)
 
 
@@ -108,7 +109,8 @@ class PromotionFollower:
 
     Args:
         base_digest: Returns the digest of the base model's weights; "" if there are none.
-        adapters_root: The folder with the adapters if it is not where the cycles wrote them; None: it is.
+        adapters_root: The data directory of the cycles, if it is mounted elsewhere; None: it is where they wrote it.
+        cache: The copies of adapters from an object store; None: without one.
     """
 
     store: Engine
@@ -118,6 +120,7 @@ class PromotionFollower:
     expiry_s: float
     base_digest: Callable[[], str] = lambda: ""
     adapters_root: Path | None = None
+    cache: AdapterCache | None = None
     _fitted_at: datetime | None = None
     _copy_error: str = ""
     live: LiveVersions = field(default_factory=LiveVersions)
@@ -125,6 +128,10 @@ class PromotionFollower:
 
     async def run(self) -> None:
         """Poll the store until cancelled; while it does not answer, keep the last state."""
+        with self.cache.running() if self.cache is not None else contextlib.nullcontext():
+            await self._poll()
+
+    async def _poll(self) -> None:
         last_error = ""
         while True:
             try:
@@ -137,8 +144,14 @@ class PromotionFollower:
             await asyncio.sleep(POLL_S)
 
     async def refresh(self) -> None:
-        """Read the store once and apply what has changed; raises ``StoreError``."""
+        """Read the store once and apply what has changed; raises ``StoreError``.
+
+        The first call also waits for the download of the live adapters (``adapter_cache.START_S``).
+        """
+        is_first = self.live.seq < 0
         live = await call_store(self._read, limit_s=None)
+        if self.cache is not None and is_first:
+            await self.cache.start()
         if live is not None:
             self.live = live
             self.pool.set_adapters(live.paths | live.superseded)
@@ -169,7 +182,10 @@ class PromotionFollower:
             routes = {name: adapter_route(session, name) for name in records if name not in challengers}
             superseded = self._superseded(session, self.pool.max_adapters - len(records))
             cycles = cycles_with_adapters(session)
-        paths = {name: self._location(record) for name, record in records.items()}
+        all_records = records | {name: record for name, (record, _) in superseded.items()}
+        paths = {name: self._location(record) for name, record in all_records.items()}
+        if self.cache is not None:
+            self.cache.require({paths[name]: record for name, record in all_records.items()})
         files = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
         # The times are read before the files, so that a file written meanwhile is read again at the next refresh.
         file_times = modification_times(files)
@@ -178,8 +194,8 @@ class PromotionFollower:
         return LiveVersions(
             seq,
             routes,
-            paths,
-            {name: path for name, (path, _) in superseded.items()},
+            {name: path for name, path in paths.items() if name in records},
+            {name: path for name, path in paths.items() if name in superseded},
             min((deadline for _, deadline in superseded.values()), default=None),
             versions,
             trials_by_capability,
@@ -216,8 +232,8 @@ class PromotionFollower:
         has_new_files = modification_times(self.live.classifier_files) != self.live.file_times
         return has_new_files or (deadline is not None and self.now() > deadline)
 
-    def _superseded(self, session: Session, slots: int) -> dict[str, tuple[Path, datetime]]:
-        """Return the directories of the versions superseded last, and when they are dropped; at most ``slots``."""
+    def _superseded(self, session: Session, slots: int) -> dict[str, tuple[AdapterVersion, datetime]]:
+        """Return the versions superseded last, and when they are dropped; at most ``slots``."""
         entries = [
             entry.promotion
             for entry in newest_promotions(session)
@@ -225,15 +241,13 @@ class PromotionFollower:
         ]
         ends = {entry.adapter: entry.at + timedelta(seconds=self.expiry_s) for entry in entries}
         recent = sorted((name for name, end in ends.items() if end > self.now()), key=ends.__getitem__, reverse=True)
-        return {name: (self._location(get_adapter(session, name)), ends[name]) for name in recent[: max(slots, 0)]}
+        return {name: (get_adapter(session, name), ends[name]) for name in recent[: max(slots, 0)]}
 
     def _location(self, record: AdapterVersion) -> Path:
-        """Return where the engines find an adapter: below ``runs`` as the cycle wrote it."""
-        path = Path(record.path)
-        if self.adapters_root is None or RUNS not in path.parts:
-            return path
-        start = len(path.parts) - 1 - path.parts[::-1].index(RUNS)
-        return self.adapters_root.joinpath(*path.parts[start:])
+        """Return where the engines find an adapter."""
+        if self.cache is not None:
+            return self.cache.location(record)
+        return Path(record.path) if self.adapters_root is None else self.adapters_root / ADAPTERS / record.name
 
 
 def _trial_position(challenger: str, conversation_id: str) -> float:

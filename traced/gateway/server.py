@@ -22,6 +22,7 @@ from traced.config.engine_section import STORE
 from traced.config.settings import Settings
 from traced.core.gpus import gpu_ids
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit, KeyConcurrency
+from traced.gateway.adapter_cache import adapter_check, open_cache
 from traced.gateway.app import BackgroundTask, Gateway, running, serve_application
 from traced.gateway.bodies import MB
 from traced.gateway.conversation_writer import ConversationWriter
@@ -74,6 +75,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
 
     Raises:
         EngineStartError: The engine did not start.
+        AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
         ServingError: No engine is configured, or the gateway would listen beyond the loopback without an API key.
         StoreError: The store does not answer.
         RuleFileError: The rules for outcomes are invalid.
@@ -144,6 +146,7 @@ async def open_gateway(
 
     Raises:
         ServingError: The gateway would listen beyond the loopback without an API key.
+        AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
         StoreError: The store does not answer.
     """
     section = settings.serving
@@ -154,10 +157,11 @@ async def open_gateway(
     def connect(url: str) -> Replica:
         return Replica(GatewayEngineClient(url, upstream, silence_s=settings.engine.silence_s, key=key))
 
+    cache = open_cache(settings, lambda: pool.replicas)
     pool = Pool(
         [],
         section.max_adapters,
-        check_adapter=base_check(settings),
+        check_adapter=adapter_check(cache, base_check(settings)),
         slots=max_adapters(settings),
         wake_after_s=section.busy_s,
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
@@ -171,7 +175,8 @@ async def open_gateway(
         now,
         section.expiry_s,
         partial(weights_of, settings),
-        Path(section.adapters_root) if section.adapters_root else None,
+        Path(section.adapters_root) if section.adapters_root and cache is None else None,
+        cache,
     )
 
     def live() -> LiveVersions:

@@ -5,15 +5,23 @@ back stays back when the cycle continues. The stage's event records what is live
 fitted for all of it.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 from sqlmodel import Session
 
-from store.records import StageState
+from store.records import Decision, StageState
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import get_cycle, list_stage_events
-from store.repositories.promotions import awaiting_decision, latest_approval, live_adapters
+from store.repositories.promotions import (
+    awaiting_decision,
+    latest_approval,
+    latest_decisions,
+    live_adapters,
+    newest_promotions,
+)
 from traced.pipeline.context import Context
+from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decisions import Action, approve, pending_requests, reject, start_approved
 from traced.routing.router_files import capability_of
 
@@ -36,6 +44,8 @@ def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int
 
 def decide(context: Context, adapter: str, approved: bool, *, actor: str, reason: str = "") -> None:
     """Approve or reject an adapter version; an approved one takes traffic as the promotion policy says."""
+    if approved:
+        upload_before_traffic(context.settings.serving.adapters_root, context.store, [adapter])
     action, promotion_settings = Action(actor, "local", context.now(), reason), context.settings.promotion
     with context.write_session() as session:
         if approved:
@@ -55,6 +65,11 @@ async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
     """Promote the approved adapters that never were live; returns those that take traffic, in order."""
     settings = context.settings.promotion
     action = Action(ACTOR, "local", context.now(), f"cycle {context.cycle_id}")
+    with context.read_session() as session:
+        decisions, promotions = latest_decisions(session), newest_promotions(session)
+    old = {entry.promotion.adapter for entry in promotions}
+    new = [name for name in adapters if decisions.get(name) is Decision.APPROVED and name not in old]
+    await asyncio.to_thread(upload_before_traffic, context.settings.serving.adapters_root, context.store, new)
     with context.write_session() as session:
         promoted_adapters = start_approved(session, action, adapters, settings.policy, settings.steps)
         # Recorded in the event because later promotions change what is live, and a repeated evaluation must not.

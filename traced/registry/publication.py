@@ -83,6 +83,14 @@ def read_manifest(path: Path) -> Published:
         raise PromotionError(f"{path / MANIFEST} cannot be read: {error!r}", hint="traced doctor") from error
 
 
+def is_published_in(path: Path, files: dict[str, str]) -> bool:
+    """Return whether ``path`` has the manifest of a version with these ``files``; the files themselves are not read."""
+    try:
+        return read_manifest(path).files == files
+    except PromotionError:
+        return False
+
+
 def verify(path: Path) -> Published:
     """Check every file of the version in ``path`` against its manifest; raises PromotionError on a difference."""
     published = read_manifest(path)

@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     published = publish(source, tmp_path / "adapters", "date-reasoning", origin="r1")
     with write_session(engine) as session:
         save_chain(session)
-        session.execute(update(AdapterRow).values(path=str(published.path)))
+        session.execute(update(AdapterRow).values(path=str(published.path), files=published.files))
     yield engine
     engine.dispose()
 

@@ -125,8 +125,7 @@ async def test_a_router_with_another_data_directory_gets_the_classifier_from_the
     )
     await follower.refresh()
     assert follower.live.classifier is None
-    # The adapter's path has no folder of cycles, so it stays.
-    assert follower.live.paths == {DATES: Path(chain.adapter().path)}
+    assert follower.live.paths == {DATES: Path("/mnt/traced/adapters") / DATES}
     document = as_json(replace(FITTED_ROUTER, examples={"base": 30, DATES: 30}))
     with write_session(store) as session:
         save_fitted_router(session, "c1", document, at=chain.later(81))
@@ -143,8 +142,8 @@ def test_adapters_are_found_below_another_root(store: Engine, tmp_path: Path) ->
     follower = PromotionFollower(
         store, Pool([], 8), tmp_path, lambda: chain.later(80), 3600.0, adapters_root=Path("/mnt/traced")
     )
-    record = replace(chain.adapter(), path="/home/ann/runs/data/runs/c1/adapters/dates@v1")
-    assert follower._location(record) == Path("/mnt/traced/runs/c1/adapters/dates@v1")
+    record = replace(chain.adapter(), path=f"/home/ann/data/adapters/{DATES}")
+    assert follower._location(record) == Path("/mnt/traced/adapters") / DATES
 
 
 async def test_a_data_directory_that_cannot_be_written_hides_no_promotion(store: Engine, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from store.repositories import adapters, capabilities, cycles, promotions
 from store.types import Capability
 from tests.unit.registry.chain import START, hour, seed_adapter, seed_cycle
 from traced.config.settings import load_settings
+from traced.core.errors import PromotionError
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
@@ -57,6 +58,38 @@ async def test_adapters_live_at_the_promotion_stay_routable(context: Context) ->
     ]  # an evaluation that goes on measures the same
     assert await promote(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
     assert routable_adapters(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
+
+
+@pytest.mark.parametrize("actor", ["person", "stage"])
+async def test_an_adapter_is_uploaded_before_it_takes_traffic(context: Context, tmp_path: Path, actor: str) -> None:
+    bucket = tmp_path / "bucket"
+    context = replace(context, settings=load_settings(tmp_path, {"serving.adapters_root": f"file://{bucket}"}))
+
+    async def take_traffic() -> None:
+        if actor == "person":
+            decide(context, OWN_ADAPTERS, True, actor="ann")
+        else:
+            await promote(context, [OWN_ADAPTERS])
+
+    def live() -> list[str]:
+        with context.read_session() as session:
+            return [entry.adapter for entry in promotions.live_adapters(session)]
+
+    if actor == "stage":
+        with write_session(context.store) as session:
+            promotions.save_approval(session, Approval(OWN_ADAPTERS, Decision.APPROVED, "ann", hour(4)))
+    bucket.touch()  # no folder
+    with pytest.raises(PromotionError, match="the object store"):
+        await take_traffic()
+    assert live() == [EARLIER, FOREIGN]
+    bucket.unlink()
+    await take_traffic()
+    assert live() == [EARLIER, OWN_ADAPTERS, FOREIGN]
+    assert [path.parts[-3] for path in bucket.rglob("manifest.json")] == [OWN_ADAPTERS]
+    # A stage that is repeated needs no object store for what takes traffic already.
+    bucket.rename(tmp_path / "away")
+    bucket.touch()
+    assert await promote(context, [OWN_ADAPTERS]) == [OWN_ADAPTERS]
 
 
 async def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:

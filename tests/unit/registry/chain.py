@@ -64,20 +64,15 @@ def seed_cycle(session: Session) -> None:
     save_admission(session, report, cycle_id="c1", at=START)
 
 
-def seed_adapter(session: Session, data_dir: Path, number: int, answer: GateAnswer | None = GateAnswer.PASS) -> str:
-    """Publish version ``number`` from its own training run, with a gate of the given answer (None: no gate)."""
+def publish_adapter(data_dir: Path, number: int) -> AdapterVersion:
+    """Publish version ``number``, whose weights are the bytes of "run-NUMBER"; nothing is stored."""
     run_id = f"run-{number}"
     source = data_dir / "training" / run_id
     source.mkdir(parents=True)
     (source / "adapter_config.json").write_text("{}")
     (source / "adapter_model.safetensors").write_bytes(run_id.encode())
-    run = TrainingRun(
-        run_id, "c1", CAPABILITY, ENVIRONMENT, "bundled", 0, {}, RunState.FINISHED, hour(number), rollouts=64
-    )
-    save_training_run(session, run)
-    save_iterations(session, [IterationMetrics(run_id, i, {"reward": 0.2 + 0.1 * i}) for i in range(3)])
     publication = publish(source, data_dir / "adapters", CAPABILITY, origin=run_id)
-    version = AdapterVersion(
+    return AdapterVersion(
         publication.name,
         CAPABILITY,
         publication.version,
@@ -88,8 +83,19 @@ def seed_adapter(session: Session, data_dir: Path, number: int, answer: GateAnsw
         ENVIRONMENT,
         hour(number),
     )
+
+
+def seed_adapter(session: Session, data_dir: Path, number: int, answer: GateAnswer | None = GateAnswer.PASS) -> str:
+    """Publish version ``number`` from its own training run, with a gate of the given answer (None: no gate)."""
+    version = publish_adapter(data_dir, number)
+    run_id = version.training_run_id
+    run = TrainingRun(
+        run_id, "c1", CAPABILITY, ENVIRONMENT, "bundled", 0, {}, RunState.FINISHED, hour(number), rollouts=64
+    )
+    save_training_run(session, run)
+    save_iterations(session, [IterationMetrics(run_id, i, {"reward": 0.2 + 0.1 * i}) for i in range(3)])
     save_adapter(session, version)
     if answer is not None:
         difference = PairedDifference("target", 200, 0.2, 0.5, 0.3, 0.2, 0.4, 0.983, 0.0, answer)
-        save_gate(session, GateResult(publication.name, answer, [difference], 1), cycle_id="c1", at=hour(number))
-    return publication.name
+        save_gate(session, GateResult(version.name, answer, [difference], 1), cycle_id="c1", at=hour(number))
+    return version.name
