@@ -57,7 +57,7 @@ from traced.inference.errors import ServingError
 from traced.ingest.conversations import HEADER, History, client_name, history_of, is_sampled
 from traced.ingest.losses import describe
 from traced.ingest.redaction import Redactor
-from traced.ingest.responses import FORMS, Form, answer_in, messages_of
+from traced.ingest.responses import FORMS, Form, answer_in, messages_of, partial_answers
 from traced.ingest.spool import Spool, line_of
 
 AUTO = "auto"
@@ -254,6 +254,8 @@ class Gateway:
                 # Only a response can be named by a later request.
                 response_id = answer.id if FORMS[exchange.request.path] is Form.RESPONSES else ""
                 self.conversations.note_answer(conversation, history, answer.message, response_id)
+            elif exchange.status == CLIENT_CLOSED and exchange.streamed and exchange.answer:
+                self.conversations.note_stop(conversation, history, partial_answers(bytes(exchange.answer)))
             else:
                 self.conversations.note_failure(conversation, history, has_begun=bool(exchange.answer))
         self._record(conversation.key_id, exchange)

@@ -170,11 +170,23 @@ class Conversations:
         self._set_state(conversation, history, "answered")
         digests = [_response_digest(response_id, conversation.key_id)]
         if answer is not None:
-            position = history.position_after(answer)
-            if history.system not in conversation.systems:
-                conversation.systems = (*conversation.systems, history.system)[-MAX_SYSTEMS:]
-            digests += [position.digest, position.exchange, *history.summaries_in(answer, conversation.systems)]
-        digests = [digest for digest in digests if digest]
+            digests += self._positions_after(conversation, history, answer)
+        self._add_positions(conversation, history, digests)
+
+    def note_stop(self, conversation: Conversation, history: History, answers: Sequence[Message]) -> None:
+        """Remember the positions after a stream that its client stopped; it may have any of these ``answers``."""
+        self._set_state(conversation, history, "answered")
+        digests = [digest for answer in answers for digest in self._positions_after(conversation, history, answer)]
+        self._add_positions(conversation, history, digests)
+
+    def _positions_after(self, conversation: Conversation, history: History, answer: Message) -> list[str]:
+        position = history.position_after(answer)
+        if history.system not in conversation.systems:
+            conversation.systems = (*conversation.systems, history.system)[-MAX_SYSTEMS:]
+        return [position.digest, position.exchange, *history.summaries_in(answer, conversation.systems)]
+
+    def _add_positions(self, conversation: Conversation, history: History, digests: Sequence[str]) -> None:
+        digests = list(dict.fromkeys(digest for digest in digests if digest))
         conversation.last_digests, conversation.is_continued = frozenset(digests), False
         conversation.seen_at = self.now()
         for digest in digests:

@@ -24,6 +24,9 @@ from traced.inference.forms.content import known_objects, objects
 ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document")
 # The last events of a stream of the responses form; each repeats the whole answer.
 LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
+EVENT_END = b"\n\n"
+# A client that stops a stream has not read the last events that were sent to it.
+STOPPED_EVENTS = 5
 
 
 class Form(StrEnum):
@@ -57,9 +60,12 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
     if line.get("body") is not None:
         return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
     request, form = line["request"], form_of_line(line)
-    answer = Answer()
+    answer, response_id = Answer(), ""
     if line["status"] == 200:
         answer = read_stream(line["answer"]) if line["streamed"] else read_answer(read_json(line["answer"]))
+    elif line["streamed"]:
+        # Feedback may name a response that its client has stopped.
+        response_id = answer_in(line["answer"].encode(errors="replace"), streamed=True).id
     body = {"messages": messages_of(request, form), "tools": tools_of(request, form), "answer": answer.message}
     return Exchange(
         id=line["id"],
@@ -71,7 +77,7 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
         prompt_tokens=int(answer.usage.get("prompt_tokens") or 0),
         completion_tokens=int(answer.usage.get("completion_tokens") or 0),
         key_id=line["key_id"],
-        response_id=answer.id,
+        response_id=answer.id or response_id,
         detail=line["detail"] or ("" if line["status"] == 200 else line["answer"][:2000]),
         body=body,
         shadow_of=line.get("shadow_of"),
@@ -128,6 +134,22 @@ def answer_in(raw: bytes, *, streamed: bool) -> Answer:
         return read_stream(raw.decode("utf-8", "replace")) if streamed else read_answer(read_json(raw))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return Answer()
+
+
+def partial_answers(raw: bytes) -> list[Message]:
+    """Return the messages after each of the last ``STOPPED_EVENTS`` events of a stream that its client stopped.
+
+    The client has read the stream up to one of them.
+    """
+    answers: list[Message] = []
+    end = raw.rfind(EVENT_END) + len(EVENT_END)
+    while end >= len(EVENT_END) and len(answers) < STOPPED_EVENTS:
+        message = answer_in(raw[:end], streamed=True).message
+        if message is None:
+            break
+        answers.append(message)
+        end = raw.rfind(EVENT_END, 0, end - len(EVENT_END)) + len(EVENT_END)
+    return answers
 
 
 def read_answer(response: Mapping[str, Any]) -> Answer:

@@ -156,3 +156,27 @@ async def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: P
         assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_error")
 
     await run(tmp_path, check)
+
+
+async def test_a_conversation_goes_on_after_a_stream_that_its_client_stopped(tmp_path: Path) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        gateway.engine.words, gateway.engine.delay_s = [f"word{number} " for number in range(40)], 0.05
+        body = {"model": "base", "messages": USER, "stream": True}
+        text, name, response_id = "", "", ""
+        async with gateway.http.stream("POST", "/v1/chat/completions", json=body) as stream:
+            name = stream.headers["X-Traced-Conversation"]
+            async for line in stream.aiter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    text, response_id = text + event["choices"][0]["delta"]["content"], event["id"]
+                if text.count("word") == 3:
+                    break
+        await eventually_async(lambda: len(gateway.exchanges(name)) == 1)
+        gateway.engine.delay_s = 0.0
+        follow_up = [*USER, {"role": "assistant", "content": text}, {"role": "user", "content": "Shorter, please."}]
+        assert (await gateway.ask("base", follow_up)).headers["X-Traced-Conversation"] == name
+        # Its user judges what was stopped.
+        feedback = {"response_id": response_id, "score": 0.0}
+        assert (await gateway.http.post("/v1/feedback", json=feedback)).json()["conversation_id"] == name
+
+    await run(tmp_path, check)
