@@ -4,6 +4,7 @@ Not covered: tools that a provider runs, images, a budget of thinking.
 """
 
 import json
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,7 +91,7 @@ class MessagesRequest(CountTokensRequest):
             content.insert(place, {"type": "text", "text": message["content"] or ""})
         reason = STOP_REASONS[choice["finish_reason"]]
         return {
-            "id": answer["id"],
+            "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "role": "assistant",
             "model": self.model,

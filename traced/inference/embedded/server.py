@@ -276,7 +276,9 @@ def _prompt_ids(tokenizer: Tokenizer, prompt: str | list[int] | list[str]) -> li
 def _envelope(
     kind: str, body: GenerationRequest, prompt_ids: list[int], generations: list[Generation]
 ) -> dict[str, Any]:
-    envelope = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": body.model}
+    # OpenAI's and vLLM's names of answers.
+    prefix = {"chat.completion": "chatcmpl", "text_completion": "cmpl"}[kind]
+    envelope = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": body.model}
     if body.return_token_ids:
         envelope["prompt_token_ids"] = prompt_ids
     return {**envelope, "usage": usage(prompt_ids, generations)}

@@ -91,6 +91,7 @@ async def test_an_anthropic_message_is_the_chat_answer_whole_and_streamed() -> N
         assert expected.usage is not None
         assert message.usage.input_tokens == expected.usage.prompt_tokens
         assert message.stop_reason == "max_tokens"
+        assert (message.id[:4], expected.id[:9]) == ("msg_", "chatcmpl-")
         async with client.messages.stream(**options) as stream:
             (streamed_block,) = (await stream.get_final_message()).content
         assert streamed_block.type == "text"
