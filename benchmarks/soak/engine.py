@@ -11,6 +11,8 @@ import hashlib
 import json
 import secrets
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.words = {BASE: BASE_WORD}
+        self.running = Counter[str]()
 
     def application(self) -> web.Application:
         """Build the web application."""
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/load_lora_adapter", self._load)
         app.router.add_post("/v1/unload_lora_adapter", self._unload)
         app.router.add_post("/tokenize", self._tokenize)
@@ -49,6 +53,11 @@ class Engine:
         return web.json_response(
             {"data": [{"id": name, "object": "model", "parent": parent} for name, parent in parents.items()]}
         )
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        names = ",".join(name for name, count in self.running.items() if count and name != BASE)
+        labels = f'max_lora="0",running_lora_adapters="{names}",waiting_lora_adapters=""'
+        return web.Response(text=f"vllm:lora_requests_info{{{labels}}} {time.time()}\n")
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -76,6 +85,13 @@ class Engine:
         if word is None:
             problem = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
             return web.json_response({"error": problem}, status=404)
+        self.running[body["model"]] += 1
+        try:
+            return await self._answer(request, body, word)
+        finally:
+            self.running[body["model"]] -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, Any], word: str) -> web.StreamResponse:
         head = {"id": f"chatcmpl-{secrets.token_hex(16)}", "created": 1, "model": body["model"]}
         count = body["max_tokens"]
         if body.get("stream"):

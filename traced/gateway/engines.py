@@ -1,7 +1,8 @@
 """The pool of engines behind the gateway: health, loaded adapters, sleep, and the choice of an engine for a request.
 
 Invariants: an engine gets requests for an adapter only after it has confirmed loading it, and the adapter is unloaded
-only after its last request there has ended. Of the router's adapters an engine never holds more than ``max_adapters``
+only after its last request there has ended, of this router and, by the engine's report, of all others
+(``EngineClient.adapters_in_use``). Of the router's adapters an engine never holds more than ``max_adapters``
 at once; the router loads none into an engine whose slots are taken, by trainings for instance. A sleeping engine gets
 no requests. An engine that fails ``/health`` gets no requests until it answers again; its adapters are then loaded
 again. An engine that fails requests although it looks healthy gets none while its circuit is open
@@ -24,13 +25,19 @@ from pathlib import Path
 from traced.gateway.circuit_breaker import Attempt, CircuitBreaker
 from traced.gateway.upstream import ConnectionLost, EngineUnreachable
 from traced.inference.client import BASE, EngineClient
-from traced.inference.errors import ServingError
+from traced.inference.errors import RequestError, ServingError
 from traced.routing.preflight import EnginePreflight, check_engine
 
 POLL_S = 0.5
 HEALTH_S = 5.0
 # The lease of a training is known to the router after this time.
 LEASE_S = 2 * POLL_S
+# Every router on the store knows of a promotion or a rollback after this time, and sends no more requests for an
+# adapter that is not required any more.
+NOTICE_S = 1.0
+# Longer than a request lasts. For this time an adapter stays loaded at an engine that does not report whether requests
+# of other routers run with it.
+UNREPORTED_S = 1800.0
 # The name of an adapter version. Other adapters at the engine are not managed by traced and never unloaded.
 ADAPTER_NAME = re.compile(r".+@v\d+")
 # A conversation stays at its engine to reuse the prefix cache, unless this engine has more than AFFINITY requests more
@@ -46,6 +53,7 @@ class Replica:
     Args:
         loaded: The adapters whose loading the engine has confirmed.
         adapter_errors: Why adapters could not be loaded or unloaded, by their names.
+        retired: Adapters to unload, with the monotonic second since which they are not required.
         preflight: What the engine offers for routing; None until it was asked.
         running: The number of running requests by model.
         problem: Why the engine gets no requests, in words; "" if it is healthy.
@@ -62,6 +70,7 @@ class Replica:
     healthy: bool = False
     loaded: set[str] = field(default_factory=set)
     adapter_errors: dict[str, str] = field(default_factory=dict)
+    retired: dict[str, float] = field(default_factory=dict)
     preflight: EnginePreflight | None = None
     running: Counter[str] = field(default_factory=Counter)
     problem: str = "not checked yet"
@@ -144,6 +153,7 @@ class Pool:
         wakes_under_lease: Whether an engine can be woken while the training holds its GPU; if not, the GPU is requested
             back, and the engine is woken once the lease has ended.
         base: The engines' name for the base model; "": the first one that each of them lists.
+        has_peers: Returns whether other routers may use the engines.
     """
 
     replicas: list[Replica]
@@ -154,6 +164,7 @@ class Pool:
     wake_after_s: float = 5.0
     wakes_under_lease: bool = True
     base: str = ""
+    has_peers: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -293,6 +304,12 @@ class Pool:
         await self._unload(replica, engine_adapters)
         if not replica.leaving:
             await self._load(replica, engine_adapters)
+        # Another router may have done what this one could not do.
+        replica.adapter_errors = {
+            name: reason
+            for name, reason in replica.adapter_errors.items()
+            if (name in self.adapters) is not (name in engine_adapters)
+        }
         return None
 
     async def _wake(self, replica: Replica) -> bool:
@@ -337,16 +354,41 @@ class Pool:
         return is_due
 
     async def _unload(self, replica: Replica, engine_adapters: set[str]) -> None:
-        for name in sorted(engine_adapters - set(self.adapters)):
-            if not ADAPTER_NAME.fullmatch(name):
-                continue
-            # New requests stop at once; the adapter is unloaded when its running requests have ended.
-            replica.loaded.discard(name)
-            if not replica.running[name] and await _succeeds(replica, name, replica.client.unload_adapter(name)):
+        names = {name for name in engine_adapters - set(self.adapters) if ADAPTER_NAME.fullmatch(name)}
+        # New requests stop at once; an adapter is unloaded when its running requests have ended.
+        replica.loaded -= names
+        now = self.clock()
+        replica.retired = {name: replica.retired.get(name, now) for name in names}
+        unused = {name for name in names if not replica.running[name]}
+        if unused and self.has_peers():
+            unused = await self._unused_by_peers(replica, unused)
+        for name in sorted(unused):
+            # It may be required again since the engine was asked.
+            if name not in self.adapters and await _is_set(replica, name, replica.client.unload_adapter(name), False):
                 engine_adapters.discard(name)
+
+    async def _unused_by_peers(self, replica: Replica, names: set[str]) -> set[str]:
+        """Return those of the adapters with which no request of another router runs.
+
+        After an unload vLLM completes the running requests, but the next load may reuse the slot of their adapter
+        (vLLM issue 47724).
+        """
+        retired_for_s = {name: self.clock() - replica.retired[name] for name in names}
+        names = {name for name in names if retired_for_s[name] >= NOTICE_S}
+        if not names:
+            return names
+        used: set[str] | None = None
+        # An engine whose queue is long answers at a later check.
+        with contextlib.suppress(ServingError, TimeoutError):
+            async with asyncio.timeout(HEALTH_S):
+                used = await replica.client.adapters_in_use(names)
+        return {name for name in names if retired_for_s[name] >= UNREPORTED_S} if used is None else names - used
 
     async def _load(self, replica: Replica, engine_adapters: set[str]) -> None:
         for name, path in self.adapters.items():
+            if name not in engine_adapters and self.has_peers():
+                # Another router may have loaded adapters since the engine was asked.
+                engine_adapters |= await _listed_adapters(replica) or set()
             if name not in engine_adapters:
                 # Never load more adapters than the engine has slots: otherwise vLLM reassigns the slot of an adapter
                 # that a running request uses, and that request continues with other weights (vLLM issue 47724).
@@ -355,7 +397,7 @@ class Pool:
                     names = ", ".join(sorted(engine_adapters))
                     log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
                     continue
-                if not await _succeeds(replica, name, self._load_checked(replica, name, path)):
+                if not await _is_set(replica, name, self._load_checked(replica, name, path), True):
                     continue
                 engine_adapters.add(name)
             replica.loaded.add(name)
@@ -375,17 +417,30 @@ async def _preflight(replica: Replica) -> EnginePreflight | None:
         return None
 
 
-async def _succeeds(replica: Replica, name: str, call: Coroutine[object, None, None]) -> bool:
+async def _is_set(replica: Replica, name: str, call: Coroutine[object, None, None], is_loaded: bool) -> bool:
+    """Await a call that loads or unloads an adapter; return whether the engine's state is then ``is_loaded``."""
     try:
         await call
     except ServingError as error:
+        # If another router was first, vLLM refuses the call with status 400 or 404.
+        if isinstance(error, RequestError):
+            adapters = await _listed_adapters(replica)
+            if adapters is not None and (name in adapters) is is_loaded:
+                return True
         # Each check tries again, so an error is logged once.
         if replica.adapter_errors.get(name) != str(error):
             log.warning("engine %s, adapter %s: %s", replica.url, name, error)
         replica.adapter_errors[name] = str(error)
         return False
-    replica.adapter_errors.pop(name, None)
     return True
+
+
+async def _listed_adapters(replica: Replica) -> set[str] | None:
+    """Return the adapters that the engine lists; None if it does not answer."""
+    try:
+        return set((await replica.client.bases_and_adapters())[1])
+    except ServingError:
+        return None
 
 
 def _weight(url: str, conversation_id: str) -> int:

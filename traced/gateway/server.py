@@ -158,6 +158,7 @@ async def open_gateway(
         return Replica(GatewayEngineClient(url, upstream, silence_s=settings.engine.silence_s, key=key))
 
     cache = open_cache(settings, lambda: pool.replicas)
+    peers = Peers(store, now, siblings=section.workers - 1 if worker else 0)
     pool = Pool(
         [],
         section.max_adapters,
@@ -166,6 +167,7 @@ async def open_gateway(
         wake_after_s=section.busy_s,
         wakes_under_lease=not alternates_with_training(settings, gpu_ids()),
         base=settings.engine.model,
+        has_peers=peers.exist,
     )
     engine_follower = EngineFollower(store, pool, list(dict.fromkeys(engines)), connect)
     follower = PromotionFollower(
@@ -183,7 +185,6 @@ async def open_gateway(
         return follower.live
 
     writer = ConversationWriter(store, now, section.expiry_s)
-    peers = Peers(store, now, siblings=section.workers - 1 if worker else 0)
     conversations = Conversations(store, writer, now, section.expiry_s, peers.exist)
     choice = router_choice(settings, pool, live)
     metrics = Metrics()

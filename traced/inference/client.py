@@ -15,7 +15,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -50,6 +50,9 @@ PROBE_S = 5.0
 SLEEP_LIMIT_S = 3600.0
 REFUSED_FOR_NOW = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 AWAKE = re.compile(r'vllm:engine_sleep_state\{.*sleep_state="awake".*\} 1(\.0)?')
+# The value is the second in which these were the adapters.
+ADAPTERS_IN_USE = re.compile(r"vllm:lora_requests_info\{(.*)\} ([0-9.e+]+)")
+ADAPTER_NAMES = re.compile(r'(?:running|waiting)_lora_adapters="([^"]*)"')
 # A server's first chunk repeats the token ids of the prompt, in one line.
 READ_BUFFER = 2**22
 # vLLM takes the missing ones of these fields from the model's generation config, which changes the distribution.
@@ -288,6 +291,33 @@ class EngineClient:
         except RequestError:
             return False
         return any(AWAKE.fullmatch(line) is not None for line in str(metrics).splitlines())
+
+    async def adapters_in_use(self, names: Collection[str]) -> set[str] | None:
+        """Return those of the adapters with which requests of any client run or wait; None if it is not reported.
+
+        Requests that the engine receives during this call may be missing.
+        """
+        used = await self._reported_adapters()
+        if used is not None and used.issuperset(names):
+            return set(names)
+        # vLLM reports the adapter of a request from its first token on. It starts requests in the order of arrival, so
+        # all that arrived before this one have their first token when this one is answered.
+        body = {"model": self.base, "prompt": "Hi", "max_tokens": 1, "temperature": 0.0}
+        await self._post("/v1/completions", body)
+        used = await self._reported_adapters()
+        return None if used is None else used & set(names)
+
+    async def _reported_adapters(self) -> set[str] | None:
+        try:
+            metrics = await self._request("GET", "/metrics")
+        except RequestError:
+            return None
+        reports = [match for line in str(metrics).splitlines() if (match := ADAPTERS_IN_USE.fullmatch(line))]
+        if not reports:
+            return None
+        # vLLM never removes a sample: the one with the latest second holds.
+        labels = max(reports, key=lambda report: float(report[2]))[1]
+        return {name for names in ADAPTER_NAMES.findall(labels) for name in names.split(",")} - {""}
 
     async def wake_up(self) -> None:
         """Wake up an engine that ``EngineClient.sleep`` put to sleep."""

@@ -1,5 +1,6 @@
 """Adapters at every engine: the same weights give the same answers, versions come and go, labels weigh the same."""
 
+import asyncio
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -108,6 +109,20 @@ async def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(deployme
         with pytest.raises(RequestError):
             await client.load_adapter("gone", tmp_path / "nowhere")
         assert sorted(await client.models()) == sorted([deployment.base, *LIVE])
+
+
+async def test_an_engine_reports_the_adapters_of_its_requests(deployment: Deployment) -> None:
+    async with EngineClient(deployment.engine, base=deployment.base) as client:
+        chats = [
+            asyncio.create_task(client.chat(LIVE[0], questions(40, seed=seed)[0], [], max_tokens=80, seed=seed))
+            for seed in range(6)
+        ]
+        await asyncio.sleep(0.05)
+        used = await client.adapters_in_use(LIVE)
+        assert not all(chat.done() for chat in chats)
+        assert used == {LIVE[0]}
+        await asyncio.gather(*chats)
+        assert await client.adapters_in_use(LIVE) == set()
 
 
 async def test_labels_weigh_the_same_at_every_engine(deployment: Deployment, reference: Engine) -> None:

@@ -7,17 +7,27 @@ with); with a router that lets it hold more adapters than it has places the same
 import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.integration.gateway.place import USER, V1, V2, RunningGateway, running_gateway, until_offered
-from tests.integration.gateway.upstream import Slots
+from tests.integration.gateway.upstream import Slots, Upstream, upstreams
 from tests.waiting import eventually_async
+from traced.gateway import engines, peers
+from traced.gateway.engine_client import GatewayEngineClient
+from traced.gateway.engines import Pool, Replica
+from traced.gateway.server import open_gateway
+from traced.gateway.upstream import Upstream as Connections
 from traced.inference.start import max_adapters
 
 CLIENTS = 16
 TURNS = 12  # promotions and rollbacks
+TURNS_OF_TWO = 2
 
 
 async def traffic(gateway: RunningGateway, stop: asyncio.Event, answers: Counter[str], seed: int) -> None:
@@ -35,18 +45,22 @@ async def traffic(gateway: RunningGateway, stop: asyncio.Event, answers: Counter
         answers[served_model] += 1
 
 
-async def with_promotions(gateway: RunningGateway) -> Counter[str]:
-    gateway.engine.slots, gateway.engine.delay_s = Slots(1), 0.06
+async def with_promotions(
+    gateway: RunningGateway, *more_gateways: RunningGateway, turns: int = TURNS, answer_s: float = 0.06
+) -> Counter[str]:
+    """Promote and roll back under requests to the last one of these routers of one engine."""
+    gateways = [gateway, *more_gateways]
+    gateway.engine.slots, gateway.engine.delay_s = Slots(1), answer_s
     answers: Counter[str] = Counter()
     stop = asyncio.Event()
-    clients = [asyncio.create_task(traffic(gateway, stop, answers, seed)) for seed in range(CLIENTS)]
-    for _ in range(TURNS // 2):
+    clients = [asyncio.create_task(traffic(gateways[-1], stop, answers, seed)) for seed in range(CLIENTS)]
+    for _ in range(turns // 2):
         gateway.promote(V2)
-        await until_offered(gateway, V2)
-        await asyncio.sleep(0.1)
+        await asyncio.gather(*(until_offered(router, V2) for router in gateways))
+        await asyncio.sleep(max(0.1, answer_s))
         gateway.roll_back(V2)
-        await until_offered(gateway, V1)
-        await asyncio.sleep(0.1)
+        await asyncio.gather(*(until_offered(router, V1) for router in gateways))
+        await asyncio.sleep(max(0.1, answer_s))
     stop.set()
     await asyncio.gather(*clients)
     return answers
@@ -86,3 +100,103 @@ async def test_no_adapter_is_loaded_into_an_engine_whose_slots_are_taken(
         assert gateway.engine.loads == []
         del gateway.engine.adapters["policy-0"]
         await until_offered(gateway, V1)
+
+
+@asynccontextmanager
+async def second_router(first: RunningGateway) -> AsyncIterator[RunningGateway]:
+    """Another router on the same store and engine."""
+    async with (
+        open_gateway(first.settings, first.store, [first.engine.url]) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
+    ):
+        yield replace(first, url=url, http=http)
+
+
+async def test_no_answer_comes_from_another_adapter_with_two_routers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first router has no requests of its own to wait for.
+    monkeypatch.setattr(peers, "POLL_S", 0.1)
+    async with (
+        running_gateway(tmp_path, live=V1, settings={"serving.max_adapters": 1}) as first,
+        second_router(first) as second,
+    ):
+        for gateway in (first, second):
+            assert (await gateway.ask(V1, USER)).status_code == 200
+        await asyncio.sleep(0.3)  # the first router knows the second one
+        answers = await with_promotions(first, second, turns=TURNS_OF_TWO, answer_s=0.5)
+        for gateway in (first, second):
+            assert "refused_adapters" not in (await gateway.http.get("/ready")).json()
+    assert answers["wrong"] == 0, answers
+    assert min(answers[V1], answers[V2]) > 3, answers
+
+
+@asynccontextmanager
+async def two_pools(engine: Upstream) -> AsyncIterator[tuple[Pool, Pool]]:
+    """The pools of two routers on one engine that holds one adapter."""
+    connections = Connections()
+    first, second = (
+        Pool(
+            [Replica(GatewayEngineClient(engine.url, connections, silence_s=30, key=""))],
+            1,
+            adapters={V1: Path("v1")},
+            has_peers=lambda: True,
+        )
+        for _ in range(2)
+    )
+    try:
+        yield first, second
+    finally:
+        await asyncio.gather(first.close(), second.close())
+
+
+async def test_a_slot_is_reused_when_no_request_of_another_router_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "NOTICE_S", 0.0)
+    async with upstreams() as (engine,), two_pools(engine) as (first, second):
+        for pool in (first, second):
+            await pool.check_all()
+        engine.slots, engine.delay_s = Slots(1), 0.5
+
+        async def ask() -> str:
+            (replica,) = second.replicas
+            with replica.request(V1):
+                completion = await replica.client._post("/v1/chat/completions", {"model": V1, "messages": USER})
+            return str(completion["choices"][0]["message"]["content"])
+
+        answer = asyncio.create_task(ask())
+        await eventually_async(lambda: engine.started[V1])
+        first.set_adapters({V2: Path("v2")})
+        while not answer.done():
+            await first.check_all()
+            assert answer.done() or engine.loads == [V1]
+        assert await answer == f"signed {V1}"
+        await first.check_all()
+        assert (engine.loads, list(engine.adapters), first.serves(V2)) == ([V1, V2], [V2], True)
+
+
+async def test_an_engine_that_reports_no_adapters_keeps_one_for_as_long_as_a_request_may_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "NOTICE_S", 0.0)
+    seconds = [0.0]
+    async with upstreams() as (engine,), two_pools(engine) as (first, _):
+        engine.reports_adapters, first.clock = False, lambda: seconds[0]
+        await first.check_all()
+        first.set_adapters({})
+        for second, adapters in ((0.0, [V1]), (engines.UNREPORTED_S - 1.0, [V1]), (engines.UNREPORTED_S, [])):
+            seconds[0] = second
+            await first.check_all()
+            assert (list(engine.adapters), first.serves(V1)) == (adapters, False)
+
+
+async def test_routers_that_load_or_unload_at_once_have_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "NOTICE_S", 0.0)
+    async with upstreams() as (engine,), two_pools(engine) as (first, second):
+        await asyncio.gather(first.check_all(), second.check_all())
+        assert (engine.loads, first.serves(V1), second.serves(V1)) == ([V1], True, True)
+        assert [pool.replicas[0].adapter_errors for pool in (first, second)] == [{}, {}]
+        for pool in (first, second):
+            pool.set_adapters({})
+        await asyncio.gather(first.check_all(), second.check_all())
+        assert engine.adapters == {}
+        assert [pool.replicas[0].adapter_errors for pool in (first, second)] == [{}, {}]

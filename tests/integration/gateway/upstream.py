@@ -5,7 +5,8 @@ It speaks vLLM's dialect and signs every answer with the model that gave it.
 
 import asyncio
 import json
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -88,6 +89,10 @@ class Upstream:
     wake_delay_s: float = 0.0
     ill: bool = False  # fails /health
     slots: "Slots | None" = None
+    reports_adapters: bool = True  # with which adapters requests run, in /metrics
+    running_adapters: Counter[str] = field(default_factory=Counter)
+    reports: dict[str, float] = field(default_factory=dict)  # when they were the latest, as vLLM keeps them
+    load_locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -148,16 +153,23 @@ class Upstream:
         if self.refuses_loads:
             self.refusals.append(body["lora_name"])
             return web.json_response({"error": {"message": "no room"}}, status=500)
-        self.loads.append(body["lora_name"])
-        await asyncio.sleep(0.05)
-        if self.slots is not None:
-            self.slots.activate(body["lora_name"])
-        self.adapters[body["lora_name"]] = body["lora_path"]
+        name = body["lora_name"]
+        async with self.load_locks[name]:
+            if name in self.adapters:
+                return _refusal(400, f"The lora adapter '{name}' has already been loaded. If you want to ...")
+            self.loads.append(name)
+            await asyncio.sleep(0.05)
+            if self.slots is not None:
+                self.slots.activate(name)
+            self.adapters[name] = body["lora_path"]
         self.most_loaded = max(self.most_loaded, len(self.adapters))
         return web.Response(text="Success")
 
     async def _unload(self, request: web.Request) -> web.Response:
-        del self.adapters[(await request.json())["lora_name"]]
+        name = (await request.json())["lora_name"]
+        if name not in self.adapters:
+            return _refusal(404, f"The lora adapter '{name}' cannot be found.")
+        del self.adapters[name]
         return web.Response(text="Success")
 
     async def _complete(self, request: web.Request) -> web.Response:
@@ -185,7 +197,13 @@ class Upstream:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         labels = 'engine="0",model_name="base",sleep_state="awake"'
-        return web.Response(text=f"# HELP x\nvllm:engine_sleep_state{{{labels}}} {float(not self.asleep)}\n")
+        text = f"# HELP x\nvllm:engine_sleep_state{{{labels}}} {float(not self.asleep)}\n"
+        if self.reports_adapters:
+            self.reports[",".join(name for name, count in self.running_adapters.items() if count)] = time.time()
+            for names, at in self.reports.items():
+                labels = f'max_lora="1",running_lora_adapters="{names}",waiting_lora_adapters=""'
+                text += f"vllm:lora_requests_info{{{labels}}} {at!r}\n"
+        return web.Response(text=text)
 
     async def _wake_up(self, request: web.Request) -> web.Response:
         if self.refuses_wake:
@@ -249,6 +267,8 @@ class Upstream:
         try:
             await self.awake.wait()  # vLLM queues requests while it sleeps
             self.requests.append(body)
+            if body["model"] not in (BASE, *self.adapters):
+                return _refusal(404, f"The model `{body['model']}` does not exist.")
             self.decoding += 1
             try:
                 return await self._say(request, body, await self._decode(body["model"]))
@@ -270,15 +290,15 @@ class Upstream:
             return model
         place = self.slots.activate(model)
         self.slots.running[place] += 1
+        self.running_adapters[model] += 1
         try:
             await asyncio.sleep(self.delay_s)
             return self.slots.names[place]
         finally:
             self.slots.running[place] -= 1
+            self.running_adapters[model] -= 1
 
     async def _say(self, request: web.Request, body: dict[str, Any], model: str) -> web.StreamResponse:
-        if body["model"] not in (BASE, *self.adapters):
-            return web.json_response({"error": {"message": f"The model `{model}` does not exist."}}, status=404)
         if self.status != 200:
             error_body = {"error": {"message": "slow down", "type": "rate_limit_error", "code": "busy", "param": None}}
             return web.json_response(error_body, status=self.status, headers={"Retry-After": "7"})
@@ -317,6 +337,10 @@ class Upstream:
             await asyncio.sleep(self.delay_s)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
 async def _send_head(response: web.StreamResponse) -> None:

@@ -79,6 +79,30 @@ async def test_an_engine_that_fails_the_preflight_serves_and_is_asked_again() ->
     assert engines.replicas[0].preflight is not None
 
 
+async def test_an_error_ends_when_another_router_has_loaded_or_unloaded_the_adapter() -> None:
+    client, listings = Engine(), [["dates@v1"], ["dates@v1", "tools@v1"], []]
+
+    async def bases_and_adapters() -> tuple[list[str], list[str]]:
+        return ["own-name"], listings[0]
+
+    async def refuse(*arguments: object) -> None:
+        raise EngineError("HTTP 500")
+
+    client.bases_and_adapters, client.load_adapter, client.unload_adapter = bases_and_adapters, refuse, refuse  # type: ignore[attr-defined,method-assign]
+    engines = pool(client, adapters={"tools@v1": Path("tools")})
+    (replica,) = engines.replicas
+    await engines.check_all()
+    assert replica.adapter_errors == {"dates@v1": "HTTP 500", "tools@v1": "HTTP 500"}
+    assert engines.refuses("tools@v1")
+    listings.pop(0)
+    await engines.check_all()
+    assert (replica.adapter_errors, engines.refuses("tools@v1")) == ({"dates@v1": "HTTP 500"}, False)
+    engines.adapters = {}
+    listings.pop(0)
+    await engines.check_all()
+    assert replica.adapter_errors == {}
+
+
 async def test_an_adapter_that_is_refused_is_named_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(path: Path) -> None:
         raise ModelError("it was trained on another base")

@@ -52,3 +52,55 @@ async def test_an_engine_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPat
     async with TestServer(application) as server, EngineClient(str(server.make_url("")).rstrip("/")) as client:
         async with asyncio.timeout(1.5):
             assert not await client.health()
+
+
+@pytest.mark.parametrize(
+    ("earlier_labels", "later_labels", "adapters"),
+    [
+        ('running_lora_adapters="a@v1,b@v1",waiting_lora_adapters="c@v1"', None, {"a@v1", "c@v1"}),
+        ('running_lora_adapters="",waiting_lora_adapters="a@v1"', 'waiting_lora_adapters="c@v1"', {"c@v1"}),
+        ('running_lora_adapters="a@v1"', 'running_lora_adapters=""', set()),
+        ("", 'running_lora_adapters="c@v1"', {"c@v1"}),
+        ("", "", None),
+    ],
+)
+async def test_the_adapters_in_use_are_those_after_all_earlier_requests_have_begun(
+    earlier_labels: str, later_labels: str | None, adapters: set[str] | None
+) -> None:
+    """vLLM reports an adapter from its first token on, and keeps what it has ever reported."""
+    reports = [earlier_labels]
+    prompts = []
+
+    async def complete(request: web.Request) -> web.Response:
+        prompts.append(await request.json())
+        if later_labels is not None:
+            reports.append(later_labels)
+        return web.json_response({})
+
+    async def metrics(request: web.Request) -> web.Response:
+        # The latest one is not the last line.
+        lines = [
+            f'vllm:lora_requests_info{{max_lora="1",{labels}}} 1.79{number}e+09'
+            for number, labels in reversed(list(enumerate(reports)))
+            if labels
+        ]
+        return web.Response(text="\n".join(["# HELP x", "vllm:num_requests_running 1.0", *lines, ""]))
+
+    application = web.Application()
+    application.router.add_post("/v1/completions", complete)
+    application.router.add_get("/metrics", metrics)
+    async with TestServer(application) as server, EngineClient(str(server.make_url("")).rstrip("/")) as client:
+        assert await client.adapters_in_use(["a@v1", "c@v1"]) == adapters
+    assert [(prompt["model"], prompt["max_tokens"]) for prompt in prompts] == (
+        [] if later_labels is None else [("base", 1)]
+    )
+
+
+async def test_an_engine_without_metrics_reports_no_adapters() -> None:
+    async def complete(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    application = web.Application()
+    application.router.add_post("/v1/completions", complete)
+    async with TestServer(application) as server, EngineClient(str(server.make_url("")).rstrip("/")) as client:
+        assert await client.adapters_in_use(["a@v1"]) is None

@@ -115,6 +115,12 @@ class Engine:
         """Return the names of the adapters that requests may use."""
         return [name for name in self._adapters.names() if name not in self._retiring]
 
+    def adapters_in_use(self) -> set[str]:
+        """Return the names of the adapters with which requests run or wait; waits for the end of the running step."""
+        with self._step_lock:
+            requests = [running.request for running in (*self._running, *self._waiting)]
+        return {request.adapter for request in requests if request.adapter is not None}
+
     def adapter_digest(self, name: str) -> str | None:
         """Return the SHA-256 of the files that an adapter was loaded from; None if it is not loaded."""
         return self._adapters.digest(name)

@@ -1,8 +1,8 @@
 """The embedded engine's OpenAI-compatible HTTP API.
 
-GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages,
-/v1/messages/count_tokens, /v1/embeddings (the base model's hidden states), /tokenize, /v1/load_lora_adapter,
-/v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
+GET /health, /v1/models, /metrics (the adapters in use, as in vLLM); POST /v1/chat/completions, /v1/completions,
+/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/embeddings (the base model's hidden states), /tokenize,
+/v1/load_lora_adapter, /v1/unload_lora_adapter. Every error has OpenAI's form: 404 unknown model, 400 invalid
 request (``context_length_exceeded`` for a context that is too long), 500 engine failure. If a client disconnects, its
 request is cancelled. A stream carries the whole message in one delta; while the request waits or runs, the stream
 has a comment line every ``SIGN_S`` seconds in which the engine has worked, so that a client can tell slow from stuck.
@@ -96,6 +96,12 @@ def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        names = ",".join(sorted(await asyncio.to_thread(engine.adapters_in_use)))
+        labels = f'max_lora="0",running_lora_adapters="{names}",waiting_lora_adapters=""'
+        return PlainTextResponse(f"vllm:lora_requests_info{{{labels}}} {time.time()}\n")
 
     @app.get("/v1/models")
     async def models() -> dict[str, object]:

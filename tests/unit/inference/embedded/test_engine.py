@@ -348,15 +348,16 @@ def test_unloading_waits_for_the_last_request(adapters: dict[str, Path]) -> None
     (prompt,) = prompts(1, seed=15)
     running = engine._accept(greedy(prompt, 3, "dates@v1"))
     engine._waiting.append(running)
+    assert engine.adapters_in_use() == {"dates@v1"}
     engine._step()
     engine.unload_adapter("dates@v1")
-    assert engine.adapters() == []
+    assert (engine.adapters(), engine.adapters_in_use()) == ([], {"dates@v1"})
     with pytest.raises(UnknownModelError):
         engine._accept(greedy(prompt, 3, "dates@v1"))
     while engine._running:
         engine._step()
     assert len(running.future.result(0).ids) >= 1
-    assert engine._adapters.names() == []
+    assert (engine._adapters.names(), engine.adapters_in_use()) == ([], set())
     engine.load_adapter("dates@v1", adapters["tools@v1"])  # gone for good, so the name is free
     adapted = PeftModel.from_pretrained(tiny.qwen3(SIZE), str(adapters["tools@v1"])).eval()
     assert engine.generate([greedy(prompt, 6, "dates@v1")])[0].ids == reference(adapted, prompt, 6)
