@@ -261,6 +261,6 @@ def test_the_tokens_of_a_key_are_given_out_once(engine: Engine) -> None:
 
 
 def test_routers_whose_clocks_differ_know_each_other(engine: Engine) -> None:
-    for router_id, clock, others in (("a", T0, 0), ("b", T0 + timedelta(hours=1), 1), ("a", T0, 1)):
+    for router_id, clock, count in (("a", T0, 0), ("b", T0 + timedelta(hours=1), 1), ("a", T0, 1)):
         with write_session(engine) as session:
-            assert note_router(session, router_id, at=clock) == others
+            assert note_router(session, router_id, at=clock) == count
