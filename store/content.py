@@ -19,7 +19,7 @@ from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlmodel import Session
+from sqlmodel import Session, func, select
 
 from store.errors import StoreUnavailable
 from store.tables import Row
@@ -40,6 +40,17 @@ def digest(value: object) -> str:
     """Return the SHA-256 (hex) of a value's compact JSON; times are written as ISO 8601 text in their own zone."""
     text = json.dumps(value, separators=(",", ":"), default=_encode_datetime)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def database_time(session: Session, local_time: datetime) -> datetime:
+    """Return the time of the database server, so that the clocks of its clients need not agree.
+
+    SQLite has none: all of its clients are on one machine, and ``local_time`` is returned.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        return local_time
+    time: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return time
 
 
 def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, object]]) -> None:

@@ -99,6 +99,9 @@ os.environ |= {
     "TRANSFORMERS_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
 }
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The tests themselves run in parallel.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a shell's `&`: what starts here would ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import delete
 from sqlmodel import Session, col, func, select
 
-from store.content import insert_unique
+from store.content import database_time, insert_unique
 from store.errors import NotFound
 from store.records import ListedEngine
 from store.service_tables import EngineRow, FittedRouterRow, RouterRow
@@ -16,7 +16,11 @@ ROUTER_LIFETIME = timedelta(seconds=15)
 
 
 def note_router(session: Session, router_id: str, *, at: datetime) -> int:
-    """Store a sign of life of a router, and return the number of the other running routers."""
+    """Store a sign of life of a router, and return the number of the other running routers.
+
+    ``at`` is the time if the database has no clock of its own.
+    """
+    at = database_time(session, at)
     session.execute(delete(RouterRow).where(col(RouterRow.seen_at) < at - ROUTER_LIFETIME))
     session.merge(RouterRow(id=router_id, seen_at=at))
     session.flush()

@@ -26,6 +26,8 @@ from traced.gateway.store_calls import call_store
 LINGER_S = 0.05
 RETRY_S = 1.0
 LIMIT_S = 1.0
+# Seconds that a router which ends waits for the store.
+FLUSH_S = 5.0
 MAX_WAITING = 50_000
 MAX_BATCH = 2000
 log = logging.getLogger(__name__)
@@ -83,21 +85,6 @@ class ConversationWriter:
         """
         self._add(_NewRoute(route, use, is_move))
 
-    async def store_route(self, route: ConversationRoute) -> ConversationRoute:
-        """Store a decision and return the valid one, which another router may have stored first.
-
-        While the store does not answer, this is the given one.
-        """
-        valid_route = route
-
-        def use(stored_route: ConversationRoute) -> None:
-            nonlocal valid_route
-            valid_route = stored_route
-
-        self.add_route(route, use)
-        await self.wait_until_stored()
-        return valid_route
-
     async def wait_until_stored(self) -> None:
         """Wait until everything that was added is stored, unless the store does not answer."""
         if self._is_late or self._problem:
@@ -122,9 +109,11 @@ class ConversationWriter:
                 await asyncio.sleep(RETRY_S)
 
     async def flush(self) -> None:
-        """Store everything that waits; give up at the first error."""
-        while self._waiting and await self._write_batch():
-            pass
+        """Store everything that waits; give up at the first error, or after ``FLUSH_S`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                while self._waiting and await self._write_batch():
+                    pass
 
     def _add(self, *rows: _Row) -> None:
         self._waiting.extend(rows)
@@ -145,7 +134,9 @@ class ConversationWriter:
             valid_routes = await asyncio.shield(write)
         except asyncio.CancelledError:
             # The transaction ends before the store is closed.
-            await asyncio.gather(write, return_exceptions=True)
+            await asyncio.wait([write], timeout=FLUSH_S)
+            if not write.done() or write.exception() is not None:
+                self._waiting.extendleft(reversed(batch))
             raise
         except StoreError as error:
             if self._problem != str(error):
@@ -174,4 +165,5 @@ class ConversationWriter:
             expired_before = self.now() - timedelta(seconds=self.expiry_s)
             valid = replace_invalid_routes(session, routes, expired_before=expired_before, moved_ids=moved_ids)
             save_positions(session, positions)
-        return [valid[row.route.id] for row in rows]
+        # Another router may have deleted the row of a decision meanwhile.
+        return [valid.get(row.route.id, row.route) for row in rows]

@@ -159,6 +159,8 @@ class Conversations:
             new_id = qualified_id(f"{NEW_PREFIX}{secrets.token_hex(16)}", key_id)
             conversation = conversation or self._created(new_id, key_id, now)
         conversation.seen_at = now
+        if conversation.id in self._by_id:
+            self._by_id.move_to_end(conversation.id)
         conversation.separators = names.separators
         self._note_request(conversation, history, now)
         return conversation
@@ -210,8 +212,7 @@ class Conversations:
 
     async def stored_route(self, conversation: Conversation) -> ConversationRoute | None:
         """Return the valid decision that the store has of a conversation; raises ``StoreError``, ``TimeoutError``."""
-        async with asyncio.timeout(LOOKUP_S):
-            entry = dict(await self._lookup.ask(((), (conversation.id,)))).get(conversation.id)
+        entry = dict(await self._ask(((), (conversation.id,)))).get(conversation.id)
         if entry is None or self._is_expired(entry, self.now()):
             return None
         return _valid_route(entry)
@@ -223,7 +224,6 @@ class Conversations:
             conversation.may_be_stored = True
         elif self._is_silent(conversation.seen_at, now):
             conversation.route, conversation.may_be_stored = None, True
-        self._by_id.move_to_end(conversation_id)
         return conversation
 
     async def _by_response(self, names: RequestNames, key_id: str, now: datetime) -> Conversation | None:
@@ -302,8 +302,11 @@ class Conversations:
 
     def _unique(self, digest: str, names: RequestNames, now: datetime) -> Conversation | None:
         """Return the conversation at this position; None if there are several."""
-        conversations = {position.conversation for position in self._fitting(digest, names, now)}
-        return conversations.pop() if len(conversations) == 1 else None
+        # By id: one that was removed from memory and read again is there twice.
+        conversations = {
+            position.conversation.id: position.conversation for position in self._fitting(digest, names, now)
+        }
+        return conversations.popitem()[1] if len(conversations) == 1 else None
 
     def _fitting(self, digest: str, names: RequestNames, now: datetime) -> list[_Position]:
         return [
@@ -345,8 +348,7 @@ class Conversations:
     async def _load(self, digests: Sequence[str], key_id: str, now: datetime) -> None:
         """Read the conversations with these positions from the store into memory; skip it if the store is away."""
         try:
-            async with asyncio.timeout(LOOKUP_S):
-                conversations = await self._lookup.ask((tuple(digests), ()))
+            conversations = await self._ask((tuple(digests), ()))
         except (StoreError, TimeoutError):
             return
         for conversation_id, entry in conversations:
@@ -365,6 +367,13 @@ class Conversations:
             for position in entry.positions:
                 conversation.separators = position.separators
                 self._add_position(position.digest, _Position(conversation, position.system))
+
+    async def _ask(self, query: tuple[tuple[str, ...], tuple[str, ...]]) -> list[tuple[str, StoredConversation | None]]:
+        """Look up digests or ids; raises ``TimeoutError``, at once while an earlier look-up has no answer."""
+        if self._lookup.is_hung(LOOKUP_S):
+            raise TimeoutError
+        async with asyncio.timeout(LOOKUP_S):
+            return await self._lookup.ask(query)
 
     def _read(
         self, queries: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]

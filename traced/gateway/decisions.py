@@ -80,7 +80,10 @@ class ConversationRouter:
             if not self.pool.serves(BASE) or self._is_loading():
                 return route
             if self.conversations.has_peers() and conversation.is_named and not route.is_failure:
-                return await self._keep_agreed(conversation, route)
+                self._keep(conversation, route)
+                # Another router may have stored a decision first, which then holds here as well.
+                await self.writer.wait_until_stored()
+                return conversation.route or route
             self._keep(conversation, route)
             return route
         finally:
@@ -115,12 +118,6 @@ class ConversationRouter:
     def _keep(self, conversation: Conversation, route: ConversationRoute, *, is_move: bool = False) -> None:
         self._use(conversation, route)
         self.writer.add_route(route, lambda valid_route: self._use(conversation, valid_route), is_move=is_move)
-
-    async def _keep_agreed(self, conversation: Conversation, route: ConversationRoute) -> ConversationRoute:
-        """Keep the decision that all routers on the store have; without the store, the given one."""
-        route = await self.writer.store_route(route)
-        self._use(conversation, route)
-        return route
 
     def _is_loading(self) -> bool:
         """Return whether an adapter that a router may choose will soon be loaded."""

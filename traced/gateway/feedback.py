@@ -9,6 +9,7 @@ for an unknown conversation or response, 503 if the store does not answer.
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,6 +32,7 @@ from traced.scoring.evidence import RESERVED, Labels, is_reserved_author
 PATIENCE_S = 2.0
 RETRY_S = 0.1
 TEXT_LIMIT = 10_000  # characters
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class FeedbackReceiver:
             try:
                 response = await call_store(partial(self._store, feedback, key_id))
             except StoreError as error:
-                raise Refusal(503, f"the store does not answer: {error}", retry_after=5) from error
+                # The error names the database, which is not for clients.
+                log.warning("feedback cannot be stored: %s", error)
+                raise Refusal(503, "the store does not answer; repeat the request later", retry_after=5) from error
             if response is not None:
                 return response
             if time.monotonic() > deadline:

@@ -132,4 +132,4 @@ class Quotas:
 
     def _take_from_store(self, key_id: str, per_minute: int, count: int, first_tokens: float) -> tuple[int, float]:
         with write_session(self.store) as session:
-            return take_tokens(session, key_id, per_minute, count, first_tokens=first_tokens, at=self.now())
+            return take_tokens(session, key_id, per_minute, count, first_tokens=first_tokens, now=self.now)

@@ -7,6 +7,7 @@ daemon. Errors before the gateway listens are raised by ``serve``; later failure
 
 import asyncio
 import gc
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -255,7 +256,8 @@ async def open_gateway(
             store,
             lambda: limit.running + limit.waiting,
             now,
-            section.busy_requests,
+            # Each worker sees its part of the load.
+            math.ceil(section.busy_requests / (section.workers if worker else 1)),
             section.busy_s,
             section.devices,
         )

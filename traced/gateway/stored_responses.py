@@ -162,6 +162,9 @@ class StoredResponses:
             write.cancel()
 
     async def _find(self, response_id: str, key_id: str) -> StoredResponse | None:
+        # Ids of engines are plain text, and not every database can search for another.
+        if not (response_id.isascii() and response_id.isprintable()):
+            return None
         deadline = time.monotonic() + PATIENCE_S
         while True:
             record, _ = self._memory.get((response_id, key_id), (None, 0))
@@ -213,4 +216,6 @@ def _missing_error(response_id: str) -> Refusal:
 
 
 def _unavailable_error(error: StoreError) -> Refusal:
-    return Refusal(503, f"the store does not answer: {error}", retry_after=5)
+    # The error names the database, which is not for clients.
+    log.warning("stored responses cannot be read: %s", error)
+    return Refusal(503, "the store does not answer; repeat the request later", retry_after=5)

@@ -40,18 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(settings.log, settings.data_dir, now=now)
     follow_parent(grace_s=GRACE_S)
 
-    def answer(error: dict[str, str] | None) -> None:
-        with contextlib.suppress(BrokenPipeError), open(options.ready_fd, "wb") as stream:
-            stream.write(json.dumps(error).encode())
+    with open(options.ready_fd, "wb") as pipe:
 
-    try:
-        uvloop.run(serve_worker(settings, options.engine, options.number, lambda: answer(None)))
-    except (TracedError, StoreError, OSError) as error:
-        log.error("the router cannot serve: %s", error)
-        message, hint = (error.message, error.hint) if isinstance(error, TracedError) else (str(error), "")
-        with contextlib.suppress(OSError):
+        def answer(error: dict[str, str] | None) -> None:
+            # Once: later errors are only logged.
+            if not pipe.closed:
+                with contextlib.suppress(BrokenPipeError), pipe:
+                    pipe.write(json.dumps(error).encode())
+
+        try:
+            uvloop.run(serve_worker(settings, options.engine, options.number, lambda: answer(None)))
+        except (TracedError, StoreError, OSError) as error:
+            log.error("the router cannot serve: %s", error)
+            message, hint = (error.message, error.hint) if isinstance(error, TracedError) else (str(error), "")
             answer({"message": message, "hint": hint})
-        return 1
+            return 1
     return 0
 
 

@@ -14,8 +14,10 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -27,6 +29,8 @@ from traced.processes.child_process import RestartingProcess, start
 
 # A worker waits this long for its requests to end; the daemon kills the gateway after 90 s.
 GRACE_S = 85.0
+# A worker that does not listen after this time is stopped; it may load adapters before.
+START_S = 120.0
 
 
 @asynccontextmanager
@@ -54,7 +58,10 @@ async def open_workers(
                 raise error
             yield f"http://{host}:{port}", workers
         finally:
-            await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in workers))
+            # Threads of their own: the default ones are too few for all to stop at the same time.
+            with ThreadPoolExecutor(len(workers)) as executor:
+                loop = asyncio.get_running_loop()
+                await asyncio.gather(*(loop.run_in_executor(executor, worker.stop) for worker in workers))
 
 
 @contextlib.contextmanager
@@ -64,7 +71,8 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
     Raises:
         ServingError: The address is in use, also by another gateway that shares its port.
     """
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with address_errors(host, port):
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Without SO_REUSEPORT, so that it fails beside any other socket of the port.
@@ -72,9 +80,16 @@ def reserved_port(host: str, port: int) -> Iterator[int]:
             probe.bind(address)
         port = probe.getsockname()[1]
     with socket.socket(family, socket.SOCK_STREAM) as reservation:
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reservation.bind((address[0], port, *address[2:]))
+        address = (address[0], port, *address[2:])
+        try:
+            # Without SO_REUSEADDR, which would let the probe of another gateway bind beside it.
+            reservation.bind(address)
+        except OSError:
+            # A connection of an earlier gateway has ended a moment ago.
+            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with address_errors(host, port):
+                reservation.bind(address)
         # A socket that does not listen gets no connections.
         yield port
 
@@ -92,7 +107,8 @@ def _start_worker(settings: Settings, port: int, number: int, engines: Sequence[
         finally:
             os.close(write_end)
         # The pipe ends with the worker's message or with the worker.
-        message = ready.read()
+        is_answered, _, _ = select.select([ready], [], [], START_S)
+        message = ready.read() if is_answered else b""
     if not message:
         child.kill()
         reason = "; ".join(child.log.last_lines(1)) or "it wrote nothing"

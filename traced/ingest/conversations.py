@@ -105,7 +105,7 @@ class History:
         if len(words) < SUMMARY_WORDS:
             return ""
         # With the system prompt: what another agent gets as its task begins a conversation of that agent.
-        return _digest(self.salt, b"summary", system.encode(), " ".join(words).encode())
+        return _digest(self.salt, b"summary", system.encode(), " ".join(words).encode(errors="surrogatepass"))
 
 
 def history_of(messages: Sequence[Message], key_id: str) -> History:
@@ -137,7 +137,7 @@ def history_of(messages: Sequence[Message], key_id: str) -> History:
 
 def key_digest(key_id: str, kind: str, value: str) -> str:
     """Return the digest of a value that a client sent, such as its user name, under its API key; "" for no value."""
-    return _digest(b"key", key_id.encode(), kind.encode(), value.encode()) if value else ""
+    return _digest(b"key", key_id.encode(), kind.encode(), value.encode(errors="surrogatepass")) if value else ""
 
 
 def opening_id(messages: Sequence[Message], key_id: str) -> str:

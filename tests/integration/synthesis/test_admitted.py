@@ -131,7 +131,7 @@ def test_a_file_that_attacks_its_container_is_refused_and_repaired(tmp_path: Pat
         reset = start.format(attack) + "        rng = random.Random(seed)\n"
         source = SOUND.replace("        rng = random.Random(seed)\n", reset, 1)
         answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
-    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 2}
     with scripted_server(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
         report = run_cycle(tmp_path, server, overrides)
         judged_items = run_with_context(report["cycle"], tmp_path, server.url, overrides, reports)

@@ -273,6 +273,27 @@ async def test_over_two_routers_a_system_prompt_tells_users_who_open_alike_apart
     assert (await router.ask([systems[1], HELLO, ANSWER, user("Four.")])).id == second.id
 
 
+async def test_an_active_conversation_stays_in_memory(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 3)
+    router.conversations.has_peers = lambda: True
+    messages = [HELLO, ANSWER]
+    first = await router.ask(messages[:1])
+    for number in range(5):
+        await router.ask([user(f"Another one: {number}")])
+        await router.writer.flush()
+        messages += [user(f"turn {number} " * 20), assistant(f"answer {number} " * 20)]
+        assert await router.ask(messages[:-1], messages[-1]) is first
+    # Also after a change of the history.
+    await router.writer.flush()
+    edited = [{"role": "user", "content": "Hello."}, *messages[1:], user("Thanks")]
+    assert await router.ask(edited, assistant("Bye")) is first
+
+
+@pytest.mark.parametrize("name", ["user", "prompt_cache_key", "previous_response_id"])
+async def test_any_text_that_a_client_sends_is_accepted(router: Router, name: str) -> None:
+    await router.ask([user("\ud800")], assistant("\ud800" * 400), **{name: "a\ud800\0"})
+
+
 async def test_a_store_that_hangs_holds_up_the_end_of_one_answer(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,9 +336,11 @@ async def test_a_store_that_hangs_holds_up_no_request(router: Router, monkeypatc
     began = time.monotonic()
     first = await router.ask([user("Hi"), assistant("by another router"), user("So?")])
     first.may_be_stored = True
-    with pytest.raises(TimeoutError):
-        await router.conversations.stored_route(first)
-    assert time.monotonic() - began < 0.9
+    # Only the first look-up waits; none is queued behind it.
+    for _ in range(50):
+        with pytest.raises(TimeoutError):
+            await router.conversations.stored_route(first)
+    assert time.monotonic() - began < 0.4
 
 
 async def test_a_conversation_whose_follow_up_still_runs_is_not_continued_again(router: Router) -> None:

@@ -129,6 +129,20 @@ async def test_routers_that_decide_on_a_named_conversation_at_once_agree(store: 
         writer.cancel()
 
 
+async def test_a_decision_that_another_router_stored_first_holds_after_a_late_write(
+    store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation_writer, "LIMIT_S", 0.05)
+    first, second = [await routed(store, by_turn=False) for _ in range(2)]
+    for place in (first, second):
+        place.router.conversations.has_peers = lambda: True
+    # Neither writer runs, so both decide by themselves.
+    assert await first.model(FIRST, dates=-0.1, tools=-3.0) == DATES
+    assert await second.model(FIRST, dates=-3.0, tools=-0.1) == TOOLS
+    assert [await place.stored_model() for place in (first, second)] == [DATES, DATES]
+    assert await second.model(TURN) == DATES
+
+
 async def test_a_store_that_does_not_answer_delays_a_named_conversation_a_moment(
     store: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,18 @@ async def test_routers_share_the_quota_of_a_key(store: Engine, per_minute: int) 
     assert sum([await admitted_count(router, per_minute, per_minute) for router in routers]) == per_minute // 2
 
 
+async def test_a_clock_that_is_set_back_locks_no_key_out(store: Engine) -> None:
+    clock = Clock()
+    clock.seconds = 3600.0
+    router = clock.router(store, has_peers=True)
+    assert await admitted_count(router, 9, 6) == 6
+    clock.seconds = 10.0
+    later = clock.router(store, has_peers=True)
+    assert await admitted_count(later, 9, 6) == 0
+    clock.seconds = 40.0
+    assert await admitted_count(later, 9, 6) == 3
+
+
 async def test_the_first_peer_of_a_router_changes_no_quota(store: Engine) -> None:
     clock = Clock()
     router = clock.router(store, has_peers=False)
