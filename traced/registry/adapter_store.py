@@ -9,6 +9,9 @@ upload that was interrupted writes the same bytes to the same places.
 Invariants: a version is uploaded before it takes traffic (``upload_before_traffic``); a download appears under its
 name only if every file has the SHA-256 that the database has for it. Nothing in the object store is ever deleted.
 
+Not covered: downloads from file systems that block a thread (``file://``, ``sftp://``) have no time limit, because a
+thread cannot be ended; those from S3, GCS and Azure have one that grows with the file (``LIMIT_S``).
+
 Errors: AdapterStoreError, whatever the library behind the URL raises; PromotionError for local files that changed.
 """
 
@@ -39,6 +42,10 @@ ADAPTERS = "adapters"
 IN_SERVICE = (PromotionState.LIVE, PromotionState.SUPERSEDED, *ON_TRIAL)
 # Hexadecimal digits of the digest in names of folders.
 DIGITS = 16
+# A request may take this long, and a file longer by its size at this rate (gcsfs itself would wait for ever). The limit
+# is not one on progress: s3fs downloads 50 MiB parts in batches, and reports and writes only whole batches.
+LIMIT_S = 300.0
+MIN_BYTES_PER_S = 100_000
 log = logging.getLogger(__name__)
 
 
@@ -112,7 +119,8 @@ class AdapterStore:
 
         Raises:
             NotUploaded: The version has no manifest there.
-            AdapterStoreError: The object store does not answer, or a file is missing or differs from the database.
+            AdapterStoreError: The object store does not answer, or a file is missing or differs from the database, or
+                has not arrived in time.
             DiskError: The disk is full.
         """
 
@@ -120,7 +128,7 @@ class AdapterStore:
             with suppress(FileNotFoundError):
                 for name in [*version.files, MANIFEST]:
                     (staging / name).parent.mkdir(parents=True, exist_ok=True)
-                    file_system.get_file(f"{folder}/{name}", str(staging / name))
+                    _get_file(file_system, f"{folder}/{name}", staging / name)
             if not is_intact(staging, version):
                 raise AdapterStoreError(
                     f"the files of {version.name} at {self.display_url} are not those that were published",
@@ -234,9 +242,32 @@ def _is_complete(file_system: Any, folder: str, source: Path, version: AdapterVe
 def _size(file_system: Any, path: str) -> int | None:
     """Return the size of a file in bytes, None if there is none; an outage raises, unlike in ``exists`` of fsspec."""
     try:
-        return int(file_system.info(path)["size"])
+        return int(_call(file_system, "info", path, limit_s=LIMIT_S)["size"])
     except FileNotFoundError:
         return None
+
+
+def _get_file(file_system: Any, source: str, target: Path) -> None:
+    size = _size(file_system, source)
+    if size is None:
+        raise FileNotFoundError(source)
+    _call(file_system, "get_file", source, str(target), limit_s=LIMIT_S + size / MIN_BYTES_PER_S)
+
+
+def _call(file_system: Any, method: str, path: str, *arguments: str, limit_s: float) -> Any:
+    """Call a method with a time limit if it runs in fsspec's event loop, where it can be cancelled.
+
+    Raises ``AdapterStoreError`` after ``limit_s``, else what the method raises.
+    """
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    # Wrappers such as ``dir::`` are of this class whatever they wrap.
+    if not (isinstance(file_system, AsyncFileSystem) and file_system.async_impl):
+        return getattr(file_system, method)(path, *arguments)
+    try:
+        return sync(file_system.loop, getattr(file_system, f"_{method}"), path, *arguments, timeout=limit_s)
+    except TimeoutError as error:
+        raise AdapterStoreError(f"{path} has not arrived in time (at most {limit_s:.0f} s)") from error
 
 
 def _package(url: str) -> str:

@@ -1,5 +1,6 @@
 """Upload and download of adapter versions, on fsspec's memory and file systems, with faults planted in them."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from sqlalchemy import Engine
 
@@ -20,6 +22,7 @@ from store.repositories.promotions import live_adapters
 from store.types import GateAnswer
 from tests.unit.registry.chain import hour, publish_adapter, seed_adapter, seed_cycle
 from traced.core.errors import PromotionError
+from traced.registry import adapter_store
 from traced.registry.adapter_store import (
     AdapterStore,
     AdapterStoreError,
@@ -82,6 +85,66 @@ def test_an_upload_that_is_complete_is_not_repeated_and_a_damaged_one_is(tmp_pat
     file_system.pipe_file(f"{folder}/{WEIGHTS}", b"run")
     objects.upload(version)
     assert file_system.cat_file(f"{folder}/{WEIGHTS}") == b"run-1"
+
+
+class SlowFileSystem(AsyncFileSystem):
+    """The memory file system as a library with an event loop; files arrive in four parts, ``part_s`` apart."""
+
+    part_s = 0.0
+    hangs_in = ""
+
+    async def _info(self, path: str, **options: Any) -> Any:
+        if self.hangs_in == "info":
+            await asyncio.Event().wait()
+        return MemoryFileSystem().info(path)
+
+    async def _put_file(self, source: str, target: str, **options: Any) -> None:
+        MemoryFileSystem().put_file(source, target)
+
+    async def _get_file(self, source: str, target: str, **options: Any) -> None:
+        content = MemoryFileSystem().cat_file(source)
+        size = -(-len(content) // 4)
+        for end in range(size, len(content) + size, size):
+            if self.hangs_in == "file" and end > size:
+                await asyncio.Event().wait()
+            await asyncio.sleep(self.part_s)
+            Path(target).write_bytes(content[:end])
+
+
+@pytest.fixture
+def slow_objects(tmp_path: Path) -> AdapterStore:
+    fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
+    return AdapterStore(f"slow://{tmp_path}/traced")
+
+
+@pytest.mark.parametrize("hangs_in", ["info", "file"])
+def test_a_download_that_hangs_fails(
+    tmp_path: Path, slow_objects: AdapterStore, monkeypatch: pytest.MonkeyPatch, hangs_in: str
+) -> None:
+    version = publish_adapter(tmp_path, 1)
+    slow_objects.upload(version)
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_store, "LIMIT_S", 0.05)
+        patch.setattr(SlowFileSystem, "hangs_in", hangs_in)
+        with pytest.raises(AdapterStoreError, match="has not arrived in time"):
+            slow_objects.download(version, tmp_path / "cache" / "x")
+    assert not list(tmp_path.glob("cache/*"))
+    slow_objects.download(version, tmp_path / "cache" / "x")
+    assert contents(tmp_path / "cache" / "x") == contents(Path(version.path))
+
+
+def test_a_larger_file_may_take_longer(
+    tmp_path: Path, slow_objects: AdapterStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = publish_adapter(tmp_path, 1)
+    slow_objects.upload(version)
+    monkeypatch.setattr(SlowFileSystem, "part_s", 0.04)  # 0.16 s for each file
+    monkeypatch.setattr(adapter_store, "LIMIT_S", 0.1)
+    with pytest.raises(AdapterStoreError, match="has not arrived in time"):
+        slow_objects.download(version, tmp_path / "x")
+    monkeypatch.setattr(adapter_store, "MIN_BYTES_PER_S", 0.2)
+    slow_objects.download(version, tmp_path / "x")
+    assert contents(tmp_path / "x") == contents(Path(version.path))
 
 
 @pytest.mark.parametrize("fault", ["byte", "missing", "manifest", "other manifest"])
