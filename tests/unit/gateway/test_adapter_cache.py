@@ -1,7 +1,13 @@
 """The router's copies of adapters from an object store: checked, repeated, removed, and never in the way."""
 
 import asyncio
+import errno
+import fcntl
+import logging
+import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,27 +15,41 @@ import pytest
 
 from store.records import AdapterVersion
 from tests.unit.registry.chain import publish_adapter
+from tests.waiting import eventually, eventually_async
 from traced.core.errors import DiskError
 from traced.gateway import adapter_cache
 from traced.gateway.adapter_cache import AdapterCache
 from traced.inference.errors import ServingError
 from traced.registry.adapter_store import AdapterStore, AdapterStoreError, NotUploaded
 
+WITHIN_S = 20
 WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
 class Objects(AdapterStore):
-    """An object store whose downloads raise ``errors`` first, and are counted."""
+    """An object store whose downloads hang and raise ``errors`` first, by version, and are counted."""
 
-    errors: list[Exception] = field(default_factory=list)
+    errors: dict[str, list[Exception]] = field(default_factory=dict)
+    hanging: dict[str, threading.Event] = field(default_factory=dict)
     downloads: list[str] = field(default_factory=list)
 
     def download(self, version: AdapterVersion, target: Path) -> None:
         self.downloads.append(version.name)
-        if self.errors:
-            raise self.errors.pop(0)
+        if version.name in self.hanging:
+            assert self.hanging[version.name].wait(60)
+        if self.errors.get(version.name):
+            raise self.errors[version.name].pop(0)
         super().download(version, target)
+
+    @contextmanager
+    def hang(self, version: AdapterVersion) -> Iterator[None]:
+        """Let the downloads of this version hang until the context ends."""
+        self.hanging[version.name] = threading.Event()
+        try:
+            yield
+        finally:
+            self.hanging.pop(version.name).set()
 
 
 @dataclass
@@ -43,19 +63,31 @@ class Place:
     time: float = 0.0
 
     def require(self, *versions: AdapterVersion) -> None:
-        self.cache.require({self.cache.location(version): version for version in versions})
-        self.cache.refresh()
+        require(self.cache, *versions)
+        self.cache.refresh_and_wait()
 
     def refresh(self, seconds: float) -> None:
         self.time += seconds
-        self.cache.refresh()
+        self.cache.refresh_and_wait()
 
     def problem(self, version: AdapterVersion) -> str:
-        try:
-            self.cache.check(self.cache.location(version))
-        except ServingError as error:
-            return str(error)
-        return ""
+        return problem(self.cache, version)
+
+    def worker(self) -> AdapterCache:
+        """Another worker's cache in this folder, or that of this router after a restart."""
+        return AdapterCache(self.objects, self.cache.folder, self.loaded.__contains__)
+
+
+def require(cache: AdapterCache, *versions: AdapterVersion) -> None:
+    cache.require({cache.location(version): version for version in versions})
+
+
+def problem(cache: AdapterCache, version: AdapterVersion) -> str:
+    try:
+        cache.check(cache.location(version))
+    except ServingError as error:
+        return str(error)
+    return ""
 
 
 @pytest.fixture
@@ -96,7 +128,8 @@ def test_a_copy_can_be_loaded_once_it_is_complete(place: Place) -> None:
 
 def test_a_download_that_fails_is_repeated_less_and_less_often(place: Place) -> None:
     version = place.versions[0]
-    place.objects.errors.extend([NotUploaded("not uploaded yet"), AdapterStoreError("no answer"), DiskError("full")])
+    errors: list[Exception] = [NotUploaded("not uploaded yet"), AdapterStoreError("no answer"), DiskError("full")]
+    place.objects.errors[version.name] = errors
     place.require(version)
     assert place.problem(version) == "not uploaded yet"
     place.refresh(0.9)
@@ -112,9 +145,68 @@ def test_a_download_that_fails_is_repeated_less_and_less_often(place: Place) -> 
 
 
 def test_one_version_that_fails_does_not_keep_another_back(place: Place) -> None:
-    place.objects.errors.append(AdapterStoreError("no answer"))
+    place.objects.errors[place.versions[0].name] = [AdapterStoreError("no answer")]
     place.require(*place.versions)
     assert [place.problem(version) for version in place.versions] == ["no answer", ""]
+
+
+@pytest.mark.parametrize("is_copied", [True, False], ids=["in the cache", "to be downloaded"])
+def test_a_download_that_hangs_does_not_keep_another_version_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_copied: bool
+) -> None:
+    monkeypatch.setattr(adapter_cache, "POLL_S", 0.01)
+    new, old = place.versions
+    if is_copied:
+        place.require(old)
+    restarted, other = place.worker(), place.worker()
+    require(restarted, new, old)
+    require(other, old)
+    with place.objects.hang(new), restarted.running(), other.running():
+        eventually(lambda: new.name in place.objects.downloads)
+        eventually(lambda: problem(restarted, old) == problem(other, old) == "", within_s=WITHIN_S)
+        assert "being downloaded" in problem(restarted, new)
+        assert place.objects.downloads.count(old.name) == 1
+    restarted.refresh_and_wait()
+    assert problem(restarted, new) == ""
+    assert place.objects.downloads.count(new.name) == 1
+
+
+def test_two_workers_download_a_version_once(place: Place) -> None:
+    version = place.versions[0]
+    workers = [place.worker(), place.worker()]
+    with place.objects.hang(version):
+        for worker in workers:
+            require(worker, version)
+            worker.refresh()
+        eventually(lambda: place.objects.downloads)
+    for worker in workers:
+        worker.refresh_and_wait()
+        assert problem(worker, version) == ""
+    assert place.objects.downloads == [version.name]
+
+
+def test_a_version_that_is_required_again_waits_for_the_download_that_hangs(place: Place) -> None:
+    version = place.versions[0]
+    with place.objects.hang(version):
+        for required in ([version], [], [version]):
+            require(place.cache, *required)
+            place.cache.refresh()
+        assert sum(thread.name.startswith(version.name) for thread in threading.enumerate()) == 1
+    place.refresh(0)
+    assert (place.problem(version), place.objects.downloads) == ("", [version.name])
+
+
+def test_a_download_that_ends_after_its_version_was_dropped_is_removed(place: Place) -> None:
+    version = place.versions[0]
+    with place.objects.hang(version):
+        require(place.cache, version)
+        place.cache.refresh()
+        require(place.cache)
+        place.cache.refresh()
+    place.refresh(0)
+    place.refresh(0)
+    assert not place.cache.location(version).exists()
+    assert "being downloaded" in place.problem(version)
 
 
 def test_a_copy_that_was_damaged_before_the_start_is_fetched_again(place: Place) -> None:
@@ -122,16 +214,16 @@ def test_a_copy_that_was_damaged_before_the_start_is_fetched_again(place: Place)
     place.require(version)
     weights = place.cache.location(version) / WEIGHTS
     weights.write_bytes(b"run-2")
-    second = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
-    second.require({second.location(version): version})
+    second = place.worker()
+    require(second, version)
     with pytest.raises(ServingError):
         second.check(second.location(version))
-    second.refresh()
+    second.refresh_and_wait()
     second.check(second.location(version))
     assert weights.read_bytes() == b"run-1"
-    third = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
-    third.require({third.location(version): version})
-    third.refresh()
+    third = place.worker()
+    require(third, version)
+    third.refresh_and_wait()
     assert len(place.objects.downloads) == 2  # an intact copy is used as it is
 
 
@@ -153,7 +245,7 @@ def test_a_copy_that_is_not_live_is_removed_once_no_engine_has_it(place: Place) 
 def test_a_copy_that_another_worker_removed_is_fetched_again(place: Place) -> None:
     version = place.versions[0]
     place.require(version)
-    other = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
+    other = place.worker()
     other.require({})
     other.refresh()
     assert not place.cache.location(version).exists()
@@ -163,7 +255,7 @@ def test_a_copy_that_another_worker_removed_is_fetched_again(place: Place) -> No
 
 def test_nothing_is_removed_before_the_router_knows_what_is_live(place: Place) -> None:
     place.require(place.versions[0])
-    restarted = AdapterCache(place.objects, place.cache.folder, place.loaded.__contains__)
+    restarted = place.worker()
     restarted.refresh()
     assert place.cache.location(place.versions[0]).is_dir()
 
@@ -182,6 +274,86 @@ def test_a_data_directory_that_cannot_be_written_is_a_problem_of_the_adapter(pla
     assert "File exists" in place.problem(place.versions[0])
 
 
+def test_an_intact_copy_on_a_read_only_disk_serves(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.require(*place.versions)
+    make_read_only(monkeypatch)
+    restarted = place.worker()
+    require(restarted, *place.versions)
+    restarted.refresh_and_wait()
+    assert [problem(restarted, version) for version in place.versions] == ["", ""]
+
+
+@pytest.mark.parametrize("function", ["flock", "rmtree"])
+def test_a_removal_that_fails_is_logged_once_and_repeated_less_and_less_often(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: str
+) -> None:
+    first, second = place.versions
+    place.require(first, second)
+    with monkeypatch.context() as patch:
+        attempts = make_read_only(patch, function)
+        place.require(second)
+        for _ in range(50):
+            place.refresh(0.2)
+        # At once and after 1, 2 and 4 s.
+        assert len(attempts) == 4
+        (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
+        assert (record.exc_info, "Read-only file system" in record.message) == (None, True)
+        assert place.problem(second) == ""
+        # A copy that has lost some of its files is not under its name.
+        assert place.cache.location(first).exists() == (function == "flock")
+    place.refresh(30)
+    assert [path.name for path in place.cache.folder.iterdir() if path.is_dir()] == [place.cache.location(second).name]
+
+
+def test_an_unexpected_error_is_logged_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.require(*place.versions)
+    monkeypatch.setattr(place.cache, "is_loaded", {}.__getitem__)
+    place.require(place.versions[1])
+    place.refresh(100)
+    assert [record.exc_info is not None for record in caplog.records if record.levelno >= logging.WARNING] == [True]
+
+
+def test_one_copy_that_cannot_be_removed_does_not_keep_another(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.require(*place.versions)
+    first, second = (place.cache.location(version) for version in place.versions)
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == first:
+            raise OSError(errno.EACCES, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    place.require()
+    assert (first.exists(), second.exists()) == (True, False)
+
+
+def test_what_another_worker_downloads_is_no_leftover(place: Place) -> None:
+    place.require()
+    staging = place.cache.folder / f".{place.cache.location(place.versions[0]).name}.partial"
+    staging.mkdir(parents=True)
+    with staging.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        place.refresh(0)
+        assert staging.exists()
+    place.refresh(0)
+    assert not staging.exists()
+
+
+def make_read_only(monkeypatch: pytest.MonkeyPatch, function: str = "flock") -> list[object]:
+    """Let a function of the cache fail as on a read-only disk; returns a list that grows with each call."""
+    attempts: list[object] = []
+
+    def refuse(*arguments: object, **options: object) -> None:
+        attempts.append(arguments)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(fcntl if function == "flock" else shutil, function, refuse)
+    return attempts
+
+
 async def test_an_object_store_that_hangs_holds_up_neither_the_start_nor_the_event_loop(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +369,7 @@ async def test_an_object_store_that_hangs_holds_up_neither_the_start_nor_the_eve
     place.cache.require({place.cache.location(version): version})
     async with asyncio.timeout(20):
         await place.cache.start()
-    assert downloading.is_set()
+    await eventually_async(downloading.is_set)
     assert "being downloaded" in place.problem(version)
     with place.cache.running():
         await asyncio.sleep(0)
