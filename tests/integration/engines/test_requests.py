@@ -230,4 +230,5 @@ def test_health_and_readiness(deployment: Deployment) -> None:
         "ready": True,
         "engines": {deployment.engine: "ok"},
         "recording": "ok",
+        "routing": {deployment.engine: {"router": "labels"}},
     }

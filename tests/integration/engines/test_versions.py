@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from benchmarks.engines.signed_adapters import RANK, questions, speaker
 from benchmarks.versions import race
 from store.database import read_session
+from store.records import ConversationRoute
 from store.repositories.serving import find_routes
 from tests.integration.engines.conftest import LIVE, Deployment
 from tests.waiting import eventually
@@ -148,8 +149,13 @@ def test_a_conversation_is_decided_once_and_recorded(deployment: Deployment) -> 
     first, second = (deployment.http.post("/v1/chat/completions", json=body) for _ in range(2))
     assert first.headers["X-Traced-Model"] == second.headers["X-Traced-Model"]
     conversation = first.headers["X-Traced-Conversation"]
-    with read_session(deployment.installation.store) as session:
-        (route,) = find_routes(session, [conversation]).values()
+
+    def routes() -> list[ConversationRoute]:
+        with read_session(deployment.installation.store) as session:
+            return list(find_routes(session, [conversation]).values())
+
+    # It is stored a moment after the answer.
+    (route,) = eventually(routes)
     assert route.why == ""
     assert set(route.logprobs) == {*LIVE, "base"}
     assert route.model == max(route.logprobs, key=lambda name: route.logprobs[name])
@@ -169,19 +175,29 @@ def test_a_promotion_loads_and_a_rollback_takes_back(deployment: Deployment) -> 
     )
 
 
-async def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(deployment: Deployment) -> None:
-    """``benchmarks.versions``, for a few seconds; four versions in three places."""
+async def raced(deployment: Deployment) -> set[str]:
+    """Check the answers of one race, and return the models that have answered."""
     run = await race(deployment.installation, deployment.process.url, RACE[deployment.kind], clients=16, pause_s=0.2)
     failed = [entry for entry in run.other_outcomes if entry.startswith("failed")]
     assert not failed, run.other_outcomes
-    assert len(run.answers_by_model) == 5, run.answers_by_model  # the base model and all versions have answered
-    if (
-        deployment.kind == "external"
-    ):  # vLLM's fault on a CPU (traced.inference.vllm_repair), which it was not told to repair
+    if deployment.kind == "external":
+        # vLLM's fault on a CPU (traced.inference.vllm_repair), which it was not told to repair.
         assert all(wrong.startswith("base answered") for wrong in run.wrong), run.wrong[:5]
     else:
         assert run.wrong == []
     assert len(run.late) < run.answer_count / 10  # how soon a rollback counts is the benchmark's; here, that it does
+    return set(run.answers_by_model)
+
+
+async def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(deployment: Deployment) -> None:
+    """``benchmarks.versions``, for a few seconds; four versions in three places."""
+    models: set[str] = set()
+    # On a busy machine a version may come and go without an answer.
+    for _ in range(3):
+        models |= await raced(deployment)
+        if len(models) == 5:
+            break
+    assert len(models) == 5, models  # the base model and all versions
     for name in LIVE:
         deployment.installation.promote(name)
     deployment.until_offered(*LIVE)
