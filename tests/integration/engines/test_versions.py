@@ -114,15 +114,19 @@ async def test_loading_again_is_a_no_op_and_a_faulty_adapter_is_refused(deployme
 
 async def test_an_engine_reports_the_adapters_of_its_requests(deployment: Deployment) -> None:
     async with EngineClient(deployment.engine, base=deployment.base) as client:
-        chats = [
-            asyncio.create_task(client.chat(LIVE[0], questions(40, seed=seed)[0], [], max_tokens=80, seed=seed))
-            for seed in range(6)
-        ]
-        await asyncio.sleep(0.05)
-        used = await client.adapters_in_use(LIVE)
-        assert not all(chat.done() for chat in chats)
+        is_asked = True
+
+        async def keep_busy(seed: int) -> None:
+            while is_asked:
+                await client.chat(LIVE[0], questions(40, seed=seed)[0], [], max_tokens=80, seed=seed)
+
+        async with asyncio.TaskGroup() as group:
+            for seed in range(6):
+                group.create_task(keep_busy(seed))
+            await asyncio.sleep(0.05)
+            used = await client.adapters_in_use(LIVE)
+            is_asked = False
         assert used == {LIVE[0]}
-        await asyncio.gather(*chats)
         assert await client.adapters_in_use(LIVE) == set()
 
 
