@@ -119,6 +119,9 @@ class Judge:
                 continue
             if attempt.model in self._substitutes(decision, changes) and self._was_reloading(attempt):
                 self._explain("an engine or the router had started", text)
+            elif self._was_undecided(conversation, attempt) and self._was_reloading(attempt):
+                # While adapters are loaded, a request is routed among the loaded ones and the next one again.
+                self._explain("routed while adapters were loaded", text)
             elif attempt.model == BASE and len(expected) > 1:
                 self._explain("the version was not loaded yet", text)
             else:
@@ -136,6 +139,11 @@ class Judge:
             self._decisions.get(qualified_id(item.conversation, conversation.key), BASE) for item in (previous, attempt)
         }
         return any(change.current_model(model) != model for change in changes for model in decisions)
+
+    def _was_undecided(self, conversation: Conversation, attempt: Attempt) -> bool:
+        """Return whether the stored decision on a conversation was made after this attempt."""
+        decided_at = self._decided_at.get(qualified_id(attempt.conversation, conversation.key))
+        return decided_at is not None and decided_at - (time.time() - time.monotonic()) > attempt.end
 
     def _was_reloading(self, attempt: Attempt) -> bool:
         """Return whether an engine was away, or adapters may have been missing after a start."""
