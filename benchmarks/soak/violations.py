@@ -119,10 +119,8 @@ class Judge:
                 continue
             if attempt.model in self._substitutes(decision, changes) and self._was_reloading(attempt):
                 self._explain("an engine or the router had started", text)
-            elif self._was_undecided(conversation, attempt) and self._was_reloading(attempt):
-                # While adapters are loaded, a request is routed among the loaded ones and the next one again.
-                self._explain("routed while adapters were loaded", text)
-            elif attempt.model == BASE and len(expected) > 1:
+            elif attempt.model == BASE and (len(expected) > 1 or self._was_undecided(conversation, attempt)):
+                # What went to the base model while an adapter was loaded is routed again at the next request.
                 self._explain("the version was not loaded yet", text)
             else:
                 self._violation("moved", f"{text}; {self._timeline(conversation)}")

@@ -75,9 +75,10 @@ class ConversationRouter:
             if stored_route is not None:
                 conversation.route = stored_route
                 return stored_route
-            # Without an engine the request fails, and while adapters are loaded not all of them can be chosen: then the
-            # conversation is routed again at its next request.
-            if not self.pool.serves(BASE) or self._is_loading():
+            # Without an engine the request fails. While adapters are loaded not all of them can be chosen: what went to
+            # the base model is routed again at its next request.
+            is_by_default = route.model == BASE and route.trial is None and self._is_loading()
+            if not self.pool.serves(BASE) or is_by_default:
                 return route
             if self.conversations.has_peers() and conversation.is_named and not route.is_failure:
                 self._keep(conversation, route)

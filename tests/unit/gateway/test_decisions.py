@@ -199,15 +199,24 @@ async def test_a_conversation_that_began_before_a_promotion_stays_with_the_base(
     assert await place.stored_model() == "base"
 
 
-async def test_a_decision_without_an_adapter_that_is_being_loaded_holds_for_one_request(store: Engine) -> None:
+async def test_while_an_adapter_is_loaded_a_conversation_of_the_base_model_is_routed_again(store: Engine) -> None:
     place = await routed(store, by_turn=False)
     pool: Any = place.router.pool
     pool.loading = {TOOLS}
-    assert await place.model(FIRST, dates=-0.1) == DATES
+    assert await place.model(FIRST, base=-0.1, dates=-3.0) == "base"
     assert place.conversation.route is None
     pool.loading = set()
-    assert await place.model(TURN, tools=-0.1, dates=-3.0) == TOOLS
-    assert await place.stored_model() == TOOLS
+    assert await place.model(TURN, base=-3.0, tools=-0.1) == TOOLS
+    assert place.conversation.route is not None
+
+
+async def test_while_an_adapter_is_loaded_a_conversation_keeps_another_one(store: Engine) -> None:
+    place = await routed(store, by_turn=False)
+    pool: Any = place.router.pool
+    pool.loading = {TOOLS}
+    assert await place.model(FIRST, base=-3.0, dates=-0.1) == DATES
+    pool.loading = set()
+    assert await place.model(TURN, dates=-3.0, tools=-0.1) == DATES
 
 
 async def test_an_adapter_without_a_log_prob_is_not_left(store: Engine) -> None:
