@@ -34,9 +34,12 @@ def server_root(url: str) -> str:
 
 def listed_url(url: str) -> str:
     """Return the form in which the list in the store has the URL of a server; raises ``ConfigError`` for others."""
-    problem = entry_problem(url)
-    if not problem and urlsplit(url).scheme not in ("http", "https"):
-        problem = "it is no server: set it in engine.urls, the list has servers only"
+    if url == STORE or url.startswith(DNS_SCHEME):
+        problem = "it stands for several servers: set it in engine.urls, the list has single servers only"
+    elif not url.lower().startswith(("http://", "https://")):
+        problem = "its form is http://HOST:PORT or https://HOST:PORT"
+    else:
+        problem = entry_problem(url)
     if not problem and "@" in urlsplit(url).netloc:
         problem = "it has a name or password: the list shows URLs, so the key of the engines belongs in engine.key_file"
     if problem:

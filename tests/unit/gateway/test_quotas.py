@@ -96,6 +96,8 @@ async def test_the_first_peer_of_a_router_changes_no_quota(store: Engine) -> Non
     # Its last peer ends.
     router.has_peers = lambda: False
     assert await admitted_count(router, 20, 20) == 0
+    clock.seconds = 30.0
+    assert await admitted_count(router, 20, 20) == 10
 
 
 async def test_without_the_store_each_router_counts_for_itself(store: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,14 +93,28 @@ async def test_a_resolver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_an_invalid_entry_is_refused_with_the_reason(tmp_path: Path, entry: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"engine.urls.*{problem}"):
         load_settings(tmp_path, {"engine.urls": ["http://h:1", entry]})
+    if entry.startswith("http:"):
+        with pytest.raises(ConfigError, match=f"cannot be in the list of engines.*{problem}"):
+            engine_urls.listed_url(entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("store", "stands for several servers"),
+        ("dns+http://h:1", "stands for several servers"),
+        ("http://user:secret@h:1", "engine.key_file"),
+    ],
+)
+def test_the_list_has_servers_only_and_no_passwords(tmp_path: Path, entry: str, problem: str) -> None:
+    load_settings(tmp_path, {"engine.urls": [entry]})
     with pytest.raises(ConfigError, match=f"cannot be in the list of engines.*{problem}"):
         engine_urls.listed_url(entry)
 
 
-@pytest.mark.parametrize("entry", ["store", "dns+http://h:1", "http://user:secret@h:1"])
-def test_the_list_has_servers_only_and_no_passwords(tmp_path: Path, entry: str) -> None:
-    load_settings(tmp_path, {"engine.urls": [entry]})
-    with pytest.raises(ConfigError, match="cannot be in the list of engines"):
+@pytest.mark.parametrize("entry", ["nonsense", "127.0.0.1:8000", "ftp://h"])
+def test_what_is_no_url_of_a_server_is_not_listed(entry: str) -> None:
+    with pytest.raises(ConfigError, match="its form is http://HOST:PORT or https://HOST:PORT"):
         engine_urls.listed_url(entry)
 
 
