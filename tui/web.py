@@ -45,11 +45,13 @@ class Visit(AppService):
         """Stop the app, and kill it if it does not stop in time."""
         try:
             with suppress(TimeoutError, OSError):
-                await asyncio.wait_for(self.stop(), END_S)
+                async with asyncio.timeout(END_S):
+                    await self.stop()
             # `AppService.stop` may return while the process is still running.
             if self._process is not None:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), END_S)
+                    async with asyncio.timeout(END_S):
+                        await self._process.wait()
         finally:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()

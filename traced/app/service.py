@@ -188,7 +188,8 @@ async def router_engine(settings: Settings, draining: asyncio.Event, beat: Calla
             return
         beat()
         with suppress(TimeoutError):
-            await asyncio.wait_for(draining.wait(), ENGINE_POLL_S)
+            async with asyncio.timeout(ENGINE_POLL_S):
+                await draining.wait()
 
 
 async def _run_cycles(settings: Settings, loop: CycleLoop, draining: asyncio.Event) -> None:

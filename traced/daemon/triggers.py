@@ -175,7 +175,8 @@ class Triggers:
                 await self._check(engine)
                 self._next_run = _earliest_run(scheduler)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._awake.wait(), self.poll_s)
+                    async with asyncio.timeout(self.poll_s):
+                        await self._awake.wait()
                 self._awake.clear()
 
     @contextmanager

@@ -104,7 +104,8 @@ class ConversationWriter:
         while True:
             await self._added.wait()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), LINGER_S)
+                async with asyncio.timeout(LINGER_S):
+                    await self._urgent.wait()
             if not await self._write_batch():
                 await asyncio.sleep(RETRY_S)
 

@@ -170,7 +170,8 @@ class _Run:
                 await self._guard(listening, exited)
             await asyncio.to_thread(self._stop_child)
             # No process writes any more, but a result may still be in the pipe.
-            await asyncio.wait_for(listening, DRAIN_S)
+            async with asyncio.timeout(DRAIN_S):
+                await listening
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)

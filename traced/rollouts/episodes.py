@@ -186,7 +186,8 @@ class _Runner:
         return completion.message
 
     async def _bounded(self, answer: Awaitable[T]) -> T:
-        return await asyncio.wait_for(answer, self.limits.step_timeout_s)
+        async with asyncio.timeout(self.limits.step_timeout_s):
+            return await answer
 
 
 def _end_attributes(trajectory: Trajectory) -> dict[str, str | int | float]:

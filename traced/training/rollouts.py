@@ -311,7 +311,8 @@ class _EpisodePlayer:
                 await self._bounded(self.rollout.episode.close())
 
     async def _bounded(self, answer: Awaitable[T]) -> T:
-        return await asyncio.wait_for(answer, self.sampler.limits.step_timeout_s)
+        async with asyncio.timeout(self.sampler.limits.step_timeout_s):
+            return await answer
 
 
 @dataclass

@@ -214,3 +214,47 @@ async def test_leaving_early_closes_every_open_episode() -> None:
             break
     assert environments
     assert set(closed) == set(environments)
+
+
+@pytest.mark.parametrize("moment", ["reset", "step", "score"])
+async def test_a_stop_that_comes_as_a_call_returns_is_not_lost(moment: str) -> None:
+    running: list[asyncio.Task[None]] = []
+
+    class Stopping:
+        seed = -1
+
+        def stop_at(self, name: str) -> None:
+            if name == moment and self.seed == 0:
+                running[0].cancel()
+
+        async def reset(self, seed: int) -> Task:
+            self.seed = seed
+            self.stop_at("reset")
+            return Task("s", [{"role": "user", "content": str(seed)}], [])
+
+        async def step(self, message: Message) -> Step:
+            self.stop_at("step")
+            return Step([], True)
+
+        async def score(self) -> Score:
+            self.stop_at("score")
+            return Score(1.0, True)
+
+        async def close(self) -> None:
+            pass
+
+    class Source:
+        name = "stopping"
+
+        def episode(self) -> Stopping:
+            return Stopping()
+
+    async def play() -> None:
+        async for _ in run_episodes(
+            Source(), jobs(3), CountingPolicy(), Limits(concurrency=1), model="base", temperature=1.0
+        ):
+            pass
+
+    running.append(asyncio.create_task(play()))
+    with pytest.raises(asyncio.CancelledError):
+        await running[0]
