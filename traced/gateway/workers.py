@@ -112,7 +112,8 @@ def _start_worker(settings: Settings, port: int, number: int, engines: Sequence[
     if not message:
         child.kill()
         reason = "; ".join(child.log.last_lines(1)) or "it wrote nothing"
-        raise ServingError(f"worker {number} of the router ended: {reason}", hint=f"read {log_file}")
+        problem = f"did not listen within {START_S:.0f} s" if not is_answered else "ended"
+        raise ServingError(f"worker {number} of the router {problem}: {reason}", hint=f"read {log_file}")
     error = json.loads(message)
     if error is not None:
         child.stop(GRACE_S)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import httpx
 import psutil
 import pytest
 
-from store.database import open_store, sqlite_url, write_session
-from tests.integration.gateway.upstream import upstreams
+from store.database import open_store, read_session, sqlite_url, write_session
+from store.repositories.leases import acquire, list_leases
+from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store.chain import T0
 from tests.waiting import eventually_async
 from traced.config.settings import load_settings
+from traced.gateway import workers
 from traced.gateway.access import create_key
 from traced.gateway.app import running
 from traced.gateway.workers import open_workers, reserved_port
@@ -32,19 +35,19 @@ ADA = Action("Ada", "local", T0, "for the agent")
 
 
 @asynccontextmanager
-async def two_workers(folder: Path) -> AsyncIterator[tuple[str, list[str]]]:
-    """Yield the URL, and an API key without and one with a quota."""
-    (folder / "traced.toml").write_text('[serving]\nworkers = 2\nport = 0\n[routing]\nrouter = "labels"\n')
+async def two_workers(folder: Path, serving: str = "") -> AsyncIterator[tuple[str, Upstream, list[str]]]:
+    """Yield the URL, the engine, and an API key without and one with a quota."""
+    (folder / "traced.toml").write_text(f'[serving]\nworkers = 2\nport = 0\n{serving}[routing]\nrouter = "labels"\n')
     store = open_store(sqlite_url(folder / "traced.db"))
     with write_session(store) as session:
         keys = [create_key(session, ADA, name, per_minute) for name, per_minute in (("agent", 0), ("few", QUOTA))]
     store.dispose()
     async with (
         upstreams(1) as engines,
-        open_workers(load_settings(folder), [engines[0].url]) as (url, workers),
-        running(*(worker.supervise for worker in workers)),
+        open_workers(load_settings(folder), [engines[0].url]) as (url, processes),
+        running(*(process.supervise for process in processes)),
     ):
-        yield url, keys
+        yield url, engines[0], keys
 
 
 async def ask(url: str, key: str, messages: list[Any]) -> httpx.Response:
@@ -73,7 +76,7 @@ def listener_pids(url: str) -> list[int]:
 
 
 async def test_workers_share_the_port_the_conversations_and_the_quotas(tmp_path: Path) -> None:
-    async with two_workers(tmp_path) as (url, (key, few_key)):
+    async with two_workers(tmp_path) as (url, _, (key, few_key)):
         first = [{"role": "user", "content": "Which day is it?"}]
         names = set()
         for number in range(12):
@@ -100,7 +103,7 @@ async def _sums_to(url: str, count: int) -> bool:
 
 
 async def test_a_killed_worker_is_replaced_while_the_other_answers(tmp_path: Path) -> None:
-    async with two_workers(tmp_path) as (url, (key, _)):
+    async with two_workers(tmp_path) as (url, _, (key, _)):
         first, second = listener_pids(url)
         os.kill(first, signal.SIGKILL)
         await eventually_async(lambda: listener_pids(url) == [second])
@@ -135,3 +138,34 @@ async def test_an_error_of_a_worker_is_that_of_the_router(tmp_path: Path) -> Non
         async with open_workers(load_settings(tmp_path), ["http://127.0.0.1:9"]):
             await asyncio.sleep(0)
     assert exc_info.value.hint == "traced keys add NAME"
+
+
+async def test_a_worker_that_does_not_listen_in_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "START_S", 0.2)  # it imports for longer than this
+    (tmp_path / "traced.toml").write_text("[serving]\nworkers = 2\nport = 0\n")
+    with pytest.raises(ServingError, match="worker 1 of the router did not listen within 0 s") as refusal:
+        async with open_workers(load_settings(tmp_path), ["http://127.0.0.1:9"]):
+            pass
+    assert "worker-1.log" in refusal.value.hint
+    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_each_worker_asks_for_a_device_at_its_share_of_the_load(tmp_path: Path) -> None:
+    busy = "busy_requests = 3\nbusy_s = 0.3\n"
+    async with two_workers(tmp_path, busy) as (url, engine, (key, _)):
+        store = open_store(sqlite_url(tmp_path / "traced.db"))
+        try:
+            with write_session(store) as session:
+                assert acquire(session, "cpu", "trainer", "train", None, at=T0, ttl=timedelta(hours=1))
+
+            def is_requested() -> bool:
+                with read_session(store) as session:
+                    return bool(list_leases(session)[0].wanted_by)
+
+            engine.delay_s = 3.0
+            # One of the two workers gets at least two of them.
+            requests = [asyncio.create_task(ask(url, key, [{"role": "user", "content": "?"}])) for _ in range(3)]
+            await eventually_async(is_requested)
+            await asyncio.gather(*requests)
+        finally:
+            store.dispose()
