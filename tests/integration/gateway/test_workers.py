@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +21,7 @@ from store.database import open_store, read_session, sqlite_url, write_session
 from store.repositories.leases import acquire, list_leases
 from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store.chain import T0
-from tests.waiting import eventually_async
+from tests.waiting import eventually, eventually_async
 from traced.config.settings import load_settings
 from traced.gateway import workers
 from traced.gateway.access import create_key
@@ -169,3 +171,16 @@ async def test_each_worker_asks_for_a_device_at_its_share_of_the_load(tmp_path: 
             await asyncio.gather(*requests)
         finally:
             store.dispose()
+
+
+def test_workers_end_with_a_router_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "traced.toml").write_text('[serving]\nworkers = 2\nport = 0\n[engine]\nurls = ["http://127.0.0.1:9"]\n')
+    command = [sys.executable, "-m", "traced", "serve", "--data-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as router:
+        assert router.stdout is not None
+        # It prints the URL once its workers listen.
+        assert any("http://" in line for line in router.stdout)
+        children = psutil.Process(router.pid).children(recursive=True)
+        assert sum("traced.gateway.worker" in child.cmdline() for child in children) == 2
+        router.kill()
+    eventually(lambda: not any(child.is_running() for child in children))

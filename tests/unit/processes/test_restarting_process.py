@@ -1,11 +1,13 @@
-"""A child that is kept running: how long the pauses between its starts are."""
+"""A child that is kept running: the pauses between its starts, and its end."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
+from tests.waiting import eventually_async
 from traced.core.errors import TracedError
 from traced.processes import child_process
 from traced.processes.child_process import RESET_UPTIME_S, RestartingProcess
@@ -31,6 +33,7 @@ class Child:
 
     clock: Clock
     life_s: float
+    is_stopped: bool = False
 
     @property
     def alive(self) -> bool:
@@ -41,6 +44,7 @@ class Child:
 
     def stop(self) -> None:
         """It has ended already."""
+        self.is_stopped = True
 
 
 def pauses(
@@ -87,3 +91,24 @@ def test_start_up_time_is_not_uptime(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 def test_a_long_uptime_resets_the_back_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert pauses([0.0, 0.0, LONG_S, None, 0.0], 1.0, monkeypatch, caplog) == [0.001, 0.002, 0.001, 0.002]
+
+
+async def test_a_process_that_starts_while_its_supervision_ends_is_stopped() -> None:
+    is_starting, may_go_on = threading.Event(), threading.Event()
+    started: list[Child] = []
+
+    def begin() -> Child:
+        started.append(Child(Clock(), LONG_S))
+        is_starting.set()
+        may_go_on.wait(LONG_S)
+        return started[-1]
+
+    process = RestartingProcess("the child", begin)
+    starting = asyncio.create_task(process.start())
+    await asyncio.to_thread(is_starting.wait, LONG_S)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    process.stop()
+    assert not started[0].is_stopped
+    may_go_on.set()
+    await eventually_async(lambda: started[0].is_stopped)
