@@ -33,7 +33,7 @@ AIMS = {"lost": 0, "doubled": 0, "half-written": 0, "unfinished": 0, "orphan": 0
 
 
 @contextmanager
-def service_environment(store: str, niceness: int) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
+def service_environment(store: str, niceness: int, episodes: int = 100) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
     """Provide a data directory, its Docker engine and its database; all are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder, postgres.database(store) as url:  # short
         engine = None if dockerd.missing() else dockerd.Dockerd(Path(folder) / "docker")
@@ -44,7 +44,7 @@ def service_environment(store: str, niceness: int) -> Iterator[tuple[Place, dock
             if engine is not None:
                 engine.start()
                 engine.build_image()
-            yield Place(Path(folder) / "place", variables, url, SMALL.format(episodes=100), niceness), engine
+            yield Place(Path(folder) / "place", variables, url, SMALL.format(episodes=episodes), niceness), engine
         finally:
             if engine is not None:
                 engine.end()

@@ -24,7 +24,7 @@ def places() -> Iterator[Callable[..., Place]]:
     """A factory of places; their services and all child processes are killed at the end."""
     created: list[Place] = []
 
-    def make(folder: Path, settings: str = SMALL.format(episodes=100), store_url: str = "", **variables: str) -> Place:
+    def make(folder: Path, settings: str = SMALL.format(episodes=40), store_url: str = "", **variables: str) -> Place:
         inherited = {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if "DOCKER_HOST" in os.environ else {}
         created.append(Place(folder, {**VARIABLES, **inherited, **variables}, store_url, settings))
         return created[-1]
