@@ -33,7 +33,9 @@ AIMS = {"lost": 0, "doubled": 0, "half-written": 0, "unfinished": 0, "orphan": 0
 
 
 @contextmanager
-def service_environment(store: str, niceness: int, episodes: int = 100) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
+def service_environment(
+    store: str, niceness: int, episodes: int = 100
+) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
     """Provide a data directory, its Docker engine and its database; all are removed at the end."""
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder, postgres.database(store) as url:  # short
         engine = None if dockerd.missing() else dockerd.Dockerd(Path(folder) / "docker")
