@@ -3,9 +3,9 @@
     python -m benchmarks.routing_overhead [--conversations 20] [--turns 10] [--tokens 32] [--adapters 4] [--json]
 
 vLLM behind ``traced serve`` with the bundled model and adapters live. Conversations are held one at a time, by turns as
-``auto`` (one decision: a prefill of the routing prompt and one token) and as ``base`` (none). Added time is what
-the first turn of ``auto`` takes longer than that of ``base``, medians of all; the recorded seconds of the decisions
-stand beside it, and the larger of the two counts. ``cached`` is the usual case: the routing prompt's options are in
+``auto`` (one decision: a prefill of the routing prompt and one token) and by name, with the model that ``auto`` has
+chosen before (none). Added time is what the first turn of ``auto`` takes longer than that of the model by name, medians
+of all; the recorded seconds of the decisions stand beside it, and the larger of the two counts. ``cached`` is the usual case: the routing prompt's options are in
 vLLM's prefix cache from the conversation before. ``cold`` empties that cache before every conversation.
 
 ``turn`` compares the last turn of a conversation that stays with its adapter with that of one that moves to another
@@ -42,9 +42,10 @@ WAYS = ("cached", "cold")
 
 @dataclass(frozen=True)
 class Talk:
-    """One conversation: its id, and the seconds of each turn."""
+    """One conversation: its id, the model of its last answer, and the seconds of each turn."""
 
     id: str
+    model: str
     seconds: list[float]
 
 
@@ -60,7 +61,7 @@ async def talk(
     http: aiohttp.ClientSession, url: str, model: str, prompt: list[Any], length: Length, *, last_model: str = ""
 ) -> Talk:
     """Hold a conversation, its last turn with ``last_model`` if there is one."""
-    messages, seconds, conversation = list(prompt), [], ""
+    messages, seconds, conversation, served_model = list(prompt), [], "", ""
     for turn in range(length.turns):
         name = last_model if last_model and turn == length.turns - 1 else model
         body: dict[str, Any] = {"model": name, "messages": messages, "max_tokens": length.tokens}
@@ -69,16 +70,16 @@ async def talk(
         async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
             completion = await answer.json()
         seconds.append(time.perf_counter() - began)
-        conversation = answer.headers["X-Traced-Conversation"]
+        conversation, served_model = answer.headers["X-Traced-Conversation"], answer.headers["X-Traced-Model"]
         text = completion["choices"][0]["message"]["content"] or "-"
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"And order W{1000 + turn}?"}]
-    return Talk(conversation, seconds)
+    return Talk(conversation, served_model, seconds)
 
 
 async def paired_talks(url: str, engine: str, count: int, length: Length, *, cold: bool) -> dict[str, list[Talk]]:
-    """Hold ``count`` conversations with the router and ``count`` with the base model, alternating."""
+    """Hold ``count`` conversations that are routed and ``count`` with the chosen models by name, alternating."""
     prompts = questions(2 * count + WARM, seed=int(cold))
-    talks: dict[str, list[Talk]] = {"auto": [], "base": []}
+    talks: dict[str, list[Talk]] = {"auto": [], "named": []}
     async with aiohttp.ClientSession() as http:
         for prompt in prompts[:WARM]:
             await talk(http, url, "auto", prompt, length)
@@ -86,8 +87,10 @@ async def paired_talks(url: str, engine: str, count: int, length: Length, *, col
             if cold:
                 async with http.post(f"{engine}/reset_prefix_cache") as answer:
                     answer.raise_for_status()
-            model = "auto" if number % 2 else "base"
-            talks[model].append(await talk(http, url, model, prompt, length))
+            if number % 2:
+                talks["named"].append(await talk(http, url, talks["auto"][-1].model, prompt, length))
+            else:
+                talks["auto"].append(await talk(http, url, "auto", prompt, length))
     return talks
 
 
@@ -130,12 +133,10 @@ def _way(installation: Installation, talks: dict[str, list[Talk]]) -> dict[str, 
     failed = [route.why for route in routes.values() if route.why]
     if failed or len(routes) < len(talks["auto"]):
         raise RuntimeError(f"{len(routes)} of {len(talks['auto'])} conversations were routed; {failed[:3]}")
-    first = {
-        model: statistics.median(conversation.seconds[0] for conversation in group) for model, group in talks.items()
-    }
+    first = {way: statistics.median(conversation.seconds[0] for conversation in group) for way, group in talks.items()}
     durations = sorted(sum(conversation.seconds) for conversation in talks["auto"])
     decisions = sorted(route.seconds for route in routes.values())
-    added, decision = first["auto"] - first["base"], statistics.median(decisions)
+    added, decision = first["auto"] - first["named"], statistics.median(decisions)
     return {
         "added_ms": 1000 * added,
         "decision_ms": 1000 * decision,

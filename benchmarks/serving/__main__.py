@@ -12,9 +12,9 @@ index into ``--peers`` where they are not there yet.
 
 Aims, with keys and records: five times LiteLLM's requests a second (the least favourable of the six cases), a median
 overhead within twice that of vllm-router, which has neither, at one request at once, ``auto`` with half of the requests
-a second of ``base`` (the least favourable case) and within twice its median overhead at one request at once. The same two
-ratios of the whole latency, the engine's included, stand beside them. Exit code 1 when an aim is missed or a router of
-the aim was left out. Not covered: real engines.
+a second of ``base`` (the least favourable case) and within twice its median overhead at one request at once. The same
+two ratios of the whole latency, the engine's included, stand beside them. Exit code 1 when an aim is missed or a router
+of the aim was left out. Not covered: real engines.
 """
 
 import argparse
