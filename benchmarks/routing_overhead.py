@@ -5,8 +5,9 @@
 vLLM behind ``traced serve`` with the bundled model and adapters live. Conversations are held one at a time, by turns as
 ``auto`` (one decision: a prefill of the routing prompt and one token) and by name, with the model that ``auto`` has
 chosen before (none). Added time is what the first turn of ``auto`` takes longer than that of the model by name, medians
-of all; the recorded seconds of the decisions stand beside it, and the larger of the two counts. ``cached`` is the usual case: the routing prompt's options are in
-vLLM's prefix cache from the conversation before. ``cold`` empties that cache before every conversation.
+of all; the recorded seconds of the decisions stand beside it, and the larger of the two counts. ``cached`` is the
+usual case: the routing prompt's options are in vLLM's prefix cache from the conversation before. ``cold`` empties
+that cache before every conversation.
 
 ``turn`` compares the last turn of a conversation that stays with its adapter with that of one that moves to another
 adapter, as ``routing.when = "turn"`` lets it: the engine has to read the whole conversation again. No aim.
