@@ -48,8 +48,8 @@ def test_a_dead_worker_and_a_file_that_is_being_written_are_left_out(tmp_path: P
     second.publish()
     (tmp_path / ".3.prom").write_bytes(b'waiting{worker="3"} 1.0\n')
     assert ("waiting", "2") in samples(first.exposition())
-    ended = time.time() - STALE_S - 1
-    os.utime(tmp_path / "2.prom", (ended, ended))
+    long_ago = time.time() - STALE_S - 1
+    os.utime(tmp_path / "2.prom", (long_ago, long_ago))
     assert {number for _, number in samples(first.exposition())} == {"1"}
 
 
