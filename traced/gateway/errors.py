@@ -78,6 +78,11 @@ def to_openai_error(status: int, text: bytes) -> bytes:
     return json.dumps({"error": error | fields}).encode()
 
 
+def error_message(status: int, text: bytes) -> str:
+    """Return the message in the body of an engine's error response."""
+    return str(json.loads(to_openai_error(status, text))["error"]["message"])
+
+
 def _error(body: object) -> dict[str, object]:
     if not isinstance(body, dict):
         return {"message": body if isinstance(body, str) else json.dumps(body)}

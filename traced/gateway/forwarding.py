@@ -29,14 +29,23 @@ from store.repositories.serving import EXCHANGE_PREFIX
 from traced.gateway.access import ConcurrencyLimit
 from traced.gateway.circuit_breaker import Attempt
 from traced.gateway.engines import Pool, Replica
-from traced.gateway.errors import Refusal, to_anthropic_error, to_openai_error
-from traced.gateway.upstream import ConnectionLost, EngineResponse, EngineSilent, EngineUnreachable, Upstream
+from traced.gateway.errors import Refusal, error_message, to_anthropic_error, to_openai_error
+from traced.gateway.upstream import (
+    ConnectionLost,
+    EngineResponse,
+    EngineSilent,
+    EngineUnavailable,
+    EngineUnreachable,
+    Upstream,
+)
 from traced.inference.client import BASE
 from traced.ingest.responses import FORMS, LAST_EVENTS, Form
 
 FORWARDED_HEADERS = ("retry-after", "x-request-id")
 FORWARDED_PREFIXES = ("openai-", "x-ratelimit-")
 UNAVAILABLE, ENGINE_ERROR = "engine_unavailable", "engine_error"
+# Of an engine that takes no requests, or of the proxy before an engine that is not there.
+UNAVAILABLE_STATUSES = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
 # The beginning of every escaped letter of "model"; a key of the request may be written with escapes.
 ESCAPED = b"\\u006"
@@ -94,7 +103,7 @@ class PendingExchange:
     answer: bytearray = field(default_factory=bytearray)
     detail: str = ""
     first_byte_at: float = 0.0
-    failure: ConnectionLost | None = None
+    failure: ConnectionLost | EngineUnavailable | None = None
     failed_urls: set[str] = field(default_factory=set)
     started: float = field(default_factory=time.perf_counter)
     _is_recorded: bool = False
@@ -139,7 +148,7 @@ class Forwarder:
 
         Raises:
             Refusal: 503 if no engine serves the model, 502 if all that do broke off the connection before they
-                answered, 504 if an engine sent nothing for too long.
+                answered, 502 or 503 if that was the last one's answer, 504 if an engine sent nothing for too long.
             ClientDisconnected: The client closed its connection during a stream.
         """
         tried_urls = set(exchange.failed_urls)
@@ -163,10 +172,10 @@ class Forwarder:
                 return error.response
             except EngineSilent as error:
                 raise Refusal(504, f"the engine does not answer: {error}", code="engine_timeout") from error
-            except ConnectionLost as error:
+            except (ConnectionLost, EngineUnavailable) as error:
                 exchange.failed_urls.add(replica.url)
                 exchange.failure = error
-                log.warning("engine %s broke off the request %s: %s", replica.url, exchange.id, error)
+                log.warning("engine %s failed the request %s: %s", replica.url, exchange.id, error)
 
     async def _send(self, replica: Replica, exchange: PendingExchange, attempt: Attempt) -> web.StreamResponse | None:
         """Return the response, or None if the engine has lost the adapter."""
@@ -192,6 +201,10 @@ class Forwarder:
                 replica.loaded.discard(exchange.model)
                 return None
             if answer.status >= HTTPStatus.BAD_REQUEST:
+                if answer.status in UNAVAILABLE_STATUSES:
+                    raise EngineUnavailable(
+                        answer.status, error_message(answer.status, content), answer.header("retry-after")
+                    )
                 content, headers["Content-Type"] = to_openai_error(answer.status, content), "application/json"
             exchange.append(content)
             await exchange.complete()
@@ -282,7 +295,11 @@ def with_model(raw: bytes, body: Mapping[str, object], model: str) -> bytes:
     return json.dumps({**json.loads(raw), "model": model}, separators=(",", ":")).encode()
 
 
-def _engine_error(error: ConnectionLost) -> Refusal:
+def _engine_error(error: ConnectionLost | EngineUnavailable) -> Refusal:
+    if isinstance(error, EngineUnavailable):
+        return Refusal(
+            error.status, f"the engine takes no request: {error}", code=UNAVAILABLE, retry_after=error.retry_after
+        )
     return Refusal(502, f"{CONNECTION_LOST}: {error}", code=ENGINE_ERROR, retry_after=1)
 
 

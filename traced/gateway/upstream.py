@@ -26,6 +26,8 @@ READ_AHEAD = 2**18
 STALE_S = 1.0
 # uvicorn, in the engines, closes an idle connection after five seconds.
 IDLE_S = 4.0
+# Unless the engine names another time in its header Retry-After.
+RETRY_AFTER_S = 2
 
 
 class EngineUnreachable(Exception):
@@ -38,6 +40,15 @@ class ConnectionLost(Exception):
 
 class EngineSilent(ConnectionLost):
     """The engine sent nothing for too long; it may still work on the request."""
+
+
+class EngineUnavailable(Exception):
+    """The engine, or a proxy before it, answered with status 502 or 503, so it has not worked on the request."""
+
+    def __init__(self, status: int, message: str, retry_after: str = "") -> None:
+        super().__init__(f"it answers with status {status}: {message}")
+        self.status = status
+        self.retry_after = int(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
 
 
 class EngineResponse:

@@ -114,6 +114,36 @@ async def test_auto_is_answered_by_the_base_model_if_the_only_engine_with_the_ad
     await run(tmp_path, check, engines=2, live=V1, refuses_loads=(1,))
 
 
+@pytest.mark.parametrize("status", [502, 503])
+async def test_a_request_that_an_engine_does_not_take_goes_to_another(tmp_path: Path, status: int) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        first, second = gateway.engines
+        first.status = status
+        answers = [await gateway.ask("base", headers=conversation(number)) for number in range(12)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert second.answers[BASE] == 12
+        # Its circuit is open after a few of them.
+        assert FAILURES <= len(first.requests) < 12
+        second.status = status
+        refusal = await gateway.ask("base", headers=conversation(0))
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (status, "engine_unavailable")
+        assert f"it answers with status {status}" in refusal.json()["error"]["message"]
+        assert refusal.headers["Retry-After"] == "7"  # the engine's
+
+    await run(tmp_path, check, engines=2)
+
+
+@pytest.mark.parametrize("status", [500, 504])
+async def test_a_request_that_an_engine_has_worked_on_is_not_repeated(tmp_path: Path, status: int) -> None:
+    async def check(gateway: RunningGateway) -> None:
+        for engine in gateway.engines:
+            engine.status = status
+        assert (await gateway.ask("base")).status_code == status
+        assert sum(len(engine.requests) for engine in gateway.engines) == 1
+
+    await run(tmp_path, check, engines=2)
+
+
 class Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
