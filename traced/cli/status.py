@@ -17,6 +17,7 @@ from store.status import PatchStatus, StageCostStatus, StoreStatus, store_status
 from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
+from traced.config.profiles import BUNDLED, profile
 from traced.core.errors import TracedError
 from traced.core.liveness import check_alive
 from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
@@ -33,7 +34,9 @@ PROMPT_SUFFICES = "a prompt is enough"
 def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
     """Return the router's part of ``traced status --json``; ``overrides`` is the command line's ``routing.router``."""
     spool, live = read_spool_status(data_dir / "spool"), state.live
-    by_labels = bool(live) and read_setting(data_dir, "routing", "router", overrides) == "labels"
+    default_router = profile(read_setting(data_dir, "model", "spec") or BUNDLED).get("routing", {}).get("router", "")
+    router = read_setting(data_dir, "routing", "router", overrides) or default_router
+    by_labels = bool(live) and router == "labels"
     is_local = live and read_setting(data_dir, "engine", "backend") != "openai"
     return {
         **asdict(state.router),

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from traced.config.section import Positive, Section, Temperature
+from traced.core.redaction import redacted_text
 
 Backend = Literal["auto", "embedded", "vllm", "openai"]
 # The entry of ``engine.urls`` for the list in the store.
@@ -29,6 +30,8 @@ def entry_problem(entry: str) -> str:
         return f"use {DNS_SCHEME}: requests go to the addresses of the name, and certificates have the name"
     if parts.scheme not in ("http", "https", DNS_SCHEME):
         return f'its form is http://HOST:PORT, https://HOST:PORT, {DNS_SCHEME}://NAME:PORT, or "{STORE}"'
+    if "@" in parts.netloc:
+        return "it has a name or password, which requests do not carry: the key belongs in engine.key_file"
     if not parts.hostname or any(character.isspace() for character in entry):
         return "it has no valid host"
     if port == 0 or parts.query or parts.fragment:
@@ -94,7 +97,7 @@ class EngineSection(Section):
     def _has_valid_urls(cls, urls: list[str]) -> list[str]:
         for entry in urls:
             if problem := entry_problem(entry):
-                raise ValueError(f"{entry!r} is invalid: {problem}")
+                raise ValueError(f"{redacted_text(entry)!r} is invalid: {problem}")
         return urls
 
 

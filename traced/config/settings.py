@@ -63,6 +63,7 @@ from traced.core.location import (
     read_settings_file,
     with_password,
 )
+from traced.core.redaction import redacted
 
 log = logging.getLogger(__name__)
 ENV_PREFIX = "TRACED_"
@@ -421,5 +422,6 @@ def _invalid_value(
         source = f"in the variable {_variable(key)}"
     elif key not in _dotted(raw):
         source = "in the settings"
-    value = "" if key.startswith(SECRET_PREFIXES) or isinstance(first["input"], dict) else f" = {first['input']!r}"
+    is_shown = not key.startswith(SECRET_PREFIXES) and not isinstance(first["input"], dict)
+    value = f" = {redacted(first['input'])!r}" if is_shown else ""
     return ConfigError(f"{key}{value} {source}: {message[:1].lower()}{message[1:]}", hint="traced init --print")

@@ -225,6 +225,8 @@ class Gateway:
             name: reason for replica in self.pool.replicas for name, reason in replica.adapter_errors.items()
         }:
             status["refused_adapters"] = refusals
+        if waiting := {name for replica in self.pool.replicas for name in replica.waiting}:
+            status["adapters_without_slot"] = sorted(waiting)
         return web.json_response(status, status=200 if status["ready"] else 503)
 
     async def prometheus(self, request: web.Request) -> web.Response:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traced.gateway.circuit_breaker import Attempt, CircuitBreaker
-from traced.gateway.upstream import ConnectionLost, EngineUnreachable
+from traced.gateway.upstream import ConnectionLost, EngineUnavailable, EngineUnreachable
 from traced.inference.client import BASE, EngineClient
 from traced.inference.errors import RequestError, ServingError
 from traced.routing.preflight import EnginePreflight, check_engine
@@ -53,6 +53,7 @@ class Replica:
     Args:
         loaded: The adapters whose loading the engine has confirmed.
         adapter_errors: Why adapters could not be loaded or unloaded, by their names.
+        waiting: The adapters that wait for a slot.
         retired: Adapters to unload, with the monotonic second since which they are not required.
         preflight: What the engine offers for routing; None until it was asked.
         running: The number of running requests by model.
@@ -70,6 +71,7 @@ class Replica:
     healthy: bool = False
     loaded: set[str] = field(default_factory=set)
     adapter_errors: dict[str, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
     retired: dict[str, float] = field(default_factory=dict)
     preflight: EnginePreflight | None = None
     running: Counter[str] = field(default_factory=Counter)
@@ -110,12 +112,12 @@ class Replica:
 
     @contextlib.contextmanager
     def request(self, model: str) -> Iterator[Attempt]:
-        """Count a running request for ``model`` while the context is active; an error of its connection counts too."""
+        """Count a running request for ``model`` while the context is active, and its failure by the engine."""
         self.running[model] += 1
         attempt = self.breaker.begin()
         try:
             yield attempt
-        except (EngineUnreachable, ConnectionLost):
+        except (EngineUnreachable, ConnectionLost, EngineUnavailable):
             self.note_failure(attempt)
             raise
         finally:
@@ -231,6 +233,7 @@ class Pool:
             replica.adapter_errors = {
                 name: reason for name, reason in replica.adapter_errors.items() if name in adapters
             }
+            replica.waiting &= adapters.keys()
             replica.wake_event.set()
 
     def set_sleep_reason(self, reason: str) -> None:
@@ -394,13 +397,16 @@ class Pool:
                 # that a running request uses, and that request continues with other weights (vLLM issue 47724).
                 count = sum(ADAPTER_NAME.fullmatch(other) is not None for other in engine_adapters)
                 if count >= self.max_adapters or len(engine_adapters) >= max(self.slots, self.max_adapters):
-                    names = ", ".join(sorted(engine_adapters))
-                    log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
+                    if name not in replica.waiting:
+                        names = ", ".join(sorted(engine_adapters))
+                        log.warning("engine %s is full: %s waits for one of %s", replica.url, name, names)
+                    replica.waiting.add(name)
                     continue
                 if not await _is_set(replica, name, self._load_checked(replica, name, path), True):
                     continue
                 engine_adapters.add(name)
             replica.loaded.add(name)
+        replica.waiting -= replica.loaded
 
     async def _load_checked(self, replica: Replica, name: str, path: Path) -> None:
         await asyncio.to_thread(self.check_adapter, path)

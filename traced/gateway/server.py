@@ -47,7 +47,7 @@ from traced.gateway.upstream import Upstream
 from traced.gateway.worker_metrics import WorkerMetrics
 from traced.gateway.workers import open_workers
 from traced.inference.adapter_base import base_check, weights_of
-from traced.inference.client import EngineClient
+from traced.inference.client import EngineClient, server_key
 from traced.inference.engine_process import EngineProcess, free_port
 from traced.inference.engine_urls import server_root
 from traced.inference.errors import ServingError
@@ -151,8 +151,7 @@ async def open_gateway(
         StoreError: The store does not answer.
     """
     section = settings.serving
-    key_file = settings.engine.key_file
-    key = Path(key_file).read_text().strip() if key_file else ""
+    key = server_key(settings.engine.key_file)
     upstream = Upstream(key, silence_s=section.timeout_s)
 
     def connect(url: str) -> Replica:

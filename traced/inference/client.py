@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from sandbox.contract import Message, Tool
+from traced.core.errors import ConfigError
 from traced.inference.errors import ContextLengthError, EngineError, OverloadedError, RequestError, UnknownModelError
 from traced.inference.generation import Generation, Request
 from traced.inference.routing_prompt import ANSWER, label_ids_in
@@ -465,6 +466,19 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             silence = f"no data for {self.silence_s:g} s (engine.silence_s)" if isinstance(error, TimeoutError) else ""
             raise no_answer(self.url + path, silence or f"{type(error).__name__}: {error}") from error
+
+
+def server_key(file: str) -> str:
+    """Return the API key of the servers from ``engine.key_file``, "" without one; raises ``ConfigError``."""
+    try:
+        key = Path(file).expanduser().read_text("utf-8").strip() if file else ""
+    # RuntimeError: the home of an unknown user; ValueError: an invalid path or text.
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"engine.key_file {file} cannot be read: {reason}", hint=f"ls -l {file}") from None
+    if file and not key:
+        raise ConfigError(f"engine.key_file {file} is empty", hint="write the API key into it")
+    return key
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from store.repositories.routers import list_engines
 from traced.config.engine_section import DNS_SCHEME, STORE, entry_problem
 from traced.config.settings import Settings
 from traced.core.errors import ConfigError
+from traced.core.redaction import redacted_text
 from traced.inference.errors import EngineError, EngineStartError
 
 RESOLVE_S = 5.0
@@ -40,10 +41,10 @@ def listed_url(url: str) -> str:
         problem = "its form is http://HOST:PORT or https://HOST:PORT"
     else:
         problem = entry_problem(url)
-    if not problem and "@" in urlsplit(url).netloc:
-        problem = "it has a name or password: the list shows URLs, so the key of the engines belongs in engine.key_file"
     if problem:
-        raise ConfigError(f"{url!r} cannot be in the list of engines: {problem}", hint="http://HOST:PORT")
+        raise ConfigError(
+            f"{redacted_text(url)!r} cannot be in the list of engines: {problem}", hint="http://HOST:PORT"
+        )
     parts = urlsplit(server_root(url))
     # Scheme and host are the same in upper case.
     return parts._replace(netloc=parts.netloc.lower()).geturl()

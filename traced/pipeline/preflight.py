@@ -28,7 +28,7 @@ from traced.core.checks import Finding, raise_first
 from traced.core.errors import ConfigError, TracedError
 from traced.inference import start
 from traced.inference.chat_format import ChatFormat, TurnFormat, load_chat_format
-from traced.inference.client import EngineClient
+from traced.inference.client import EngineClient, server_key
 from traced.inference.engine_process import VllmOptions, detect_build, flag_number
 from traced.inference.engine_urls import engine_urls, server_root
 from traced.inference.errors import EngineStartError, RouterFileError, ServingError, TemplateError
@@ -424,10 +424,9 @@ def _servers(subject: Subject) -> list[Finding]:
     if not settings.engine.urls:
         return []
     try:
-        urls = asyncio.run(engine_urls(settings))
-    except EngineStartError as error:
+        key, urls = server_key(settings.engine.key_file), asyncio.run(engine_urls(settings))
+    except (ConfigError, EngineStartError) as error:
         return [Finding("servers", False, error.message, error.hint)]
-    key = Path(settings.engine.key_file).read_text().strip() if settings.engine.key_file else ""
 
     async def check(url: str, probe: Path) -> list[Finding]:
         engine = settings.engine

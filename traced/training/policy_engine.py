@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from traced.core.files import publish_file, publish_folder
 from traced.core.ownership import is_alive, own_identity
-from traced.inference.client import EngineClient
+from traced.inference.client import EngineClient, server_key
 from traced.inference.engine_sleep import EngineSleep
 from traced.inference.errors import EngineError, RequestError
 from traced.inference.generation import Generation, Request
@@ -279,7 +279,7 @@ class ServerEngine:
 
 def engine_clients(job: TrainingJob) -> list[EngineClient]:
     """Return clients of the servers that sample a job's rollouts."""
-    key = Path(job.engine_key_file).read_text().strip() if job.engine_key_file else ""
+    key = server_key(job.engine_key_file)
     return [EngineClient(url, silence_s=job.engine_silence_s, key=key) for url in job.engine_urls]
 
 

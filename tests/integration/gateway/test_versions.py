@@ -99,8 +99,13 @@ async def test_no_adapter_is_loaded_into_an_engine_whose_slots_are_taken(
         gateway.promote(V1)
         await eventually_async(lambda: f"is full: {V1} waits" in caplog.text)
         assert gateway.engine.loads == []
+        assert (await gateway.http.get("/ready")).json()["adapters_without_slot"] == [V1]
+        # Several checks later it is still one line.
+        await asyncio.sleep(1.5)
+        assert caplog.text.count(f"is full: {V1} waits") == 1
         del gateway.engine.adapters["policy-0"]
         await until_offered(gateway, V1)
+        assert "adapters_without_slot" not in (await gateway.http.get("/ready")).json()
 
 
 @asynccontextmanager

@@ -42,6 +42,10 @@ def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classifier.write_text(json.dumps({"examples": {"base": 1, "dates@v2": 1, "tools@v1": 1}}))
     assert decided_by() == "the classifier fitted by c2"
     assert decided_by("labels") == "label tokens, by the setting routing.router"
+    # The default of a model that is not bundled.
+    (tmp_path / "traced.toml").write_text('[model]\nspec = "/models/Qwen3-4B"\n')
+    assert decided_by() == "label tokens, by the setting routing.router"
+    assert decided_by("hidden-state") == "the classifier fitted by c2"
     (tmp_path / "traced.toml").write_text('[routing]\nrouter = "labels"\n')
     assert decided_by().startswith("label tokens, by")
     assert decided_by("hidden-state") == "the classifier fitted by c2"

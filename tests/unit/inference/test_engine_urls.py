@@ -13,6 +13,7 @@ from tests.unit.store.chain import T0
 from traced.config.settings import Settings, load_settings
 from traced.core.errors import ConfigError
 from traced.inference import engine_urls
+from traced.inference.client import server_key
 from traced.inference.errors import EngineError, EngineStartError
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -88,6 +89,8 @@ async def test_a_resolver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch
         ("http://h:0", "port 0"),
         ("http://h:1?key=2", "a query"),
         ("dns+https://h:1", "use dns\\+http"),
+        ("http://user:secret@h:1", "engine.key_file"),
+        ("dns+http://user:secret@h:1", "engine.key_file"),
     ],
 )
 def test_an_invalid_entry_is_refused_with_the_reason(tmp_path: Path, entry: str, problem: str) -> None:
@@ -103,13 +106,35 @@ def test_an_invalid_entry_is_refused_with_the_reason(tmp_path: Path, entry: str,
     [
         ("store", "stands for several servers"),
         ("dns+http://h:1", "stands for several servers"),
-        ("http://user:secret@h:1", "engine.key_file"),
     ],
 )
-def test_the_list_has_servers_only_and_no_passwords(tmp_path: Path, entry: str, problem: str) -> None:
+def test_the_list_has_servers_only(tmp_path: Path, entry: str, problem: str) -> None:
     load_settings(tmp_path, {"engine.urls": [entry]})
     with pytest.raises(ConfigError, match=f"cannot be in the list of engines.*{problem}"):
         engine_urls.listed_url(entry)
+
+
+def test_a_refused_url_is_shown_without_its_password(tmp_path: Path) -> None:
+    entry = "http://user:secret@h:1"
+    with pytest.raises(ConfigError) as setting:
+        load_settings(tmp_path, {"engine.urls": [entry]})
+    with pytest.raises(ConfigError) as listing:
+        engine_urls.listed_url(entry)
+    for error in (setting.value, listing.value):
+        assert "http://user:[redacted]@h:1" in error.message
+        assert "secret" not in f"{error.message} {error.hint}"
+
+
+def test_the_key_of_the_servers_is_read_or_its_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    assert server_key("") == ""
+    with pytest.raises(ConfigError, match=r"engine.key_file .*key cannot be read: No such file"):
+        server_key(str(file))
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match=r"engine.key_file .*key is empty"):
+        server_key(str(file))
+    file.write_text("a-key\n")
+    assert server_key(str(file)) == "a-key"
 
 
 @pytest.mark.parametrize("entry", ["nonsense", "127.0.0.1:8000", "ftp://h"])
