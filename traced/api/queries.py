@@ -32,6 +32,7 @@ from traced.api.errors import Crowded
 from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, QuarantinedInputView, StageView
 from traced.client.serving import Health, RouterHealth, Traffic
 from traced.config.service_sections import ServingSection
+from traced.core.location import http_url
 
 CYCLES_SHOWN = 10
 
@@ -181,7 +182,7 @@ def router_health(section: ServingSection) -> RouterHealth:
     if not section.port:
         return RouterHealth(state="unknown", address="", expected=expected)
     host = ANYWHERE.get(section.host, section.host)
-    address = f"http://[{host}]:{section.port}" if ":" in host else f"http://{host}:{section.port}"
+    address = http_url(host, section.port)
     try:
         response = httpx.get(f"{address}/ready", timeout=ROUTER_TIMEOUT_S, trust_env=False)
         report = _Ready.model_validate_json(response.content)

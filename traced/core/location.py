@@ -1,4 +1,4 @@
-"""Locations of the data directory, its settings file, its socket and its store.
+"""Locations of the data directory, its settings file, its socket and its store; URLs of servers.
 
 Reads single settings with the standard library alone, so that ``traced status`` starts fast; ``traced.config.settings``
 validates all of them. Precedence: command line, environment, ``traced.toml``, default.
@@ -35,6 +35,11 @@ def find_settings_file(data_dir: Path) -> Path | None:
         if (directory / FILE_NAME).is_file():
             return directory / FILE_NAME
     return None
+
+
+def http_url(host: str, port: int) -> str:
+    """Return the URL of a server; an IPv6 address is in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:

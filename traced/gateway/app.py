@@ -29,6 +29,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sandbox.contract import Message
 from store.records import Exchange, RouterKey
 from traced.config.service_sections import ServingSection
+from traced.core.location import http_url
 from traced.gateway.access import LOOPBACK, Access, ConcurrencyLimit
 from traced.gateway.bodies import STOPPING, expect_body, read_json_object
 from traced.gateway.conversation_writer import ConversationWriter
@@ -372,7 +373,7 @@ async def serve_application(
         site = web.TCPSite(runner, host, gateway.settings.port, reuse_port=shares_port or None)
         with address_errors(host, gateway.settings.port):
             await site.start()
-        yield f"http://{host}:{runner.addresses[0][1]}"
+        yield http_url(host, runner.addresses[0][1])
 
 
 async def _note_stop(app: web.Application) -> None:

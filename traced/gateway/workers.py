@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from traced.config.settings import Settings
+from traced.core.location import http_url
 from traced.gateway.app import address_errors
 from traced.inference.engine_process import EngineProcess
 from traced.inference.errors import ServingError
@@ -56,7 +57,7 @@ async def open_workers(
             errors = await asyncio.gather(*(worker.start() for worker in workers), return_exceptions=True)
             for error in filter(None, errors):
                 raise error
-            yield f"http://{host}:{port}", workers
+            yield http_url(host, port), workers
         finally:
             # Threads of their own: the default ones are too few for all to stop at the same time.
             with ThreadPoolExecutor(len(workers)) as executor:

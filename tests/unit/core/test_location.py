@@ -6,7 +6,7 @@ import pytest
 
 from traced.config.settings import load_settings
 from traced.core.errors import ConfigError
-from traced.core.location import store_url
+from traced.core.location import http_url, store_url
 
 
 @pytest.mark.parametrize("override", [None, "sqlite:///given.db", ""])
@@ -35,3 +35,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "traced.toml").write_text("[store\n")
     with pytest.raises(ConfigError, match=r"traced\.toml cannot be read"):
         store_url(tmp_path)
+
+
+def test_an_ipv6_address_is_in_brackets_in_a_url() -> None:
+    assert http_url("::1", 8100) == "http://[::1]:8100"
+    assert http_url("localhost", 8100) == "http://localhost:8100"
