@@ -8,6 +8,7 @@ data lack the key to select, the screen notifies the user that it is not listed.
 ``load`` and ``show``.
 """
 
+import asyncio
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -91,7 +92,7 @@ class Live(Screen[None]):
         """Schedule one request for all changes within ``SOON_S``."""
         if not self._load_scheduled:
             self._load_scheduled = True
-            self.set_timer(SOON_S if self.is_loaded else 0.001, self._ask)
+            self._ask(SOON_S if self.is_loaded else 0.0)
 
     def point_at(self, key: str) -> None:
         """Select the item with this key, now or after a new request; "" selects nothing."""
@@ -114,7 +115,9 @@ class Live(Screen[None]):
         line.display = bool(text)
 
     @work(group="ask", exclusive=False)
-    async def _ask(self) -> None:
+    async def _ask(self, delay_s: float) -> None:
+        # A timer of Textual would be skipped if the process was not scheduled for longer than its interval.
+        await asyncio.sleep(delay_s)
         self._stale = is_refused = False
         try:
             data = await self.load(self.app.client)

@@ -1,6 +1,11 @@
 """What all screens have: the connection's state, the keys, help, jumping, and text that does no harm."""
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import pytest
+from textual import timer
 
 from store.database import write_session
 from store.records import RunState, TrainingRun
@@ -85,3 +90,13 @@ async def test_what_is_listed_by_now_is_asked_for(open_app: OpenApp) -> None:
         tui.app.go("training", "late")
         await wait_until(tui.pilot, lambda: runs.selected == "late")
         assert "is not listed here" not in text_of(tui.app)
+
+
+async def test_a_screen_is_loaded_on_a_machine_that_stops_for_a_moment(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each look at Textual's clock comes 10 ms later, as if the process had not been scheduled in between.
+    looks = itertools.count()
+    monkeypatch.setattr(timer, "_time", SimpleNamespace(get_time=lambda: time.monotonic() + 0.01 * next(looks)))
+    async with open_app() as tui:
+        await wait_until(tui.pilot, lambda: tui.seeded.waiting in text_of(tui.app), seconds=20)
