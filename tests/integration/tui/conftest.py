@@ -47,13 +47,17 @@ def two_devices(leases: Sequence[Lease], settings: Settings, now: datetime) -> D
 
 @dataclass
 class RunningApp:
-    """The running app with its pilot, a client of the same daemon, and the seeded contents of its store."""
+    """The running app with its pilot, a client of the same daemon, and the seeded contents of its store.
+
+    ``notices`` has the texts of all notifications; on a busy machine one may have gone before anybody looks.
+    """
 
     app: TracedApp
     pilot: Pilot[None]
     client: Client
     control: Control
     seeded: Seeded
+    notices: list[str]
 
 
 class OpenApp(Protocol):
@@ -109,8 +113,15 @@ def _opener(path: Path, control: Control, seeded: Seeded) -> OpenApp:
         async with serve_api(control, path) as client, _close_episodes_at_exit(control):
             app = TracedApp(Address(path, read_only=read_only))
             app.animation_level = "none"  # a picture shows the end of an animation
+            notices, notify = [], app.notify
+
+            def noted(message: str, **options: Any) -> None:
+                notices.append(message)
+                notify(message, **options)
+
+            app.notify = noted  # type: ignore[method-assign]
             async with app.run_test(size=size, notifications=True) as pilot:
                 await wait_until(pilot, lambda: app.linked and app.status is not None)
-                yield RunningApp(app, pilot, client, control, seeded)
+                yield RunningApp(app, pilot, client, control, seeded, notices)
 
     return run_app

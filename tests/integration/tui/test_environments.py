@@ -237,7 +237,7 @@ async def test_an_episode_that_is_played_is_not_left_without_a_question(
         page = await open_environment(tui, first)
         monkeypatch.setattr("tui.screens.environment_play.Play.running", True)
         tui.app.go("environments", second)
-        await wait_until(tui.pilot, lambda: "An episode is running on this screen" in text_of(tui.app))
+        await wait_until(tui.pilot, lambda: "An episode is running on this screen" in "".join(tui.notices))
         assert tui.app.screen is page
         await tui.pilot.press("q")
         await wait_until(tui.pilot, lambda: "Quit although an episode is running?" in text_of(tui.app))

@@ -70,10 +70,10 @@ async def test_news_that_come_while_a_screen_is_made_do_no_harm(open_app: OpenAp
 async def test_what_no_list_holds_is_said_not_to_be_there(open_app: OpenApp, mode: str) -> None:
     async with open_app() as tui:
         tui.app.go(mode, "none\x1b[bold]")  # a screen that was never shown
-        await wait_until(tui.pilot, lambda: "none␛[bold] is not listed here." in text_of(tui.app))
+        await wait_until(tui.pilot, lambda: "none␛[bold] is not listed here." in tui.notices)
         selected = tui.app.screen.query(KeyedTable).first().selected
         tui.app.go(mode, "nor this one")
-        await wait_until(tui.pilot, lambda: "nor this one is not listed here." in text_of(tui.app))
+        await wait_until(tui.pilot, lambda: "nor this one is not listed here." in tui.notices)
         assert tui.app.screen.query(KeyedTable).first().selected == selected
 
 
@@ -89,7 +89,7 @@ async def test_what_is_listed_by_now_is_asked_for(open_app: OpenApp) -> None:
             save_training_run(session, run)  # without an event
         tui.app.go("training", "late")
         await wait_until(tui.pilot, lambda: runs.selected == "late")
-        assert "is not listed here" not in text_of(tui.app)
+        assert "is not listed here" not in "".join(tui.notices)
 
 
 async def test_a_screen_is_loaded_on_a_machine_that_stops_for_a_moment(

@@ -130,7 +130,7 @@ async def test_enter_goes_to_what_the_event_is_about(open_app: OpenApp) -> None:
         save_events(tui.control.store, 1, "about nothing")
         await wait_until(tui.pilot, lambda: "about nothing" in text_of(tui.app))
         await tui.pilot.press("enter")
-        await wait_until(tui.pilot, lambda: "No screen shows" in text_of(tui.app))
+        await wait_until(tui.pilot, lambda: "No screen shows" in "".join(tui.notices))
         with write_session(tui.control.store) as session:
             save_event(session, Event(NOW, "cycle waiting", "c-0003", "c-0003"))
         await wait_until(tui.pilot, lambda: "opens overview: c-0003" in text_of(tui.app))
