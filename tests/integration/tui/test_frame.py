@@ -95,8 +95,8 @@ async def test_what_is_listed_by_now_is_asked_for(open_app: OpenApp) -> None:
 async def test_a_screen_is_loaded_on_a_machine_that_stops_for_a_moment(
     open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each look at Textual's clock comes 10 ms later, as if the process had not been scheduled in between.
-    looks = itertools.count()
-    monkeypatch.setattr(timer, "_time", SimpleNamespace(get_time=lambda: time.monotonic() + 0.01 * next(looks)))
+    # Each reading of Textual's clock comes 10 ms later, as if the process had not been scheduled in between.
+    readings = itertools.count()
+    monkeypatch.setattr(timer, "_time", SimpleNamespace(get_time=lambda: time.monotonic() + 0.01 * next(readings)))
     async with open_app() as tui:
         await wait_until(tui.pilot, lambda: tui.seeded.waiting in text_of(tui.app), seconds=20)
