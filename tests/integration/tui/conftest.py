@@ -115,11 +115,11 @@ def _opener(path: Path, control: Control, seeded: Seeded) -> OpenApp:
             app.animation_level = "none"  # a picture shows the end of an animation
             notices, notify = [], app.notify
 
-            def noted(message: str, **options: Any) -> None:
+            def notify_and_record(message: str, **options: Any) -> None:
                 notices.append(message)
                 notify(message, **options)
 
-            app.notify = noted  # type: ignore[method-assign]
+            app.notify = notify_and_record  # type: ignore[method-assign]
             async with app.run_test(size=size, notifications=True) as pilot:
                 await wait_until(pilot, lambda: app.linked and app.status is not None)
                 yield RunningApp(app, pilot, client, control, seeded, notices)
