@@ -168,7 +168,7 @@ def _ratios(cases: Sequence[Case]) -> dict[str, float | None]:
             return None
         return min(by_key[*first, *case].per_s / by_key[*second, *case].per_s for case in _cases())
 
-    def median(
+    def ratio_of_medians(
         first: tuple[str, str], second: tuple[str, str], figure: Callable[[Case], float] = lambda case: case.p50_ms
     ) -> float | None:
         if (*second, 1, False) not in by_key or (*first, 1, False) not in by_key:
@@ -183,11 +183,11 @@ def _ratios(cases: Sequence[Case]) -> dict[str, float | None]:
     base, auto = ("traced", "base"), ("traced", "auto")
     return {
         "throughput_over_litellm": per_s(base, ("litellm", "base")),
-        "overhead_over_vllm_router": median(base, ("vllm-router", "base")),
-        "latency_over_vllm_router": median(base, ("vllm-router", "base"), latency),
+        "overhead_over_vllm_router": ratio_of_medians(base, ("vllm-router", "base")),
+        "latency_over_vllm_router": ratio_of_medians(base, ("vllm-router", "base"), latency),
         "auto_throughput_over_base": per_s(auto, base),
-        "auto_overhead_over_base": median(auto, base),
-        "auto_latency_over_base": median(auto, base, latency),
+        "auto_overhead_over_base": ratio_of_medians(auto, base),
+        "auto_latency_over_base": ratio_of_medians(auto, base, latency),
     }
 
 

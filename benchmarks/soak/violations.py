@@ -77,6 +77,7 @@ class Judge:
     def _read(self) -> None:
         with read_session(self.place.installation.store) as session:
             columns = (ExchangeRow.id, ExchangeRow.conversation_id, ExchangeRow.model, ExchangeRow.status)
+            # SQLModel has types for a selection of four columns at most.
             for row in session.exec(select(*columns, ExchangeRow.detail, ExchangeRow.trajectory_id)):  # type: ignore[call-overload]
                 self._records[row[0]] = _Record(*row[1:])
             for decision in session.exec(select(ConversationRow)):

@@ -31,7 +31,7 @@ def entry_problem(entry: str) -> str:
     if parts.scheme not in ("http", "https", DNS_SCHEME):
         return f'its form is http://HOST:PORT, https://HOST:PORT, {DNS_SCHEME}://NAME:PORT, or "{STORE}"'
     if "@" in parts.netloc:
-        return "it has a name or password, which requests do not carry: the key belongs in engine.key_file"
+        return "it has a name or password, which the router does not send: the key belongs in engine.key_file"
     if not parts.hostname or any(character.isspace() for character in entry):
         return "it has no valid host"
     if port == 0 or parts.query or parts.fragment:

@@ -77,6 +77,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     Raises:
         EngineStartError: The engine did not start.
         AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
+        ConfigError: ``engine.key_file`` cannot be read, or is empty.
         ServingError: No engine is configured, or the gateway would listen beyond the loopback without an API key.
         StoreError: The store does not answer.
         RuleFileError: The rules for outcomes are invalid.
@@ -118,6 +119,7 @@ async def serve_worker(settings: Settings, engines: Sequence[str], worker: int, 
     """Serve as one of ``serving.workers`` processes until SIGTERM; ``ready`` is called once the worker listens.
 
     Raises:
+        ConfigError: ``engine.key_file`` cannot be read, or is empty.
         ServingError: The gateway would listen beyond the loopback without an API key.
         StoreError: The store does not answer.
     """
@@ -148,6 +150,7 @@ async def open_gateway(
     Raises:
         ServingError: The gateway would listen beyond the loopback without an API key.
         AdapterStoreError: The library for the URL of ``serving.adapters_root`` is missing.
+        ConfigError: ``engine.key_file`` cannot be read, or is empty.
         StoreError: The store does not answer.
     """
     section = settings.serving

@@ -113,7 +113,7 @@ def _start_worker(settings: Settings, port: int, number: int, engines: Sequence[
     if not message:
         child.kill()
         reason = "; ".join(child.log.last_lines(1)) or "it wrote nothing"
-        problem = f"did not listen within {START_S:.0f} s" if not is_answered else "ended"
+        problem = "ended" if is_answered else f"did not listen within {START_S:.0f} s"
         raise ServingError(f"worker {number} of the router {problem}: {reason}", hint=f"read {log_file}")
     error = json.loads(message)
     if error is not None:

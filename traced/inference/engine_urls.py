@@ -68,8 +68,7 @@ async def resolve(entry: str) -> list[str]:
     except (OSError, UnicodeError) as error:
         reason = f"no answer within {RESOLVE_S:g} s" if isinstance(error, TimeoutError) else str(error)
         raise EngineError(f"the name {name!r} of engine.urls cannot be resolved: {reason}") from error
-    user = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
-    return [f"http://{user}{host}:{port}{parts.path}" for host in hosts]
+    return [f"http://{host}:{port}{parts.path}" for host in hosts]
 
 
 def _addresses(name: str, port: int) -> list[str]:
