@@ -305,3 +305,12 @@ def test_a_name_without_servers_is_a_failed_check_of_the_servers(monkeypatch: py
     (finding,) = preflight._servers(subject)
     assert (finding.ok, finding.fix) == (False, "engine.urls: is the name right?")
     assert "the name 'vllm' of engine.urls cannot be resolved" in finding.seen
+
+
+def test_a_key_file_that_is_not_there_is_a_failed_check_of_the_servers(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    values = settings(engine__urls=["http://127.0.0.1:1"], engine__key_file=str(file))
+    subject: Any = SimpleNamespace(settings=values)
+    (finding,) = preflight._servers(subject)
+    assert (finding.ok, finding.fix) == (False, f"ls -l {file}")
+    assert "engine.key_file" in finding.seen
