@@ -23,7 +23,8 @@ from traced.config.settings import Settings
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
 from traced.registry.canary import Judgement, Stratum, Verdict, judge
-from traced.registry.decisions import Action, record
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import record
 from traced.scoring.evidence import Labels
 
 ACTOR = "traced canary"
