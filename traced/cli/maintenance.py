@@ -129,7 +129,10 @@ def db_upgrade(data_dir: DataDir = None, overrides: Overrides = None, as_json: A
     result = upgrade(read_settings(data_dir, overrides), now=datetime.now(UTC))
     if as_json:
         print_json(result)
-    elif result.backup is None:
+        return
+    if result.tightened:
+        console.print(f"Closed {result.tightened} to other users", highlight=False)
+    if result.backup is None:
         console.print(f"The store already has schema {result.after}", highlight=False)
     else:
         console.print(

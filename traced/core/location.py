@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from traced.core.errors import ConfigError
+from traced.core.permissions import check_settings_file
 
 FILE_NAME = "traced.toml"
 SOCKET_NAME = "traced.sock"
@@ -43,7 +44,11 @@ def http_url(host: str, port: int) -> str:
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
-    """Return the content of a settings file without validation; raises ``ConfigError`` if it cannot be read."""
+    """Return the content of a settings file without validation.
+
+    Raises ``ConfigError`` if it cannot be read or if other users can write it.
+    """
+    check_settings_file(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:

@@ -31,6 +31,7 @@ from store.database import connect, revision
 from traced.config.settings import Settings
 from traced.core.files import flush, free_name
 from traced.core.location import find_settings_file
+from traced.core.permissions import FOLDER
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest, Writer
 from traced.maintenance.databases import copy_sqlite, dump_postgres, is_sqlite
@@ -181,7 +182,7 @@ def _manifest(settings: Settings, revision: str, namespace: str, writer: Writer,
 def _staging(parent: Path) -> Iterator[Path]:
     """Create a folder for the copies, readable by its owner alone, and remove it at the end."""
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(FOLDER, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=parent))
     except OSError as error:
         raise BackupFailed(f"cannot write in {parent}: {error.strerror}", hint="name another file") from error

@@ -33,6 +33,7 @@ from store.database import known_revisions
 from traced.config.settings import Settings
 from traced.core.files import free_name
 from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, exclusive_access
+from traced.core.permissions import tighten
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest
 from traced.maintenance.backup import BACKUPS, SCRIPT, STORE, marked_alive, sqlite_file
@@ -224,9 +225,9 @@ def staging_prefix(data_dir: Path) -> str:
 
 
 def _like(old: Path, new: Path) -> None:
-    """Give the new directory the mode of the old one and, as root, its owner."""
+    """Close the new directory to other users and, as root, give it the owner of the old one."""
+    tighten(new)
     status = old.stat()
-    new.chmod(status.st_mode & 0o7777)
     if os.geteuid() == 0:
         for path in [new, *new.rglob("*")]:
             os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)

@@ -54,6 +54,12 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
+def loose_entries(data_dir: Path, bits: int = 0o077) -> list[Path]:
+    """Return the files and folders of which group or others have one of the permission ``bits``."""
+    paths = [data_dir, *sorted(data_dir.rglob("*"))] if data_dir.exists() else []
+    return [path for path in paths if not path.is_symlink() and path.stat().st_mode & bits]
+
+
 def tree(folder: Path, predicate: Callable[[Path], bool] = lambda path: True) -> dict[str, bytes]:
     """Return every file below ``folder`` that the predicate accepts, with its content."""
     files = [path for path in folder.rglob("*") if path.is_file() and predicate(path)]
