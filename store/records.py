@@ -250,7 +250,10 @@ class IterationMetrics:
 
 @dataclass(frozen=True)
 class AdapterVersion:
-    """An immutable LoRA directory ``capability@vN``; ``files`` maps each file's relative path to its SHA-256 (hex)."""
+    """An immutable LoRA directory ``capability@vN``; ``files`` maps each file's relative path to its SHA-256 (hex).
+
+    In quarantine (``quarantined_at`` is not None) its files differ from ``files``, and it takes no traffic.
+    """
 
     name: str
     capability: str
@@ -261,6 +264,8 @@ class AdapterVersion:
     training_run_id: str
     environment_hash: str
     created_at: datetime
+    quarantined_at: datetime | None = None
+    quarantine_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -448,6 +453,7 @@ class AuditEntry:
     reason: str = ""
     detail: JsonObject = field(default_factory=dict)
     seq: int = 0
+    hash: str = ""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,30 @@ class AuditRow(Row, table=True):
     subject: str = Field(sa_type=Text)
     reason: str = Field(sa_type=FreeText)
     detail: JsonObject = Field(sa_type=ORDERED_JSON)
+    # See ``store.audit_chain``.
+    hash: str = Field(default="", sa_type=KEY, sa_column_kwargs={"server_default": ""})
+
+
+class RequestRow(Row, table=True):
+    """A request that was carried out, by its idempotency key; ``digest`` is of the caller, the path and the body."""
+
+    __tablename__ = "requests"
+    key: str = Field(primary_key=True, sa_type=KEY)
+    digest: str = Field(sa_type=KEY)
+    at: datetime = Field(index=True, sa_type=UtcTime)
+    response: JsonObject = Field(sa_type=ORDERED_JSON)
+
+
+class ApiTokenRow(Row, table=True):
+    """A token of the control API, named after its person; only its SHA-256 (hex) is stored."""
+
+    __tablename__ = "api_tokens"
+    name: str = Field(primary_key=True, sa_type=KEY)
+    role: str = Field(sa_type=KEY)
+    hash: str = Field(unique=True, sa_type=KEY)
+    created_at: datetime = Field(sa_type=UtcTime)
+    created_by: str = Field(sa_type=FreeText)
+    revoked_at: datetime | None = Field(default=None, sa_type=UtcTime)
 
 
 class NoticeRow(Row, table=True):

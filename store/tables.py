@@ -296,7 +296,7 @@ class IterationRow(Row, table=True):
 
 
 class AdapterRow(Row, table=True):
-    """An immutable adapter version."""
+    """An adapter version; it is immutable, except that it can be in quarantine because its files have changed."""
 
     __tablename__ = "adapters"
     __table_args__ = (UniqueConstraint("capability", "version"),)
@@ -309,6 +309,8 @@ class AdapterRow(Row, table=True):
     training_run_id: str = Field(foreign_key="training_runs.id", index=True, sa_type=KEY)
     environment_hash: str = Field(foreign_key="environments.hash", sa_type=KEY)
     created_at: datetime = Field(sa_type=UtcTime)
+    quarantined_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    quarantine_reason: str = Field(default="", sa_type=FreeText, sa_column_kwargs={"server_default": ""})
 
 
 class GateRow(Row, table=True):

@@ -14,6 +14,7 @@ from sqlalchemy import Text, cast, delete
 from sqlalchemy import text as sql
 from sqlmodel import Session, col, func, or_, select
 
+from store.audit_chain import entry_hash
 from store.content import insert_new
 from store.errors import NotFound
 from store.records import AuditEntry, Event
@@ -23,6 +24,9 @@ from store.types import JsonObject
 
 # Id of the PostgreSQL advisory lock that orders the event stream; any constant that no other lock uses.
 ORDER_LOCK = 7_236_204
+# Id of the PostgreSQL advisory lock that orders the audit log.
+AUDIT_LOCK = 7_236_205
+AUDIT_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,36 @@ def event_range(session: Session) -> tuple[int, int]:
 
 
 def save_audit(session: Session, entry: AuditEntry) -> None:
-    """Add an entry to the audit log."""
+    """Add an entry to the audit log and to its hash chain."""
+    # Entries are chained in the order of their ``seq``; SQLite has a single writer.
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sql(f"SELECT pg_advisory_xact_lock({AUDIT_LOCK})"))
+    previous = audit_head(session)
     values = replace_surrogates(asdict(entry))
-    del values["seq"]
-    session.add(AuditRow(**values))
+    del values["seq"], values["hash"]
+    row = AuditRow(**values)
+    session.add(row)
     session.flush()
+    # The hash covers the values as the database returns them.
+    session.refresh(row)
+    row.hash = entry_hash(previous, AuditEntry(**row.model_dump()))
+    session.flush()
+
+
+def audit_head(session: Session) -> str:
+    """Return the hash of the newest audit entry, "" if there is none."""
+    return session.exec(select(AuditRow.hash).order_by(col(AuditRow.seq).desc()).limit(1)).first() or ""
+
+
+def check_audit(session: Session) -> AuditEntry | None:
+    """Return the oldest audit entry whose hash does not follow from it and the entry before, None if all do."""
+    previous = ""
+    for row in session.exec(select(AuditRow).order_by(col(AuditRow.seq)).execution_options(yield_per=AUDIT_BATCH)):
+        entry = AuditEntry(**row.model_dump())
+        if entry.hash != entry_hash(previous, entry):
+            return entry
+        previous = row.hash
+    return None
 
 
 def list_audit(session: Session, *, limit: int = 100, subject: str | None = None) -> list[AuditEntry]:

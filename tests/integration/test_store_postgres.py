@@ -23,10 +23,11 @@ from agents.llm.question import ChatMessage, Purpose, Question, Reply, Usage
 from benchmarks.chaos.postgres import missing
 from store.database import migrate, open_store, read_session, write_session
 from store.errors import BrokenReference, StoreUnavailable
-from store.records import CycleState, Decision
+from store.records import AuditEntry, CycleState, Decision
 from store.repositories import attempts
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.environments import newest_environments
+from store.repositories.events import check_audit, list_audit, save_audit
 from store.repositories.evidence import evidence_chain
 from store.repositories.llm_replies import save_patch
 from store.repositories.quotas import take_tokens
@@ -264,3 +265,14 @@ def test_routers_whose_clocks_differ_know_each_other(engine: Engine) -> None:
     for router_id, clock, count in (("a", T0, 0), ("b", T0 + timedelta(hours=1), 1), ("a", T0, 1)):
         with write_session(engine) as session:
             assert note_router(session, router_id, at=clock) == count
+
+
+def test_concurrent_audit_entries_form_one_chain(engine: Engine) -> None:
+    def save(number: int) -> None:
+        with write_session(engine) as session:
+            save_audit(session, AuditEntry(T0, f"Ada {number}\0", "operator", "approve", "x@v1", "", {"n": number}))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(save, range(40)))
+    with read_session(engine) as session:
+        assert (len(list_audit(session)), check_audit(session)) == (40, None)

@@ -8,14 +8,14 @@ CREATE TABLE adapters (
 	cycle_id VARCHAR NOT NULL, 
 	training_run_id VARCHAR NOT NULL, 
 	environment_hash VARCHAR NOT NULL, 
-	created_at DATETIME NOT NULL, 
+	created_at DATETIME NOT NULL, quarantined_at DATETIME, quarantine_reason TEXT DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_adapters PRIMARY KEY (name), 
 	CONSTRAINT fk_adapters_cycle_id FOREIGN KEY(cycle_id) REFERENCES cycles (id), 
 	CONSTRAINT fk_adapters_environment_hash FOREIGN KEY(environment_hash) REFERENCES environments (hash), 
 	CONSTRAINT fk_adapters_training_run_id FOREIGN KEY(training_run_id) REFERENCES training_runs (id), 
 	CONSTRAINT uq_adapters_capability_version UNIQUE (capability, version)
 );
-INSERT INTO "adapters" VALUES('date-reasoning@v1','date-reasoning',1,'/data/date-reasoning@v1','{"adapter_model.safetensors":"0000000000000000000000000000000000000000000000000000000000000001"}','c1','r1','ad156ed4d50318e6a2858e1fd6e27f832a0de55ea2806978ba7de506307c036b','2026-03-14 09:26:58.589793');
+INSERT INTO "adapters" VALUES('date-reasoning@v1','date-reasoning',1,'/data/date-reasoning@v1','{"adapter_model.safetensors":"0000000000000000000000000000000000000000000000000000000000000001"}','c1','r1','ad156ed4d50318e6a2858e1fd6e27f832a0de55ea2806978ba7de506307c036b','2026-03-14 09:26:58.589793',NULL,'');
 CREATE TABLE admission_checks (
 	admission_id VARCHAR NOT NULL, 
 	position INTEGER NOT NULL, 
@@ -45,7 +45,17 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0012');
+INSERT INTO "alembic_version" VALUES('0013');
+CREATE TABLE api_tokens (
+	name VARCHAR NOT NULL, 
+	role VARCHAR NOT NULL, 
+	hash VARCHAR NOT NULL, 
+	created_at DATETIME NOT NULL, 
+	created_by TEXT NOT NULL, 
+	revoked_at DATETIME, 
+	CONSTRAINT pk_api_tokens PRIMARY KEY (name), 
+	CONSTRAINT uq_api_tokens_hash UNIQUE (hash)
+);
 CREATE TABLE approvals (
 	seq INTEGER NOT NULL, 
 	id VARCHAR NOT NULL, 
@@ -87,7 +97,7 @@ CREATE TABLE audit (
 	action VARCHAR NOT NULL, 
 	subject TEXT NOT NULL, 
 	reason TEXT NOT NULL, 
-	detail JSON NOT NULL, 
+	detail JSON NOT NULL, hash VARCHAR DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_audit PRIMARY KEY (seq)
 );
 CREATE TABLE capabilities (
@@ -379,6 +389,13 @@ CREATE TABLE quotas (
 	at DATETIME NOT NULL, 
 	CONSTRAINT pk_quotas PRIMARY KEY (key_id)
 );
+CREATE TABLE requests (
+	"key" VARCHAR NOT NULL, 
+	digest VARCHAR NOT NULL, 
+	at DATETIME NOT NULL, 
+	response JSON NOT NULL, 
+	CONSTRAINT pk_requests PRIMARY KEY ("key")
+);
 CREATE TABLE responses (
 	id VARCHAR NOT NULL, 
 	key_id VARCHAR NOT NULL, 
@@ -530,5 +547,6 @@ CREATE INDEX ix_prompt_patches_capability ON prompt_patches (capability);
 CREATE INDEX ix_conversation_positions_conversation_id ON conversation_positions (conversation_id);
 CREATE INDEX ix_conversation_positions_at ON conversation_positions (at);
 CREATE INDEX ix_responses_at ON responses (at);
+CREATE INDEX ix_requests_at ON requests (at);
 DELETE FROM "sqlite_sequence";
 COMMIT;
