@@ -70,7 +70,7 @@ def _lock(descriptor: int) -> bool:
 BACKUPS = "backups"
 SUFFIX = ".tar.zst"
 STAGING = ".partial-backup-"
-STORE, SCRIPT, CHECKPOINTS, CONFIG = "traced.db", "store.sql", "checkpoints.db", "traced.toml"
+STORE, DUMP, CHECKPOINTS, CONFIG = "traced.db", "store.dump", "checkpoints.db", "traced.toml"
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def _add_databases(writer: Writer, settings: Settings, folder: Path) -> str:
         writer.add(CHECKPOINTS, folder / CHECKPOINTS)
     file = sqlite_file(settings)
     if file is None:
-        namespace = dump_postgres(settings.store_url, folder / SCRIPT).namespace
-        writer.add(SCRIPT, folder / SCRIPT)
+        namespace = dump_postgres(settings.store_url, folder / DUMP).namespace
+        writer.add(DUMP, folder / DUMP)
         return namespace
     copy_sqlite(file, folder / STORE)
     writer.add(STORE, folder / STORE)
