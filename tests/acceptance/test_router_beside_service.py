@@ -20,6 +20,8 @@ from tests.waiting import eventually
 def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None:
     folder, log = tmp_path / "data", tmp_path / "data" / "logs" / "router.log"
     pairs = ["serving.with_service=true", "serving.port=0"]
+    folder.mkdir(mode=0o755)
+    (folder / "of an earlier version").touch(0o644)
     command = [sys.executable, "-m", "traced", "up", "--data-dir", str(folder)]
     command += [part for pair in pairs for part in ("--set", pair)]
     with (tmp_path / "out").open("wb") as out:
@@ -35,6 +37,7 @@ def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None
         restarted = eventually(lambda: [url for url in served_urls(log) if url not in first], within_s=90)
         assert ask(f"{restarted[-1]}/models")["object"] == "list"
         assert loose_entries(folder) == []
+        assert "closed 1 files and 1 folders" in (tmp_path / "out").read_text()
         family = psutil.Process(service.pid).children(recursive=True)
         service.send_signal(signal.SIGTERM)
         assert service.wait(90) == 0

@@ -63,7 +63,6 @@ from traced.core.location import (
     read_settings_file,
     with_password,
 )
-from traced.core.permissions import check_directory
 from traced.core.redaction import redacted
 
 log = logging.getLogger(__name__)
@@ -269,7 +268,6 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, object] 
         DataDirectoryUnusable: other users can write the data directory.
     """
     directory = data_directory(data_dir)
-    check_directory(directory)
     path = find_settings_file(directory)
     raw = read_settings_file(path) if path else {}
     options = {key: value for key, value in (overrides or {}).items() if value is not None}

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from traced.core.errors import ConfigError
-from traced.core.permissions import check_settings_file
+from traced.core.permissions import check_directory, check_settings_file
 
 FILE_NAME = "traced.toml"
 SOCKET_NAME = "traced.sock"
@@ -21,8 +21,13 @@ PASSWORD_VARIABLE = "TRACED_STORE__PASSWORD_FILE"
 
 
 def data_directory(data_dir: Path | None = None) -> Path:
-    """Return the absolute data directory: ``data_dir``, else TRACED_DATA_DIR, else ./traced-data."""
-    return (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+    """Return the absolute data directory: ``data_dir``, else TRACED_DATA_DIR, else ./traced-data.
+
+    It need not exist. Raises ``DataDirectoryUnusable`` if other users can write it.
+    """
+    directory = (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+    check_directory(directory)
+    return directory
 
 
 def default_socket(data_dir: Path) -> Path:

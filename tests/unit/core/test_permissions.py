@@ -11,6 +11,7 @@ import pytest
 from tests.unit.maintenance.place import NOW, fill, loose_entries
 from traced.config.settings import load_settings
 from traced.core.errors import ConfigError, DataDirectoryUnusable
+from traced.core.location import data_directory
 from traced.core.ownership import current_holder, exclusive_access
 from traced.core.permissions import (
     Tightened,
@@ -68,8 +69,9 @@ def test_a_directory_that_others_can_write_is_refused_by_every_use(tmp_path: Pat
     with pytest.raises(DataDirectoryUnusable, match=message) as refusal:
         load_settings(place)
     assert refusal.value.hint == f"chmod go-w {place}"
-    with pytest.raises(DataDirectoryUnusable, match=message):
-        current_holder(place)
+    for use in (data_directory, current_holder):
+        with pytest.raises(DataDirectoryUnusable, match=message):
+            use(place)
     with pytest.raises(DataDirectoryUnusable, match=message), exclusive_access(place, NOW):
         pass
     assert not list(place.iterdir())
