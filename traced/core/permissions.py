@@ -9,6 +9,7 @@ Not covered: folders above the data directory, and files to which the settings p
 """
 
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,11 +80,17 @@ def _reason(path: Path) -> tuple[str, str] | None:
     except OSError:
         return None
     if status.st_mode & FOREIGN_WRITE:
-        return f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})", f"chmod go-w {path}"
+        return (
+            f"can be written by other users (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"chmod go-w {shlex.quote(str(path))}",
+        )
     user = os.geteuid()
     # Root may look after another user's service; root's own files are as trustworthy as this user's.
     if user and status.st_uid not in (user, 0):
-        return f"belongs to another user (uid {status.st_uid})", f"run the command as that user, or chown {path}"
+        return (
+            f"belongs to another user (uid {status.st_uid})",
+            f"run the command as that user, or chown {shlex.quote(str(path))}",
+        )
     return None
 
 

@@ -238,19 +238,16 @@ class _Load:
 
 def _changed_decisions(load: _Load, settings_of: SettingsOf) -> list[str]:
     """Return a line for each decision in the current store that the restore would revive or lose."""
-    file, databases = load.data_dir / STORE, set()
-    if sqlite_file(load.settings) is None:
-        databases.add(load.settings.store_url)
-    # The backup may replace the settings, and with them the database that the service uses.
+    settings_in_use = [load.settings]
+    # The backup may replace the settings too, and with them the database that the service uses.
     with suppress(TracedError):
-        current = settings_of(load.data_dir)
-        if sqlite_file(current) is None:
-            databases.add(current.store_url)
-    readers: dict[str, Callable[[], Rows]] = {
-        redacted_url(make_url(url)): partial(database_rows, url) for url in sorted(databases)
-    }
-    if file.exists():
-        readers[str(file)] = partial(sqlite_rows, file)
+        settings_in_use.append(settings_of(load.data_dir))
+    readers: dict[str, Callable[[], Rows]] = {}
+    for file in {load.data_dir / STORE, *map(sqlite_file, settings_in_use)} - {None, load.staging / STORE}:
+        if file is not None and file.exists():
+            readers[str(file)] = partial(sqlite_rows, file)
+    for url in {settings.store_url for settings in settings_in_use if sqlite_file(settings) is None}:
+        readers[redacted_url(make_url(url))] = partial(database_rows, url)
     backup = _backup_rows(load) if readers else {}
     changes: list[str] = []
     for store, read_rows in readers.items():
@@ -349,7 +346,8 @@ def staging_prefix(data_dir: Path) -> str:
 
 
 def _like(old: Path, new: Path) -> None:
-    """Close the new directory to other users and, as root, give it the owner of the old one."""
+    """Close both directories to other users and, as root, give the new one the owner of the old one."""
+    tighten(old)
     tighten(new)
     status = old.stat()
     if os.geteuid() == 0:

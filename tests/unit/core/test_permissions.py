@@ -149,6 +149,10 @@ def test_an_upgrade_tightens_and_a_restore_leaves_nothing_open(tmp_path: Path) -
     assert done.tightened.files > 5
     assert loose_entries(settings.data_dir) == []
     assert not upgrade(settings, now=NOW).tightened
-    restore(backup.path, tmp_path / "back", load_settings, now=NOW)
+    (tmp_path / "back").mkdir(0o755)
+    (tmp_path / "back" / "old").touch(0o644)
+    result = restore(backup.path, tmp_path / "back", load_settings, now=NOW, force=True)
+    assert result.aside is not None
+    assert loose_entries(result.aside) == []
     assert loose_entries(tmp_path / "back") == []
     assert mode(tmp_path / "back") == 0o700

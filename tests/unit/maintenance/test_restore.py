@@ -90,6 +90,14 @@ def test_an_adapter_that_was_rolled_back_is_not_revived_unasked(place: Path, bac
     ]
 
 
+def test_the_store_that_the_replaced_settings_name_is_compared(place: Path, backup_file: Path, tmp_path: Path) -> None:
+    roll_back(place)
+    (place / "traced.db").rename(tmp_path / "elsewhere.db")
+    (place / "traced.toml").write_text(f"store.url = 'sqlite:///{tmp_path / 'elsewhere.db'}'\n")
+    with pytest.raises(RestoreRefused, match=f"revives {ADAPTER}"):
+        restore(backup_file, place, settings_at, now=NOW, force=True)
+
+
 def change(statement: str) -> Callable[[Path], None]:
     def apply(place: Path) -> None:
         with closing(sqlite3.connect(place / "traced.db")) as connection:
