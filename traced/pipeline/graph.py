@@ -377,13 +377,15 @@ async def cycle_status(graph: CycleGraph, cycle_id: str) -> CycleStatus:
             hint="traced cycle start; recorded results are kept",
         ) from error
     version = (snapshot.metadata or {}).get(GRAPH, 1)
-    if started and snapshot.next and version != GRAPH_VERSION:
+    # Not ``next``, which leaves out nodes that have finished while the checkpoint after them was not written any more.
+    is_unfinished = bool(snapshot.tasks)
+    if started and is_unfinished and version != GRAPH_VERSION:
         raise CycleChanged(
             f"{cycle_id} was started with graph version {version}, this release has version {GRAPH_VERSION}, "
             "so the cycle ends",
             hint="traced cycle start; recorded results are kept",
         )
-    return CycleStatus(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
+    return CycleStatus(cast(CycleState, snapshot.values), started, started and not is_unfinished, waiting)
 
 
 async def checkpoint_of(graph: CycleGraph, cycle_id: str) -> StateSnapshot:

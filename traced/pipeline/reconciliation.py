@@ -74,7 +74,7 @@ async def reconcile(graph: CycleGraph, context: Context) -> str:
     missing = None if done is None else next((claim for claim in claims if not claim.holds(done)), None)
     if missing is None:
         return ""
-    position = ", ".join(dict.fromkeys(snapshot.next)) or END
+    position = [*NODES, END][_position(snapshot)]
     log.warning("cycle %s goes back from %s to %s, whose rows the store does not have", cycle_id, position, missing)
     await forget_checkpoints(graph, cycle_id)
     await asyncio.to_thread(_save_event, context, {"from": position, "to": str(missing)})
@@ -84,7 +84,7 @@ async def reconcile(graph: CycleGraph, context: Context) -> str:
 def claims_of(snapshot: StateSnapshot, *, prompt_first: bool) -> Iterator[Claim]:
     """Yield what the checkpoint says was done, in the order of the graph."""
     values = snapshot.values
-    position = min((NODES.index(name) for name in snapshot.next), default=len(NODES))
+    position = _position(snapshot)
     capabilities = values.get("capabilities", [])
     for stage in NODES[: min(position, 2)]:
         yield Claim(stage)
@@ -103,6 +103,15 @@ def claims_of(snapshot: StateSnapshot, *, prompt_first: bool) -> Iterator[Claim]
         yield Claim("report")
 
 
+def _position(snapshot: StateSnapshot) -> int:
+    """Return the index of the node to run next, the number of nodes if there is none."""
+    # Before the first node, the next one is LangGraph's own.
+    pending = [NODES.index(name) if name in NODES else 0 for name in snapshot.next]
+    # Nodes that have finished while the checkpoint after them was not written any more.
+    done = [NODES.index(task.name) + 1 if task.name in NODES else 0 for task in snapshot.tasks]
+    return min(pending or done, default=len(NODES))
+
+
 def _outcome_of(capability: str) -> Claim:
     # It has passed its gate, or was dropped, which is recorded as a failure.
     return Claim("gate", capability, names=("gate", StageState.FAILED.value))
@@ -113,13 +122,14 @@ def _claims_of_capability(state: Any, result: Any, prompt_first: bool) -> Iterat
     if not isinstance(state, StateSnapshot) or "capability" not in state.values:
         return
     capability, attempts = state.values["capability"], state.values.get("attempt", 0)
-    if result is not None or (state.created_at is not None and not state.next):
+    if result is not None or not state.tasks:
         yield _outcome_of(capability)
         return
-    node = next(iter(state.next), "synthesize")
+    node = state.tasks[0].name
     if attempts:
         yield Claim("synthesize", capability, attempts)
-    admissions = attempts - 1 if node == "admit" else attempts
+    # Without a next node, this one has finished, but the checkpoint after it was not written any more.
+    admissions = attempts if state.next and node != "admit" else attempts - 1
     if admissions > 0:
         yield Claim("admit", capability, admissions)
     if node in ("train", "gate") and prompt_first:
