@@ -255,17 +255,17 @@ def test_a_killed_process_carries_on(tmp_path: Path, cut_at: str) -> None:
 def test_a_process_killed_between_a_node_and_its_checkpoint_carries_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    script, saved, put = (
+    script, count, aput = (
         Script(capabilities=["alpha"], decisions=approved("alpha")),
         [0],
         cycle.ShieldedSqliteSaver.aput,
     )
 
     async def cut(self: cycle.ShieldedSqliteSaver, *arguments: Any) -> Any:
-        saved[0] += 1
-        if saved[0] == writes:
+        count[0] += 1
+        if count[0] == writes:
             raise PowerCut("before the checkpoint")
-        return await put(self, *arguments)
+        return await aput(self, *arguments)
 
     monkeypatch.setattr(cycle.ShieldedSqliteSaver, "aput", cut)
     with contextlib.suppress(PowerCut):
