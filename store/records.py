@@ -443,7 +443,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """An action of a person; ``role`` is "operator", "read-only" or "local" (the user of the socket)."""
+    """An action of the authenticated person ``who``; ``role`` is that of their token, or "local" for a Unix user."""
 
     at: datetime
     who: str

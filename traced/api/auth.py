@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 import os
-import pwd
 import socket
 import stat
 import struct
@@ -27,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from traced.api.errors import DoorError, NotKnown
 from traced.client.models import Role
+from traced.core.ownership import user_name
 
 LEAST_TOKEN = 24  # characters; `python -c "import secrets; print(secrets.token_urlsafe())"` gives 43
 MAX_KEY = 200  # characters
@@ -78,10 +78,7 @@ Door = Callable[..., Caller]
 
 def local(request: Request) -> Caller:
     """Return the user of a checked connection to the Unix socket as the caller."""
-    name: str = request.scope["client"][0]
-    with contextlib.suppress(ValueError, KeyError):  # a user id without a name, as in some containers
-        name = pwd.getpwuid(int(name.removeprefix("uid "))).pw_name
-    return Caller(name, "local")
+    return Caller(user_name(int(request.scope["client"][0].removeprefix("uid "))), "local")
 
 
 def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:

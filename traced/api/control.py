@@ -210,7 +210,7 @@ class Control:
             raise Busy(f"cycle {self.loop.running} is running", hint="traced status")
         if get_target_state(session, self.target).paused_at is not None:
             raise Busy(f"{self.target} is paused", hint="traced resume")
-        record_cycle_request(session, self.target, f"requested by {action.actor}")
+        record_cycle_request(session, self.target, f"requested by {action.signature}")
         decisions.record(session, action, "start", self.target)
         unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
@@ -228,7 +228,7 @@ class Control:
 
     def _pause(self, session: Session, action: Action) -> Done:
         if get_target_state(session, self.target).paused_at is None:
-            pause_target(session, self.target, actor=action.actor, at=action.at)
+            pause_target(session, self.target, actor=action.signature, at=action.at)
             decisions.record(session, action, "pause", self.target)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
@@ -278,7 +278,7 @@ class Control:
         run = await asyncio.to_thread(self._training_run, run_id)
         decide = partial(self._stop_training, action, run_id)
         decision = await self.loop.stop_training(run.cycle_id, run.capability, decide)
-        is_first = decision == TrainingStop(action.actor, action.at, action.reason)
+        is_first = decision == TrainingStop(action.signature, action.at, action.reason)
         status = "is stopped" if is_first else f"was stopped before: {decision.message}"
         outcome = await asyncio.to_thread(self._describe_outcome, run_id)
         return Done(said=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
@@ -296,7 +296,7 @@ class Control:
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not running ({run.state.value})", hint="traced status")
             decisions.record(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return stop(session, run, actor=action.actor, at=action.at, reason=action.reason)
+            return stop(session, run, actor=action.signature, at=action.at, reason=action.reason)
 
     def _describe_outcome(self, run_id: str) -> str:
         """Describe the state of a stopped training and of its cycle, for the response."""
@@ -328,13 +328,13 @@ class Control:
                 except StoreConflict as error:
                     raise BadRequest(str(error), hint="Idempotency-Key") from error
                 if response is not None:
-                    log.info("repeated request of %s, nothing changes: %s", action.actor, response["said"])
+                    log.info("repeated request of %s, nothing changes: %s", action.signature, response["said"])
                     return Done.model_validate(response)
             done = change(session, action)
             if key is not None:
                 end_request(session, key.key, done.model_dump(mode="json"))
         reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
-        log.info("%s (%s) decided: %s%s", sanitize_line(action.actor), action.role, done.said, reason)
+        log.info("%s (%s) decided: %s%s", sanitize_line(action.signature), action.role, done.said, reason)
         return done
 
     def approve(
@@ -415,10 +415,8 @@ class Control:
     def _authorize(self, caller: Caller, request: Reason) -> Action:
         if caller.role == "read-only":
             raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
-        actor = request.who or caller.who
-        return Action(
-            actor, caller.role, self.now(), request.reason, submitted_by="" if actor == caller.who else caller.who
-        )
+        on_behalf_of = "" if request.who == caller.who else request.who
+        return Action(caller.who, caller.role, self.now(), request.reason, on_behalf_of)
 
     def _cycle_state(self, session: Session, cycle_id: str) -> CycleState:
         try:

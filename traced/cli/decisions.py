@@ -56,8 +56,7 @@ def decide(
     user = this_user()
     prepare()
     with changing(settings) as session:
-        action = Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
-        return decision(session, action)
+        return decision(session, Action(user, "local", datetime.now(UTC), reason, "" if who == user else who))
 
 
 async def _ask(settings: Settings, request: Callable[[Client], Awaitable[Done]]) -> Done:

@@ -201,10 +201,14 @@ class AuditView(Model):
 
 
 class Reason(Model):
-    """Why somebody does something, for the record, and in whose name where that is not the one who asks."""
+    """The reason of an action, and the person on whose behalf the caller acts."""
 
     reason: str = Field(default="", max_length=2000)
-    who: str = Field(default="", max_length=200)
+    who: str = Field(
+        default="",
+        max_length=200,
+        description="person on whose behalf the caller acts; the audit log has both",
+    )
 
 
 class DecisionRequest(Reason):

@@ -1,7 +1,6 @@
 """The control API on real sockets, asked through the client."""
 
 import asyncio
-import getpass
 import os
 import socket
 import stat
@@ -28,6 +27,7 @@ from traced.api.control import Control
 from traced.api.errors import DoorError
 from traced.client import Client, NoDaemon
 from traced.config.settings import load_settings
+from traced.core.ownership import this_user
 
 ADAPTER = "date-reasoning@v1"
 
@@ -52,14 +52,14 @@ async def test_every_act_is_audited_with_who_and_why(control: Control, path: Pat
             tag = (await client.approvals.case(ADAPTER)).tag
             assert (await client.approve(ADAPTER, reason="looked at it", tag=tag)).live == [ADAPTER]
             assert (await client.start_cycle("now")).said == "a cycle of desk starts once c1 has ended (now: running)"
-            assert (await client.status()).target.asked_for == f"requested by {getpass.getuser()}"
+            assert (await client.status()).target.asked_for == f"requested by {this_user()}"
             await client.pause("holidays")
-            assert (await client.status()).target.paused_by == getpass.getuser()
+            assert (await client.status()).target.paused_by == this_user()
             assert "paused" in (await expect_refusal(client.start_cycle())).message
             await client.resume()
             return [(entry.who, entry.role, entry.action, entry.reason) for entry in await client.audit()]
 
-    person = getpass.getuser()
+    person = this_user()
     assert await act() == [
         (person, "local", "resume", ""),
         (person, "local", "pause", "holidays"),
@@ -91,7 +91,7 @@ async def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
         assert await client.parked() == []
         assert [cycle.state for cycle in await client.cycles()] == ["interrupted"]
         [entry] = await client.audit()
-        assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
+        assert (entry.who, entry.detail["on_behalf_of"], entry.reason) == (this_user(), "ann", "more disk")
         unknown = await expect_refusal(client.release("p9"))
     assert (unknown.status, "no quarantined input" in unknown.message) == (404, True)
     assert loop.calls == ["wake"]
@@ -118,7 +118,7 @@ async def test_settings_are_read_again_and_audited(control: Control, path: Path,
         file.write_text("[retention]\nlogs_days = -1\n")
         error = await expect_refusal(client.reload())
         [entry] = await client.audit()
-        assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
+        assert (entry.who, entry.action, entry.reason) == (this_user(), "reload", "less disk")
         assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
         assert entry.detail["read_again"] == ["operator token"]
         summary, message = done.said, error.message
