@@ -422,6 +422,18 @@ class RouterKey:
 
 
 @dataclass(frozen=True)
+class ApiToken:
+    """A token of the control API, stored as its SHA-256 (hex); ``name`` is the person's, as in the audit log."""
+
+    name: str
+    role: str
+    hash: str
+    created_at: datetime
+    created_by: str
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True)
 class ListedEngine:
     """An engine that the routers of the store use in addition to those of their settings."""
 

@@ -22,9 +22,9 @@ UNSAFE = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u038e-\
 INVISIBLE_LETTERS = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}
 
 
-def signature(who: str, on_behalf_of: str = "") -> str:
+def signature(person: str, on_behalf_of: str = "") -> str:
     """Return the name of an authenticated person and of whom they act for: "root, on behalf of ann"."""
-    return f"{who}, on behalf of {on_behalf_of}" if on_behalf_of else who
+    return f"{person}, on behalf of {on_behalf_of}" if on_behalf_of else person
 
 
 def replace_surrogates(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The operations of the control API on the service: queries, start, pause, resume, cancel, decisions, played episodes.
 
 Invariants: every action is one transaction with its audit entry and its event, and is idempotent; a request that is
-repeated with its idempotency key changes nothing and gets the first response; read-only callers cannot act. Actions
+repeated with its idempotency key changes nothing and gets the first response; viewers cannot act. Actions
 only change the store and wake the loop, which does the work. Methods that are not coroutines may be called on any
 thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's errors, which the API maps to HTTP statuses.
 """
@@ -77,6 +77,10 @@ from traced.registry.decision_rules import Action
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
+# Roles that may act, the lowest first; "local" is the daemon's own user or root, on the Unix socket.
+DECIDERS: tuple[Role, ...] = ("operator", "admin", "local")
+ADMINISTRATORS: tuple[Role, ...] = ("admin", "local")
+
 log = logging.getLogger(__name__)
 
 
@@ -92,7 +96,7 @@ class Control:
     state: Literal["starting", "ready", "draining"] = "starting"
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
     reread: Callable[[], Settings] | None = None  # loads the current settings
-    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # returns what else it reloaded
+    apply: Callable[[Settings], None] = field(default=lambda settings: None)  # may refuse the settings
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # informs other components
     present: LiveState = field(default_factory=LiveState)
     playing: Episodes = field(default_factory=Episodes)
@@ -392,29 +396,32 @@ class Control:
 
     def reload(self, caller: Caller, request: Reason) -> Done:
         """Reload the settings; errors of reading them are raised, and then the previous settings stay in use."""
-        action = self._authorize(caller, request)
+        action = self._authorize(caller, request, ADMINISTRATORS)
         changes = change(self.settings, self.reread() if self.reread else self.settings)
         with write_session(self.store) as session:
-            also_read = self.apply(changes.settings)
-            if changes.changed or also_read:
-                decisions.record(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
+            self.apply(changes.settings)
+            if changes.changed:
+                decisions.record(session, action, "reload", "settings", changed=changes.changed)
         self.settings = self.loop.settings = changes.settings
         self.tell(changes.settings)
         for key in changes.needs_restart:
             log.warning("%s was changed and needs a restart; the previous value remains in force", key)
-        log.info("settings reloaded", extra={"changed": changes.changed, "read_again": also_read})
+        log.info("settings reloaded", extra={"changed": changes.changed})
         self.loop.wake()
-        changed = f"changed: {', '.join([*changes.changed, *also_read]) or 'nothing'}"
+        changed = f"changed: {', '.join(changes.changed) or 'nothing'}"
         waiting = f"; after a restart: {', '.join(changes.needs_restart)}" if changes.needs_restart else ""
         return Done(
             said=f"the settings were reloaded; {changed}{waiting}",
             subject="settings",
-            detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
+            detail={"changed": changes.changed, "refused": changes.needs_restart},
         )
 
-    def _authorize(self, caller: Caller, request: Reason) -> Action:
-        if caller.role == "read-only":
-            raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
+    def _authorize(self, caller: Caller, request: Reason, roles: Sequence[Role] = DECIDERS) -> Action:
+        if caller.role not in roles:
+            raise NotAllowed(
+                f"the role of {caller.who} is {caller.role}; this needs the role {roles[0]}",
+                hint=f"traced tokens add NAME --role {roles[0]}",
+            )
         on_behalf_of = "" if request.who == caller.who else request.who
         return Action(caller.who, caller.role, self.now(), request.reason, on_behalf_of)
 

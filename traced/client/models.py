@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Role = Literal["local", "operator", "read-only"]
+Role = Literal["local", "viewer", "operator", "admin"]
 Policy = Literal["immediate", "canary", "shadow"]  # how an approved adapter goes live
 
 
@@ -158,7 +158,7 @@ class Status(Model):
     since: datetime
     data_dir: str
     state: Literal["starting", "ready", "draining"]
-    role: Role = Field(description="role of the caller; a read-only caller may change nothing")
+    role: Role = Field(description="role of the caller; a viewer may change nothing")
     target: TargetView
     running: str | None = Field(description="id of the running cycle")
     doing: list[str] = Field(default=[], description="running stages of that cycle")
@@ -188,7 +188,7 @@ class EventView(Model):
 
 
 class AuditView(Model):
-    """One audited act."""
+    """One audited act; ``hash`` covers it and the hash of the entry before."""
 
     seq: int
     at: datetime
@@ -198,6 +198,7 @@ class AuditView(Model):
     subject: str
     reason: str
     detail: dict[str, Any]
+    hash: str = ""
 
 
 class Reason(Model):
