@@ -80,9 +80,9 @@ async def keep_up(control: Control) -> None:
     head_day: date | None = None
     while True:
         try:
-            if head_day != control.now().date():
-                head_day = control.now().date()
+            if head_day != (today := control.now().date()):
                 await asyncio.to_thread(_log_audit_head, control)
+                head_day = today
             if last is None:
                 last = await asyncio.to_thread(_last_upkeep, control)
             last = await asyncio.to_thread(upkeep_if_due, control, last)
