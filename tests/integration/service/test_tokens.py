@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import inspect, text
 
 from store.database import read_session, write_session
 from store.records import Event
@@ -14,7 +15,7 @@ from store.repositories.tokens import revoke_token
 from tests.integration.service.api_server import OPERATOR, READER, expect_refusal, on_tcp
 from tests.unit.store.chain import T0
 from traced.api.control import Control
-from traced.api.tokens import create_token, withdraw_token
+from traced.api.tokens import create_token, hash_token, withdraw_token
 from traced.client import Client
 from traced.client.models import Reason
 from traced.registry.decision_rules import Action
@@ -62,6 +63,23 @@ async def test_a_token_is_valid_at_once_and_refused_once_it_is_revoked(control: 
         ("root", "local", "revoke token", "bob"),
         ("root", "local", "add token", "bob"),
     ]
+
+
+async def test_a_token_is_neither_stored_nor_logged(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG"):
+        with write_session(control.store) as session:
+            token = create_token(session, ROOT, "bob", "admin")
+        async with on_tcp(control, token) as client:
+            await client.pause("lunch")
+            await client.reload()
+            await expect_refusal(client.cancel("c9"))
+            await anext(client.events(0))
+            responses = [str(view) for view in (await client.audit(), await client.status())]
+    with control.store.connect() as connection:
+        names = inspect(connection).get_table_names()
+        rows = [str(connection.execute(text(f"SELECT * FROM {name}")).all()) for name in names]
+    assert hash_token(token) in "".join(rows)
+    assert not [content for content in (caplog.text, *responses, *rows) if token in content]
 
 
 async def test_a_claimed_name_is_not_that_of_the_audit_log(control: Control) -> None:
