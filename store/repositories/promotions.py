@@ -54,7 +54,7 @@ Change = Approval | Promotion | StageEvent  # a row that a decision adds
 
 @dataclass(frozen=True)
 class GatedAdapter:
-    """An adapter version with its newest gate answer and the newest decision on it."""
+    """An adapter version with its newest gate answer, the newest decision on it, and its newest promotion state."""
 
     name: str
     capability: str
@@ -63,6 +63,7 @@ class GatedAdapter:
     rounds: int
     at: datetime
     decision: Approval | None
+    promotion: PromotionState | None = None
 
     @property
     def awaits_decision(self) -> bool:
@@ -409,21 +410,32 @@ def list_gated_adapters(session: Session, *, limit: int, name: str | None = None
     """Return adapter versions with a gate answer: those awaiting a decision first, then newest first."""
     newest_gate = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
     newest_decision = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
+    newest_promotion = select(func.max(PromotionRow.seq)).group_by(col(PromotionRow.adapter))
     gate_of = and_(col(GateRow.adapter) == col(AdapterRow.name), col(GateRow.seq).in_(newest_gate))
     decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
+    entry_of = and_(col(PromotionRow.adapter) == col(AdapterRow.name), col(PromotionRow.seq).in_(newest_promotion))
+    version = (col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id))
     query = (
-        columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
+        columns(*version, GateRow, ApprovalRow, col(PromotionRow.state))
         .join(GateRow, gate_of)
         .join(ApprovalRow, decision_of, isouter=True)
+        .join(PromotionRow, entry_of, isouter=True)
         .order_by(func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(), col(AdapterRow.name))
     )
     if name is not None:
         query = query.where(col(AdapterRow.name) == name)
     adapters = [
         GatedAdapter(
-            key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _approval(row) if row else None
+            key,
+            capability,
+            cycle,
+            GateAnswer(gate.answer),
+            gate.rounds,
+            gate.at,
+            _approval(row) if row else None,
+            PromotionState(state) if state else None,
         )
-        for key, capability, cycle, gate, row in session.execute(query)
+        for key, capability, cycle, gate, row, state in session.execute(query)
     ]
     return sorted(adapters, key=lambda adapter: not adapter.awaits_decision)[:limit]
 
