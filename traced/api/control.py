@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -72,6 +73,7 @@ from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decisions import Action
+from traced.registry.integrity import quarantining
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
@@ -297,7 +299,7 @@ class Control:
     def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
         """Call ``decision`` of ``traced.registry.decisions``, and wake the loop, because a cycle may wait for it."""
         action = self._authorize(caller, request)
-        with write_session(self.store) as session:
+        with self._quarantining(), write_session(self.store) as session:
             done = decision(session, action)
         self.loop.wake()
         return done
@@ -307,7 +309,8 @@ class Control:
     ) -> Done:
         """Upload an adapter version if ``serving.adapters_root`` is a URL, then call ``decide``."""
         self._authorize(caller, request)
-        upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
+        with self._quarantining():
+            upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
         return self.decide(caller, request, decision)
 
     async def play(
@@ -376,6 +379,9 @@ class Control:
             subject="settings",
             detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
         )
+
+    def _quarantining(self) -> AbstractContextManager[None]:
+        return quarantining(self.store, self.settings.notify.names, self.now)
 
     def _authorize(self, caller: Caller, request: Reason) -> Action:
         if caller.role == "read-only":

@@ -42,6 +42,7 @@ from traced.core.signals import Lifecycle, background_tasks, run_until_forced, s
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
+from traced.daemon.scrub import scrub_daily
 from traced.daemon.settings_changes import keep, note_restart
 from traced.daemon.triggers import Triggers
 from traced.inference.errors import ModelError
@@ -263,6 +264,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
                 notices=_deliver_notices(control),
                 upkeep=keep_up(control),
                 triggers=triggers.run(),
+                scrub=scrub_daily(store, lambda: control.settings.notify.names, now),
                 reload=_reload(control, lifecycle, manager),
             )
             await exit_stack.enter_async_context(side_tasks)

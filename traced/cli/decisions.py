@@ -16,10 +16,11 @@ from typing import Annotated
 import typer
 from sqlmodel import Session
 
+from store.database import write_session
 from store.text import sanitize_line
 from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import changing, opened_store
+from traced.cli.store_session import opened_store
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done
 from traced.config.settings import Settings
@@ -28,6 +29,7 @@ from traced.core.ownership import current_holder, this_user
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decisions import Action
+from traced.registry.integrity import quarantining
 
 
 def decide(
@@ -53,10 +55,11 @@ def decide(
                 hint="repeat the command in a moment; traced status --alive checks the service",
             ) from error
     user = this_user()
-    prepare()
-    with changing(settings) as session:
-        action = Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
-        return decision(session, action)
+    with opened_store(settings) as store, quarantining(store, settings.notify.names, lambda: datetime.now(UTC)):
+        prepare()
+        with write_session(store) as session:
+            at, submitted_by = datetime.now(UTC), "" if who in ("", user) else user
+            return decision(session, Action(who or user, "local", at, reason, submitted_by=submitted_by))
 
 
 async def _ask(settings: Settings, request: Callable[[Client], Awaitable[Done]]) -> Done:

@@ -11,19 +11,24 @@ people therefore do not interfere, and a version that a person rolled back stays
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from sqlalchemy import Engine
 from sqlmodel import Session
 
 from store.database import read_session, write_session
-from store.records import Feedback, Promotion, PromotionEntry, PromotionState
+from store.records import AdapterVersion, Feedback, Promotion, PromotionEntry, PromotionState
 from store.repositories import promotions, serving
+from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.types import Outcome
 from traced.config.settings import Settings
+from traced.core.errors import AdapterChanged
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
+from traced.registry.adapter_store import ADAPTERS, is_url
 from traced.registry.canary import Judgement, Stratum, Verdict, judge
 from traced.registry.decisions import Action, record
+from traced.registry.integrity import check_files, quarantining
 from traced.scoring.evidence import Labels
 
 ACTOR = "traced canary"
@@ -44,15 +49,26 @@ class Canaries:
         with read_session(self.store) as session:
             last_feedback = serving.last_feedback(session)
             trials = promotions.trials(session)
-        canaries = [trial for trial in trials if trial.promotion.state is PromotionState.CANARY]
+            quarantined = quarantined_adapters(session)
+        canaries = [
+            trial
+            for trial in trials
+            if trial.promotion.state is PromotionState.CANARY and trial.promotion.adapter not in quarantined
+        ]
         for trial in canaries:
             state = (trial.seq, last_feedback)
             if self._reviewed.get(trial.promotion.adapter) == state:
                 continue
-            with write_session(self.store) as session:
-                if promotions.is_newest_entry(session, trial):
-                    judgement = judge(strata(session, trial.promotion.adapter, self.labels), self.settings.promotion)
-                    self._apply(session, trial, judgement, at)
+            try:
+                with (
+                    quarantining(self.store, self.settings.notify.names, lambda: at),
+                    write_session(self.store) as session,
+                ):
+                    if promotions.is_newest_entry(session, trial):
+                        evidence = strata(session, trial.promotion.adapter, self.labels)
+                        self._apply(session, trial, judge(evidence, self.settings.promotion), at)
+            except AdapterChanged:
+                continue  # logged, and a person was told
             self._reviewed[trial.promotion.adapter] = state
 
     def _apply(self, session: Session, trial: PromotionEntry, judgement: Judgement, at: datetime) -> None:
@@ -62,6 +78,7 @@ class Canaries:
             promotions.put_on_trial(session, Promotion(name, state, ACTOR, at, judgement.why, share=judgement.share))
             record(session, action, "canary step", name, share=judgement.share)
         elif judgement.verdict is Verdict.FINISH:
+            self._check_files(get_adapter(session, name))
             promotions.promote(session, name, actor=ACTOR, at=at, reason=judgement.why)
             record(session, action, "canary promoted", name)
             self._notify(session, trial, "is live", judgement.why, at)
@@ -69,6 +86,14 @@ class Canaries:
             promotions.roll_back(session, name, actor=ACTOR, at=at, reason=judgement.why)
             record(session, action, "canary rolled back", name)
             self._notify(session, trial, "was rolled back", judgement.why, at)
+
+    def _check_files(self, version: AdapterVersion) -> None:
+        """Raise ``AdapterChanged`` if the files on this machine differ; a router without them checked its copy."""
+        root = self.settings.serving.adapters_root
+        is_mounted = bool(root) and not is_url(root)
+        folder = Path(root) / ADAPTERS / version.name if is_mounted else Path(version.path)
+        if folder.is_dir():
+            check_files(version, folder)
 
     def _notify(self, session: Session, trial: PromotionEntry, ending: str, reason: str, at: datetime) -> None:
         message = canary_ended(trial.promotion.adapter, trial.seq, ending, reason)
