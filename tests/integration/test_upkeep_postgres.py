@@ -1,11 +1,12 @@
 """Backup, restore, upgrade and retention of a store on a real PostgreSQL."""
 
+import hashlib
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 
 from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, known_revisions, migrate, open_store, read_session, revision, write_session
@@ -17,6 +18,7 @@ from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.schema_version import HEAD
 from store.status import store_status
+from store.tables import AdapterRow
 from tests.unit.maintenance.place import ADAPTER, NOW
 from tests.unit.store.chain import T0, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
@@ -47,7 +49,8 @@ def place(tmp_path: Path, url: str) -> Path:
     with write_session(store) as session:
         save_chain(session)
         adapter_path = tmp_path / "it's data" / "adapters" / ADAPTER
-        session.execute(text("UPDATE adapters SET path = :path"), {"path": str(adapter_path)})
+        files = {"adapter_model.safetensors": hashlib.sha256(b"weights").hexdigest()}
+        session.execute(update(AdapterRow).values(path=str(adapter_path), files=files))
         session.execute(text("CREATE TABLE of_another_application (n INTEGER)"))
     store.dispose()
     adapter_path.mkdir(parents=True)

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, Reason, read_settings
@@ -52,10 +51,11 @@ def verify(
     if as_json:
         print_json({"problems": problems})
     elif problems:
-        table = Table("what", "name", "problem")
+        # No table of Rich, which would wrap the reasons: each problem has one line.
+        width = max(len(problem.name) for problem in problems)
         for problem in problems:
-            table.add_row(problem.kind, sanitize_line(problem.name), sanitize_line(problem.text))
-        console.print(table, markup=False)
+            line = f"{problem.kind:<11}  {problem.name:<{width}}  {problem.text}"
+            console.print(sanitize_line(line), highlight=False, markup=False, soft_wrap=True)
     else:
         console.print("Every adapter, every environment and the audit log are as they were stored.", highlight=False)
     raise typer.Exit(1 if problems else 0)

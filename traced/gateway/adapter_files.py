@@ -4,8 +4,7 @@ Invariants: an engine is asked to load only files that have the hashes of the st
 nothing was written to its folder between this check and the end of the loading. Files that differ put the version in
 quarantine, except in a copy from an object store, which is fetched again.
 
-Not covered: adapters that an engine has loaded already when the router starts, and a copy that is wrong in the object
-store itself (``traced.gateway.adapter_cache``).
+Not covered: adapters that an engine has loaded already when the router starts.
 """
 
 import logging
@@ -17,12 +16,17 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
+from store.database import write_session
 from store.errors import StoreError
-from store.records import AdapterVersion
+from store.records import AdapterVersion, Event
+from store.repositories.events import save_event
 from traced.core.errors import AdapterChanged, PromotionError
 from traced.gateway.adapter_cache import AdapterCache
 from traced.inference.errors import ServingError
+from traced.notifications.messages import adapter_copy_changed, announce
 from traced.registry.integrity import FolderState, check_files, folder_state, quarantine
+
+COPY_CHANGED = "adapter copy changed"  # event kind
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ class AdapterFiles:
     now: Callable[[], datetime]
     cache: AdapterCache | None = None
     versions: Mapping[Path, AdapterVersion] = field(default_factory=dict)
+    _announced: set[str] = field(default_factory=set)
 
     def verify(self, path: Path) -> Callable[[], None]:
         """Check the files in a folder, and return the check for when an engine has loaded them.
@@ -55,12 +60,29 @@ class AdapterFiles:
         self._check(version, path)
         return partial(self._check_loaded, version, path, state)
 
-    def put_in_quarantine(self, version: AdapterVersion, reason: str) -> None:
-        """Put a version in quarantine; while the store does not answer, only a log line reports it."""
+    def report_stored_copy(self, version: AdapterVersion, reason: str) -> None:
+        """Tell a person, once for each start of the router, that a copy in the object store is wrong.
+
+        The version is not put in quarantine: no router loads the copy, and those that have the right files go on.
+        """
+        if version.name in self._announced:
+            return
+        log.error("%s: %s", version.name, reason)
+        at = self.now()
         try:
-            quarantine(self.store, AdapterChanged(version.name, reason), self.hooks, self.now())
+            with write_session(self.store) as session:
+                save_event(session, Event(at, COPY_CHANGED, version.name, version.cycle_id, {"reason": reason}))
+                announce(session, adapter_copy_changed(version.name, reason, at), self.hooks, at=at)
         except StoreError as error:
-            log.error("%s has changed (%s), and its quarantine cannot be stored: %s", version.name, reason, error)
+            log.warning("the notice of a wrong copy of %s cannot be stored: %s", version.name, error)
+            return
+        self._announced.add(version.name)
+
+    def _quarantine(self, error: AdapterChanged) -> None:
+        try:
+            quarantine(self.store, error, self.hooks, self.now())
+        except StoreError as store_error:
+            log.error("%s has changed, and its quarantine cannot be stored: %s", error.adapter, store_error)
 
     def _check(self, version: AdapterVersion, path: Path) -> None:
         try:
@@ -69,7 +91,7 @@ class AdapterFiles:
             if self.cache is not None and path.parent == self.cache.folder:
                 self.cache.discard(path)
             else:
-                self.put_in_quarantine(version, error.reason)
+                self._quarantine(error)
             raise ServingError(error.message, hint=error.hint) from error
         except PromotionError as error:
             raise ServingError(error.message, hint=error.hint) from error

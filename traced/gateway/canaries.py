@@ -11,7 +11,6 @@ people therefore do not interfere, and a version that a person rolled back stays
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 from sqlalchemy import Engine
 from sqlmodel import Session
@@ -25,7 +24,7 @@ from traced.config.settings import Settings
 from traced.core.errors import AdapterChanged
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
-from traced.registry.adapter_store import ADAPTERS, is_url
+from traced.registry.adapter_store import local_folder
 from traced.registry.canary import Judgement, Stratum, Verdict, judge
 from traced.registry.decisions import Action, record
 from traced.registry.integrity import check_files, quarantining
@@ -89,9 +88,7 @@ class Canaries:
 
     def _check_files(self, version: AdapterVersion) -> None:
         """Raise ``AdapterChanged`` if the files on this machine differ; a router without them checked its copy."""
-        root = self.settings.serving.adapters_root
-        is_mounted = bool(root) and not is_url(root)
-        folder = Path(root) / ADAPTERS / version.name if is_mounted else Path(version.path)
+        folder = local_folder(version, self.settings.serving.adapters_root)
         if folder.is_dir():
             check_files(version, folder)
 

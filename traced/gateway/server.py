@@ -162,7 +162,7 @@ async def open_gateway(
         return Replica(GatewayEngineClient(url, upstream, silence_s=settings.engine.silence_s, key=key))
 
     files = AdapterFiles(store, settings.notify.names, now)
-    cache = files.cache = open_cache(settings, lambda: pool.replicas, files.put_in_quarantine)
+    cache = files.cache = open_cache(settings, lambda: pool.replicas, files.report_stored_copy)
     peers = Peers(store, now, siblings=section.workers - 1 if worker else 0)
     pool = Pool(
         [],

@@ -48,6 +48,12 @@ def adapter_quarantined(adapter: str, reason: str, at: datetime) -> Message:
     return Message("adapter-quarantined", adapter, text, "traced verify", key)
 
 
+def adapter_copy_changed(adapter: str, reason: str, at: datetime) -> Message:
+    """Return the notice that the copy of an adapter version in the object store is wrong."""
+    key = f"adapter-copy:{adapter}:{at.isoformat(timespec='seconds')}"
+    return Message("adapter-copy-changed", adapter, f"No router can fetch {adapter}: {reason}", "traced verify", key)
+
+
 def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
     """Return the notice that a cycle ended without a result.
 

@@ -128,7 +128,7 @@ class AdapterStore:
                 raise StoredFilesChanged(
                     f"the files of {version.name} at {self.display_url} are not those that were published",
                     hint=f"delete {ADAPTERS}/{version.name}/{_digest(version)} there and restart the service that has "
-                    f"the adapter's files, which uploads them again; then: traced verify --release {version.name}",
+                    "the adapter's files: it uploads them again",
                 )
 
         with self._folder_of(version) as (file_system, folder):
@@ -186,6 +186,11 @@ class AdapterStore:
             raise AdapterStoreError(
                 f"the object store {self.display_url} failed: {type(error).__name__}: {error}", hint="traced doctor"
             ) from error
+
+
+def local_folder(version: AdapterVersion, root: str) -> Path:
+    """Return the folder of a version on this machine, whether it exists or not; ``root``: ``serving.adapters_root``."""
+    return Path(root) / ADAPTERS / version.name if root and not is_url(root) else Path(version.path)
 
 
 def upload_before_traffic(root: str, store: Engine, adapters: Iterable[str]) -> None:

@@ -1,7 +1,8 @@
 """Check everything in a store that is named by its content, and end the quarantine of an adapter version.
 
 Checked are the files of every adapter version, live ones first, the sources of the environments, and the hash chain of
-the audit log. Files that differ put their version in quarantine (``traced.registry.integrity``).
+the audit log. Files that differ put their version in quarantine (``traced.registry.integrity``). A copy in the object
+store that differs does not: no router loads it, and those that have the right files go on.
 
 Errors: ``AdapterChanged`` and PromotionError of ``release``, and the store's. Not covered: copies of routers, and
 adapters that engines have loaded.
@@ -24,7 +25,7 @@ from store.repositories.environments import environment_sources
 from store.repositories.events import check_audit
 from store.repositories.promotions import newest_promotions
 from traced.core.errors import AdapterChanged, PromotionError
-from traced.registry.adapter_store import IN_SERVICE, AdapterStore, NotUploaded, StoredFilesChanged, is_url
+from traced.registry.adapter_store import IN_SERVICE, AdapterStore, NotUploaded, is_url, local_folder
 from traced.registry.decisions import Action, record
 from traced.registry.integrity import check_files, quarantining, stored_version
 
@@ -49,47 +50,47 @@ def ordered_versions(session: Session) -> list[AdapterVersion]:
     return sorted(list_adapters(session), key=rank)
 
 
-def check_everywhere(version: AdapterVersion, root: str) -> None:
-    """Check the files of a version on this machine, and in the object store if ``root`` is a URL.
+def adapter_problems(store: Engine, root: str, hooks: Sequence[str], now: Callable[[], datetime]) -> Iterator[Problem]:
+    """Check every adapter version here, and its copy in the object store if ``root`` is a URL; yield the problems.
 
     Args:
         root: ``serving.adapters_root``.
-
-    Raises:
-        AdapterChanged: Files differ.
-        PromotionError: The files are in neither place, or cannot be read.
     """
-    is_here = Path(version.path).is_dir()
-    if is_here or not is_url(root):
-        check_files(version)
-    if not is_url(root):
-        return
-    try:
-        with TemporaryDirectory(prefix="traced-verify-") as folder:
-            AdapterStore(root).download(version, Path(folder) / version.name)
-    except StoredFilesChanged as error:
-        raise AdapterChanged(version.name, error.message) from error
-    except NotUploaded:
-        if not is_here:
-            raise
-
-
-def adapter_problems(store: Engine, root: str, hooks: Sequence[str], now: Callable[[], datetime]) -> Iterator[Problem]:
-    """Check every adapter version, and yield those in quarantine and those whose files cannot be read."""
     with read_session(store) as session:
         versions = ordered_versions(session)
     for version in versions:
         try:
             with quarantining(store, hooks, now):
-                check_everywhere(version, root)
+                check_files(version, local_folder(version, root))
         except AdapterChanged as error:
             yield Problem("adapter", version.name, f"in quarantine: {error.reason}")
         except PromotionError as error:
-            yield Problem("adapter", version.name, error.message)
+            # A router may have copies from the object store only.
+            if not is_url(root):
+                yield Problem("adapter", version.name, error.message)
         else:
             if version.quarantined_at is not None:
                 text = f"in quarantine, and its files are right: traced verify --release {version.name}"
                 yield Problem("adapter", version.name, text)
+        if is_url(root):
+            yield from _problems_of_copy(version, root)
+
+
+def _problems_of_copy(version: AdapterVersion, root: str) -> Iterator[Problem]:
+    try:
+        _check_copy(version, root)
+    except NotUploaded as error:
+        # Only versions that were approved are uploaded.
+        if not local_folder(version, root).is_dir():
+            yield Problem("adapter", version.name, error.message)
+    except PromotionError as error:
+        yield Problem("adapter", version.name, error.message)
+
+
+def _check_copy(version: AdapterVersion, root: str) -> None:
+    """Download a version and compare it; raises ``AdapterStoreError``."""
+    with TemporaryDirectory(prefix="traced-verify-") as folder:
+        AdapterStore(root).download(version, Path(folder) / version.name)
 
 
 def row_problems(store: Engine) -> Iterator[Problem]:
@@ -115,7 +116,11 @@ def release(store: Engine, root: str, action: Action, name: str) -> AdapterVersi
     version = stored_version(store, name)
     if version.quarantined_at is None:
         raise PromotionError(f"{name} is not in quarantine", hint="traced status")
-    check_everywhere(version, root)
+    folder = local_folder(version, root)
+    if folder.is_dir() or not is_url(root):
+        check_files(version, folder)
+    else:
+        _check_copy(version, root)
     with write_session(store) as session:
         end_quarantine(session, name)
         record(session, action, "release adapter", name, cycle_id=version.cycle_id, was=version.quarantine_reason)

@@ -147,7 +147,7 @@ def test_a_larger_file_may_take_longer(
     assert contents(tmp_path / "x") == contents(Path(version.path))
 
 
-@pytest.mark.parametrize("fault", ["byte", "missing", "manifest", "other manifest"])
+@pytest.mark.parametrize("fault", ["byte", "missing", "other manifest"])
 def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, objects: AdapterStore, fault: str) -> None:
     version, target = publish_adapter(tmp_path, 1), tmp_path / "cache" / "x"
     objects.upload(version)
@@ -156,8 +156,6 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, objec
         file_system.pipe_file(f"{folder}/{WEIGHTS}", b"run-2")
     elif fault == "missing":
         file_system.rm_file(f"{folder}/{WEIGHTS}")
-    elif fault == "manifest":
-        file_system.pipe_file(f"{folder}/manifest.json", b'{"name":')
     else:
         # Files and manifest agree with each other, but not with the database.
         other = publish_adapter(tmp_path, 2)
@@ -191,12 +189,12 @@ def test_versions_of_one_name_with_other_content_do_not_meet(tmp_path: Path, obj
 
 def test_files_that_changed_since_publication_are_not_uploaded(tmp_path: Path, objects: AdapterStore) -> None:
     version = publish_adapter(tmp_path, 1)
-    with pytest.raises(PromotionError, match="is not the error-recovery@v1 of the database"):
+    with pytest.raises(PromotionError, match="error-recovery@v1 is not what was published"):
         objects.upload(replace(version, files={**version.files, WEIGHTS: "0" * 64}))
     weights = Path(version.path) / WEIGHTS
     weights.chmod(0o644)
     weights.write_bytes(b"x")
-    with pytest.raises(PromotionError, match="have changed since its publication"):
+    with pytest.raises(PromotionError, match="error-recovery@v1 is not what was published"):
         objects.upload(version)
     with pytest.raises(NotUploaded):
         objects.download(version, tmp_path / "x")
