@@ -56,6 +56,7 @@ from traced.maintenance.prune import prune
 from traced.notifications.delivery import deliver_due
 from traced.processes.child_process import Child, RestartingProcess, start
 from traced.registry.adapter_store import upload_in_service
+from traced.registry.integrity import quarantining
 
 POLL_S = 60.0
 DONE = "upkeep"  # event kind
@@ -294,7 +295,8 @@ def _upload_adapters(settings: Settings, store: sqlalchemy.Engine) -> None:
     last_error = ""
     while True:
         try:
-            return upload_in_service(settings.serving.adapters_root, store)
+            with quarantining(store, settings.notify.names, now):
+                return upload_in_service(settings.serving.adapters_root, store)
         except (PromotionError, StoreError) as error:
             if last_error != str(error):
                 last_error = str(error)

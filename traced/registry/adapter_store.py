@@ -215,7 +215,7 @@ def upload_before_traffic(root: str, store: Engine, adapters: Iterable[str]) -> 
 def upload_in_service(root: str, store: Engine) -> None:
     """Upload the versions in service whose files are here: those approved before ``root`` was set to this URL.
 
-    Raises ``PromotionError`` as ``AdapterStore.upload``.
+    Versions in quarantine are left out. Raises ``PromotionError`` as ``AdapterStore.upload``.
     """
     if not is_url(root):
         return
@@ -223,7 +223,7 @@ def upload_in_service(root: str, store: Engine) -> None:
         names = [e.promotion.adapter for e in newest_promotions(session) if e.promotion.state in IN_SERVICE]
         versions = [get_adapter(session, name) for name in names]
     for version in versions:
-        if is_published_in(Path(version.path), version.files):
+        if version.quarantined_at is None and is_published_in(Path(version.path), version.files):
             AdapterStore(root).upload(version)
 
 

@@ -21,7 +21,8 @@ from store.repositories.adapters import get_adapter
 from store.repositories.promotions import live_adapters
 from store.types import GateAnswer
 from tests.unit.registry.chain import hour, publish_adapter, seed_adapter, seed_cycle
-from traced.core.errors import PromotionError
+from tests.unit.registry.tampering import flip_byte
+from traced.core.errors import AdapterChanged, PromotionError
 from traced.registry import adapter_store
 from traced.registry.adapter_store import (
     AdapterStore,
@@ -32,6 +33,7 @@ from traced.registry.adapter_store import (
     upload_in_service,
 )
 from traced.registry.decisions import Action, approve, roll_back
+from traced.registry.integrity import quarantining
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -291,6 +293,22 @@ def test_versions_in_service_are_uploaded_later_if_their_files_are_here(
 
     # v2 is live again; v1 has no files here, v3 was rolled back, v4 was never approved.
     assert [is_uploaded(version) for version in versions] == [False, True, False, False]
+
+
+def test_a_changed_version_in_service_does_not_keep_the_others_from_the_object_store(
+    store: Engine, tmp_path: Path, objects: AdapterStore
+) -> None:
+    versions = [trained_adapter(store, tmp_path, number) for number in (1, 2)]
+    for number, version in enumerate(versions):
+        with write_session(store) as session:
+            approve(session, Action("ann", "local", hour(10 + number)), version.name)
+    flip_byte(Path(versions[1].path) / WEIGHTS)
+    with pytest.raises(AdapterChanged), quarantining(store, [], lambda: hour(20)):
+        upload_in_service(objects.url, store)
+    upload_in_service(objects.url, store)
+    objects.download(versions[0], tmp_path / "x")
+    with pytest.raises(NotUploaded):
+        objects.download(versions[1], tmp_path / "y")
 
 
 def test_a_missing_library_is_named() -> None:
