@@ -56,9 +56,11 @@ class AdapterFiles:
         version = self.versions.get(path)
         if version is None:
             raise ServingError(f"the adapter in {path} is not live")
-        state = folder_state(path)
-        self._check(version, path)
-        return partial(self._check_loaded, version, path, state)
+        # ``serving.adapters_root`` may be the path for the engines only, of the folder that the cycles wrote here.
+        folder = path if path.is_dir() else Path(version.path)
+        state = folder_state(folder)
+        self._check(version, folder)
+        return partial(self._check_loaded, version, folder, state)
 
     def report_stored_copy(self, version: AdapterVersion, reason: str) -> None:
         """Tell a person, once for each start of the router, that a copy in the object store is wrong.
@@ -94,7 +96,10 @@ class AdapterFiles:
                 self._quarantine(error)
             raise ServingError(error.message, hint=error.hint) from error
         except PromotionError as error:
-            raise ServingError(error.message, hint=error.hint) from error
+            raise ServingError(
+                f"{error.message}; the router reads an adapter before an engine does",
+                hint="mount the adapters under serving.adapters_root for the router too, or set an object store's URL",
+            ) from error
 
     def _check_loaded(self, version: AdapterVersion, path: Path, state: FolderState) -> None:
         if folder_state(path) != state:

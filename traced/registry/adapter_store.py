@@ -189,8 +189,13 @@ class AdapterStore:
 
 
 def local_folder(version: AdapterVersion, root: str) -> Path:
-    """Return the folder of a version on this machine, whether it exists or not; ``root``: ``serving.adapters_root``."""
-    return Path(root) / ADAPTERS / version.name if root and not is_url(root) else Path(version.path)
+    """Return the folder of a version on this machine, whether it exists or not.
+
+    Args:
+        root: ``serving.adapters_root``. A folder may exist for the engines only.
+    """
+    mounted = Path(root) / ADAPTERS / version.name
+    return mounted if root and not is_url(root) and mounted.is_dir() else Path(version.path)
 
 
 def upload_before_traffic(root: str, store: Engine, adapters: Iterable[str]) -> None:

@@ -54,6 +54,28 @@ async def test_replaced_weights_are_not_loaded_when_the_router_starts(
     assert f"{V1} is in quarantine and takes no traffic" in caplog.text
 
 
+@pytest.mark.parametrize("is_readable", [True, False], ids=["where the cycles wrote it", "nowhere"])
+async def test_a_folder_that_only_the_engines_see_is_verified_where_the_cycles_wrote_it(
+    tmp_path: Path, is_readable: bool
+) -> None:
+    settings = {"serving.adapters_root": "/mnt/engines"}
+    async with running_gateway(tmp_path, settings=settings) as gateway:
+        if not is_readable:
+            (tmp_path / "adapters").rename(tmp_path / "elsewhere")
+        gateway.promote(V1)
+        if is_readable:
+            await until_offered(gateway, V1)
+            assert gateway.engine.adapters == {V1: f"/mnt/engines/adapters/{V1}"}
+            return
+
+        async def refusal() -> str:
+            return str((await gateway.http.get("/ready")).json().get("refused_adapters", {}).get(V1, ""))
+
+        await eventually_async(refusal)
+        assert "the router reads an adapter before an engine does" in await refusal()
+        assert (gateway.engine.loads, quarantined(gateway)) == ([], {})
+
+
 async def test_an_engine_that_was_restarted_gets_no_replaced_weights(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, live=V1) as gateway:
         assert await model_of(gateway, "c") == V1
