@@ -20,7 +20,7 @@ from store.schema_version import HEAD
 from store.status import store_status
 from store.tables import AdapterRow
 from tests.unit.maintenance.place import ADAPTER, NOW
-from tests.unit.store.chain import T0, later, save_chain, trajectory
+from tests.unit.store.chain import T0, adapter, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
 from traced.config.settings import Settings, load_settings
 from traced.maintenance.archive import verify
@@ -95,6 +95,7 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
         assert session.execute(text("SELECT count(*) FROM of_another_application")).scalar() == 0
     with write_session(store) as session:  # the sequences came along
         set_cycle_state(session, "c1", CycleState.FAILED, at=later(9))
+        session.execute(update(AdapterRow).values(files=adapter().files))
         save_chain(session)
     store.dispose()
     assert not (new_directory / "store.sql").exists()
