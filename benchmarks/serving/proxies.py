@@ -17,7 +17,7 @@ from benchmarks.engines.stored_versions import ACTOR, WEIGHTS, save_versions
 from store.database import open_store, sqlite_url, write_session
 from store.repositories import promotions
 from traced.gateway.access import create_key
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 ROOT = Path(__file__).parents[2]
 PEERS = ("litellm[proxy]==1.106.2", "vllm-router==0.1.17")

@@ -24,7 +24,7 @@ from benchmarks.soak.engine import WEIGHTS
 from store.database import open_store, write_session
 from traced.gateway.access import create_key
 from traced.inference.engine_process import free_port
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 KEYS = ("first", "second")
 RECORDER = "traced.gateway.recorder"

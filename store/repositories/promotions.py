@@ -48,6 +48,7 @@ from store.types import GateAnswer, GateResult, Outcome, PairedDifference, await
 
 ON_TRIAL = (PromotionState.CANARY, PromotionState.SHADOW)
 GATE = "gate"  # name of the stage
+TAG_DIGITS = 16
 
 Change = Approval | Promotion | StageEvent  # a row that a decision adds
 
@@ -106,6 +107,13 @@ class AdapterState:
     log: PromotionLog = field(default_factory=PromotionLog)
     gate_events: Sequence[StageEvent] = ()
     live: Sequence[str] = ()
+
+    @property
+    def tag(self) -> str:
+        """The identity of the state: another one after each gate result, decision, promotion and rollback."""
+        gate_id = None if self.gate is None else self.gate.id
+        approval = None if self.approval is None else asdict(self.approval)
+        return digest([gate_id, approval, [asdict(entry) for entry in self.log.entries]])[:TAG_DIGITS]
 
 
 @dataclass(frozen=True)
@@ -195,10 +203,11 @@ def awaiting_decision(session: Session, adapters: Iterable[str]) -> list[str]:
     return [name for name in adapters if awaits_decision(answers.get(name), decided=name in decisions)]
 
 
-def read_adapter_state(session: Session, adapter: str) -> AdapterState:
+def read_adapter_state(session: Session, adapter: str, *, lock: bool = True) -> AdapterState:
     """Lock the capability of an adapter version and return the state of the version; raises ``NotFound``."""
     capability = adapter.partition("@")[0]
-    _lock(session, capability)
+    if lock:
+        _lock(session, capability)
     query = select(AdapterRow, CycleRow).join(CycleRow, col(AdapterRow.cycle_id) == col(CycleRow.id))
     rows = session.exec(query.where(AdapterRow.name == adapter)).first()
     if rows is None:
@@ -397,6 +406,15 @@ def is_newest_entry(session: Session, entry: PromotionEntry) -> bool:
 def last_promotion(session: Session) -> int:
     """Return the number of the newest log entry, 0 if there is none; every promotion and rollback increases it."""
     return session.exec(select(func.max(PromotionRow.seq))).one() or 0
+
+
+def last_change(session: Session) -> list[Promotion]:
+    """Return the log entries of the newest promotion or rollback, oldest first; none if the log is empty."""
+    newest = session.exec(select(PromotionRow).order_by(col(PromotionRow.seq).desc()).limit(1)).first()
+    if newest is None:
+        return []
+    query = select(PromotionRow).where(PromotionRow.at == newest.at, PromotionRow.who == newest.who)
+    return [_promotion(row) for row in session.exec(query.order_by(col(PromotionRow.seq)))]
 
 
 def list_promotions(session: Session, adapter: str) -> list[Promotion]:

@@ -58,13 +58,16 @@ def refuse(calls_file: Path) -> None:
 def traced(tmp_path: Path, stray_calls: Path) -> Traced:
     """Run ``traced ARGS`` in an empty directory with its own data directory; ``env`` adds variables, PYTHONPATH too."""
 
-    def run(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 240) -> CommandResult:
+    def run(
+        *arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 240, stdin: str = ""
+    ) -> CommandResult:
         env = env or {}
         path = os.pathsep.join(filter(None, (os.environ["PYTHONPATH"], env.get("PYTHONPATH"))))
         done = subprocess.run(
             [sys.executable, "-m", "traced", *map(str, arguments)],
             cwd=tmp_path,
             env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | env | {"PYTHONPATH": path},
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -96,16 +96,16 @@ def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
 def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_dir: Path, at_home: str) -> None:
     alive = traced("status", "--alive")
     assert (alive.code, "no service responds at" in alive.err) == ((0, False) if at_home == DAEMON else (1, True))
-    approved = traced("approve", ADAPTER, "--who", "ann", "--reason", "good", "--json")
+    approved = traced("approve", ADAPTER, "--yes", "--who", "ann", "--reason", "good", "--json")
     assert approved.code == 0, approved.err
     assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"
     assert (approved.json["subject"], approved.json["live"]) == (ADAPTER, [ADAPTER])
-    repeated = traced("approve", ADAPTER, "--json")
+    repeated = traced("approve", ADAPTER, "--yes", "--json")
     assert repeated.json == approved.json
     assert "error-recovery@v2 is rejected. Live: error-recovery@v1" in traced("reject", "error-recovery@v2").out
     refusal = traced("reject", ADAPTER, "--json")
     assert (refusal.code, refusal.json["error"]["hint"]) == (1, f"traced rollback {ADAPTER}")
-    undone = traced("rollback", "--reason", "complaints", "--json")
+    undone = traced("rollback", "--yes", "--reason", "complaints", "--json")
     assert (undone.json["rolled_back"], undone.json["restored"], undone.json["live"]) == (ADAPTER, None, [])
     assert (
         "Quarantined: train of error-recovery, tried 3 times (3 attempts failed, the last one: [hung]). "
@@ -144,7 +144,7 @@ def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None
 
 def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(traced: Traced, data_dir: Path) -> None:
     with hold_directory(data_dir, now=now, version="test"):
-        result = traced("approve", ADAPTER)
+        result = traced("approve", ADAPTER, "--yes")
     assert result.code == 1
     assert f"(process {os.getpid()}" in " ".join(result.err.split())
     assert "does not answer; no decision was stored" in " ".join(result.err.split())
@@ -157,5 +157,5 @@ def test_two_do_not_work_on_cycles_at_once_and_decisions_do_not_wait_for_them(tr
             result = traced(verb)
             assert result.code == 1
             assert f"is in use by process {os.getpid()}" in " ".join(result.err.split())
-        approved = traced("approve", ADAPTER, "--json")
+        approved = traced("approve", ADAPTER, "--yes", "--json")
     assert approved.json["live"] == [ADAPTER]

@@ -49,7 +49,8 @@ from tests.unit.store.chain import CYCLE, FIXING, GATE, T0, later, save_chain, t
 from tests.unit.store.test_database import MADE_BEFOREHAND
 from traced.core.errors import AdapterChanged
 from traced.llm.connection import StoreLedger
-from traced.registry.decisions import Action, approve_prompt, prompt_decisions, reject_prompt
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve_prompt, prompt_decisions, reject_prompt
 from traced.registry.integrity import QUARANTINED, quarantine
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from store.errors import NotFound, StoreError, StoreUnavailable
-from traced.api.auth import Caller, Door
+from traced.api.auth import Caller, Door, with_request_key
 from traced.api.control import Control
 from traced.api.errors import BadRequest, ServiceError
 from traced.api.routes import (
@@ -119,7 +119,7 @@ def _metrics_routes(metrics: Callable[[], bytes]) -> APIRouter:
 
 def _action_routes(control: Control, door: Door) -> APIRouter:
     router = APIRouter()
-    AuthenticatedCaller = Annotated[Caller, Depends(door)]
+    AuthenticatedCaller = Annotated[Caller, Depends(with_request_key(door))]
 
     @router.post("/cycles")
     def start(body: Reason, caller: AuthenticatedCaller) -> Done:
@@ -151,25 +151,25 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
         """Approve an adapter that passed its gate; it then takes traffic by the promotion policy."""
         promotion = control.settings.promotion
         policy = body.policy or promotion.policy
-        decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, gate_id=body.seen)
+        decision = partial(decisions.approve, adapter=adapter, policy=policy, steps=promotion.steps, tag=body.tag)
         return control.approve(caller, body, adapter, decision)
 
     @router.post("/adapters/{adapter}/reject")
     def reject(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Reject an adapter; it takes no traffic."""
-        return control.decide(caller, body, partial(decisions.reject, adapter=adapter, gate_id=body.seen))
+        return control.decide(caller, body, partial(decisions.reject, adapter=adapter, tag=body.tag))
 
     @router.post("/adapters/{adapter}/more-episodes")
     def more_episodes(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Run another round of the gate of a pending adapter, on new seeds."""
         rounds = control.settings.gate.max_rounds
-        decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, gate_id=body.seen)
+        decision = partial(decisions.more_episodes, adapter=adapter, rounds=rounds, tag=body.tag)
         return control.decide(caller, body, decision)
 
     @router.post("/adapters/{adapter}/rollback")
-    def roll_back(adapter: str, body: Reason, caller: AuthenticatedCaller) -> Done:
+    def roll_back(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Roll back the promotion of the named adapter."""
-        return control.decide(caller, body, partial(decisions.roll_back, adapter=adapter))
+        return control.decide(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
 
     @router.post("/prompts/{patch}/approve")
     def approve_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
@@ -183,7 +183,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
 
     @router.post("/rollback")
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:
-        """Roll back the last promotion."""
+        """Roll back the last promotion; if that is rolled back already, nothing changes."""
         return control.decide(caller, body, partial(decisions.roll_back, adapter=None))
 
     @router.post("/reload")

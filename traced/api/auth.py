@@ -7,19 +7,21 @@ caller. Not covered: TLS (use a proxy) and rate limits.
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
+import json
 import os
 import pwd
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Security
+from fastapi import Depends, FastAPI, Header, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,16 +29,31 @@ from traced.api.errors import DoorError, NotKnown
 from traced.client.models import Role
 
 LEAST_TOKEN = 24  # characters; `python -c "import secrets; print(secrets.token_urlsafe())"` gives 43
+MAX_KEY = 200  # characters
+KEY_DESCRIPTION = "Any unique text: a request that is repeated with it changes nothing and gets the first response."
 BEARER = HTTPBearer(description="A token of api.operator_token_file or api.read_token_file.", auto_error=False)
 PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
 @dataclass(frozen=True)
+class RequestKey:
+    """The idempotency key of a request, and the digest of what the caller requests."""
+
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Caller:
-    """An authenticated caller; ``who`` is stored in the audit log, ``still_let_in`` checks the credentials again."""
+    """An authenticated caller.
+
+    ``who`` is stored in the audit log, ``still_let_in`` checks the credentials again, ``request`` identifies the
+    request so that its repetition changes nothing.
+    """
 
     who: str
     role: Role
+    request: RequestKey | None = None
     still_let_in: Callable[[], bool] = field(default=lambda: True, compare=False, repr=False)
 
 
@@ -90,9 +107,26 @@ def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
                 "this address requires a bearer token",
                 hint="send 'Authorization: Bearer TOKEN', or use the Unix socket",
             )
-        return Caller(f"{role} token", role, lambda: role_of(credentials) is not None)
+        return Caller(f"{role} token", role, still_let_in=lambda: role_of(credentials) is not None)
 
     return door
+
+
+def with_request_key(door: Door) -> Callable[..., Awaitable[Caller]]:
+    """Return a dependency that authenticates by ``door`` and reads the request's ``Idempotency-Key``."""
+
+    async def caller_with_key(
+        request: Request,
+        caller: Annotated[Caller, Depends(door)],
+        idempotency_key: Annotated[str, Header(max_length=MAX_KEY, description=KEY_DESCRIPTION)] = "",
+    ) -> Caller:
+        if not idempotency_key:
+            return caller
+        content = [caller.who, caller.role, request.method, request.url.path, (await request.body()).hex()]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return replace(caller, request=RequestKey(idempotency_key, digest))
+
+    return caller_with_key
 
 
 def checked_tokens(tokens: Mapping[str, Role]) -> dict[str, Role]:

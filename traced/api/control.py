@@ -1,9 +1,9 @@
 """The operations of the control API on the service: queries, start, pause, resume, cancel, decisions, played episodes.
 
-Invariants: every action is one transaction with its audit entry and its event, and is idempotent; read-only callers
-cannot act. Actions only change the store and wake the loop, which does the work. Methods that are not coroutines may
-be called on any thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's errors, which the API maps
-to HTTP statuses.
+Invariants: every action is one transaction with its audit entry and its event, and is idempotent; a request that is
+repeated with its idempotency key changes nothing and gets the first response; read-only callers cannot act. Actions
+only change the store and wake the loop, which does the work. Methods that are not coroutines may be called on any
+thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's errors, which the API maps to HTTP statuses.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sqlmodel import Session
 
 from sandbox.policy import SandboxLimits
 from store.database import read_session, write_session
-from store.errors import NotFound
+from store.errors import NotFound, StoreConflict
 from store.records import CycleState, RunState, TrainingRun
 from store.repositories.adapters import get_training_run
 from store.repositories.cycles import (
@@ -39,10 +39,12 @@ from store.repositories.cycles import (
 from store.repositories.environments import get_environment
 from store.repositories.events import event_range, list_audit, list_events, newest_events
 from store.repositories.leases import Lease, list_leases
+from store.repositories.requests import begin_request, end_request
+from store.text import sanitize_line
 from traced.api import queries
 from traced.api.auth import Caller
 from traced.api.episodes import EpisodeRequest, Episodes
-from traced.api.errors import Busy, CallerDisconnected, NoSuchThing, NotAllowed
+from traced.api.errors import BadRequest, Busy, CallerDisconnected, NoSuchThing, NotAllowed
 from traced.api.queries import READINGS, STREAMS, Turns, health
 from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
@@ -72,7 +74,7 @@ from traced.llm.connection import check_model
 from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 from traced.registry.integrity import quarantining
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
@@ -201,54 +203,67 @@ class Control:
         """
         action = self._authorize(caller, request)
         check_model(self.settings)
-        with write_session(self.store) as session:
-            if self.loop.running:
-                raise Busy(f"cycle {self.loop.running} is running", hint="traced status")
-            if get_target_state(session, self.target).paused_at is not None:
-                raise Busy(f"{self.target} is paused", hint="traced resume")
-            record_cycle_request(session, self.target, f"requested by {action.actor}")
-            decisions.record(session, action, "start", self.target)
-            unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
+        done = self._commit(caller, action, self._start)
         self.loop.wake()
+        return done
+
+    def _start(self, session: Session, action: Action) -> Done:
+        if self.loop.running:
+            raise Busy(f"cycle {self.loop.running} is running", hint="traced status")
+        if get_target_state(session, self.target).paused_at is not None:
+            raise Busy(f"{self.target} is paused", hint="traced resume")
+        record_cycle_request(session, self.target, f"requested by {action.actor}")
+        decisions.record(session, action, "start", self.target)
+        unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
         return Done(said=f"a cycle of {self.target} starts{condition}", subject=self.target)
 
     async def pause(self, caller: Caller, request: Reason) -> Done:
         """Pause the target and stop its running cycle at the next safe point; no cycle begins until ``resume``."""
-        await asyncio.to_thread(self._pause, self._authorize(caller, request))
-        if self.loop.running:
+        action = self._authorize(caller, request)
+        done = await asyncio.to_thread(self._commit, caller, action, self._pause)
+        # A repeated request must not stop the cycle if somebody has resumed it since.
+        is_paused = await asyncio.to_thread(self._is_paused)
+        if self.loop.running and is_paused:
             await self.loop.stop_cycle(self.loop.running)
+        return done
+
+    def _pause(self, session: Session, action: Action) -> Done:
+        if get_target_state(session, self.target).paused_at is None:
+            pause_target(session, self.target, actor=action.actor, at=action.at)
+            decisions.record(session, action, "pause", self.target)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
-    def _pause(self, action: Action) -> None:
-        with write_session(self.store) as session:
-            if get_target_state(session, self.target).paused_at is None:
-                pause_target(session, self.target, actor=action.actor, at=action.at)
-                decisions.record(session, action, "pause", self.target)
+    def _is_paused(self) -> bool:
+        with read_session(self.store) as session:
+            return get_target_state(session, self.target).paused_at is not None
 
     def resume(self, caller: Caller, request: Reason) -> Done:
         """End a pause; an unfinished cycle continues."""
-        action = self._authorize(caller, request)
-        with write_session(self.store) as session:
-            if get_target_state(session, self.target).paused_at is not None:
-                resume_target(session, self.target)
-                decisions.record(session, action, "resume", self.target)
+        done = self._commit(caller, self._authorize(caller, request), self._resume)
         self.loop.wake()
+        return done
+
+    def _resume(self, session: Session, action: Action) -> Done:
+        if get_target_state(session, self.target).paused_at is not None:
+            resume_target(session, self.target)
+            decisions.record(session, action, "resume", self.target)
         return Done(said=f"{self.target} is resumed", subject=self.target)
 
     async def cancel(self, caller: Caller, cycle_id: str, request: Reason) -> Done:
         """Cancel an unfinished cycle, which cannot be resumed; raises ``NoSuchThing``, or ``Busy`` if it has ended."""
-        await asyncio.to_thread(self._cancel, self._authorize(caller, request), cycle_id)
+        action = self._authorize(caller, request)
+        done = await asyncio.to_thread(self._commit, caller, action, partial(self._cancel, cycle_id=cycle_id))
         await self.loop.stop_cycle(cycle_id)
-        return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
+        return done
 
-    def _cancel(self, action: Action, cycle_id: str) -> None:
-        with write_session(self.store) as session:
-            state = self._cycle_state(session, cycle_id)
-            if state in ENDED_STATES:
-                raise Busy(f"cycle {cycle_id} is already {state.value}", hint="traced status")
-            set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
-            decisions.record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
+    def _cancel(self, session: Session, action: Action, cycle_id: str) -> Done:
+        state = self._cycle_state(session, cycle_id)
+        if state in ENDED_STATES:
+            raise Busy(f"cycle {cycle_id} is already {state.value}", hint="traced status")
+        set_cycle_state(session, cycle_id, CycleState.CANCELLED, at=action.at)
+        decisions.record(session, action, "cancel", cycle_id, cycle_id=cycle_id)
+        return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
 
     def training_at_work(self, run: TrainingRun) -> bool:
         """Whether this service runs the training now."""
@@ -298,10 +313,30 @@ class Control:
 
     def decide(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
         """Call ``decision`` of ``traced.registry.decisions``, and wake the loop, because a cycle may wait for it."""
-        action = self._authorize(caller, request)
-        with self._quarantining(), write_session(self.store) as session:
-            done = decision(session, action)
+        done = self._commit(caller, self._authorize(caller, request), decision)
         self.loop.wake()
+        return done
+
+    def _commit(self, caller: Caller, action: Action, change: Callable[[Session, Action], Done]) -> Done:
+        """Call ``change`` in a transaction; a repetition of its request returns the first response instead.
+
+        Raises ``BadRequest`` if the request's key belongs to another request.
+        """
+        key = caller.request
+        with self._quarantining(), write_session(self.store) as session:
+            if key is not None:
+                try:
+                    response = begin_request(session, key.key, key.digest, at=action.at)
+                except StoreConflict as error:
+                    raise BadRequest(str(error), hint="Idempotency-Key") from error
+                if response is not None:
+                    log.info("repeated request of %s, nothing changes: %s", action.actor, response["said"])
+                    return Done.model_validate(response)
+            done = change(session, action)
+            if key is not None:
+                end_request(session, key.key, done.model_dump(mode="json"))
+        reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
+        log.info("%s (%s) decided: %s%s", sanitize_line(action.actor), action.role, done.said, reason)
         return done
 
     def approve(

@@ -19,17 +19,18 @@ from sqlmodel import Session
 from store.database import write_session
 from store.text import sanitize_line
 from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, read_settings
-from traced.cli.output import console, print_json
-from traced.cli.store_session import opened_store
+from traced.cli.output import console, print_json, progress
+from traced.cli.store_session import opened_store, store_reader
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done
 from traced.config.settings import Settings
-from traced.core.errors import ServiceSilent
+from traced.core.errors import ServiceSilent, TracedError
 from traced.core.ownership import current_holder, this_user
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action, Approve, RollBack
 from traced.registry.integrity import quarantining
+from traced.registry.plans import plan
 
 
 def decide(
@@ -85,10 +86,24 @@ PolicyOption = Annotated[
 ]
 
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Tag = Annotated[
+    str,
+    typer.Option(
+        "--tag",
+        metavar="TAG",
+        help="State on which the decision is based, as an error message names it; refused if it has changed since.",
+        show_default=False,
+    ),
+]
+
+
 def approve(
     adapter: Subject,
     *,
     policy: PolicyOption = None,
+    yes: Yes = False,
+    tag: Tag = "",
     who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
@@ -111,11 +126,14 @@ def approve(
         )
         _print(as_json, done, f"traced show patch {done.subject[:12]} --into FILE writes its text")
         return
-    policy_name = settings.promotion
+    promotion = settings.promotion
+    request = Approve(promotion.policy, promotion.steps)
+    _, current = _confirmed(settings, request, adapter, "Approve", yes=yes, as_json=as_json)
+    tag = tag or current
     done = decide(
         settings,
-        lambda client: client.approve(adapter, reason, who, policy_name.policy if policy else None),
-        lambda session, action: decisions.approve(session, action, adapter, policy_name.policy, policy_name.steps),
+        lambda client: client.approve(adapter, reason, who, promotion.policy if policy else None, tag=tag),
+        lambda session, action: decisions.approve(session, action, adapter, promotion.policy, promotion.steps, tag=tag),
         who=who,
         reason=reason,
         prepare=lambda: _upload(settings, adapter),
@@ -126,6 +144,7 @@ def approve(
 def reject(
     adapter: Subject,
     *,
+    tag: Tag = "",
     who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
@@ -145,8 +164,8 @@ def reject(
         return
     done = decide(
         read_settings(data_dir, overrides),
-        lambda client: client.reject(adapter, reason, who),
-        lambda session, action: decisions.reject(session, action, adapter),
+        lambda client: client.reject(adapter, reason, who, tag=tag),
+        lambda session, action: decisions.reject(session, action, adapter, tag=tag),
         who=who,
         reason=reason,
     )
@@ -161,6 +180,7 @@ def rollback(
         ),
     ] = None,
     *,
+    yes: Yes = False,
     who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
@@ -168,10 +188,12 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Undo the last promotion, or the promotion of the named adapter."""
+    settings = read_settings(data_dir, overrides)
+    name, tag = _confirmed(settings, RollBack(), adapter, "Roll back", yes=yes, as_json=as_json)
     done = decide(
-        read_settings(data_dir, overrides),
-        lambda client: client.roll_back(adapter, reason, who),
-        lambda session, action: decisions.roll_back(session, action, adapter),
+        settings,
+        lambda client: client.roll_back(name, reason, who, tag=tag),
+        lambda session, action: decisions.roll_back(session, action, name, tag=tag),
         who=who,
         reason=reason,
     )
@@ -198,6 +220,32 @@ def release(
         reason=reason,
     )
     _print(as_json, done, "traced status")
+
+
+def _confirmed(
+    settings: Settings, request: Approve | RollBack, adapter: str | None, verb: str, *, yes: bool, as_json: bool
+) -> tuple[str, str]:
+    """Show what a decision would do and ask for confirmation; return the version and the tag of the state summary.
+
+    Without a question (``yes``, or nothing would change) the tag is "": nobody has read the state.
+    """
+    with store_reader(settings) as session:
+        summary = plan(session, request, adapter)
+    printer = progress if as_json else console
+    printer.print(sanitize_line(summary.adapter), highlight=False, markup=False)
+    for line in summary.lines:
+        printer.print(f"  {sanitize_line(line, limit=1000)}", highlight=False, markup=False, soft_wrap=True)
+    if yes or not summary.changes:
+        return summary.adapter, ""
+    try:
+        is_confirmed = typer.confirm(f"{verb} {summary.adapter}?", err=as_json)
+    except typer.Abort:
+        is_confirmed = False
+    if not is_confirmed:
+        raise TracedError(
+            "nothing has changed: the decision was not confirmed", hint="--yes decides without a question"
+        )
+    return summary.adapter, summary.tag
 
 
 def _upload(settings: Settings, adapter: str) -> None:

@@ -13,7 +13,7 @@ from traced.cli.store_session import store_reader, writing
 from traced.core.ownership import this_user
 
 if TYPE_CHECKING:
-    from traced.registry.decisions import Action
+    from traced.registry.decision_rules import Action
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the key, e.g. of the agent that uses it.", show_default=False)
@@ -91,6 +91,6 @@ def revoke(
 
 
 def _action(reason: str) -> "Action":
-    from traced.registry.decisions import Action  # imported late as in ``add``
+    from traced.registry.decision_rules import Action  # imported late as in ``add``
 
     return Action(this_user(), "local", datetime.now(UTC), reason)

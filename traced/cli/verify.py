@@ -31,7 +31,7 @@ def verify(
     """Check adapters, environments and the audit log against the hashes in the store; exit code 1 if any differs."""
     # Imported late: with the registry ``traced --help`` would take twice the time.
     from traced.registry import verification
-    from traced.registry.decisions import Action
+    from traced.registry.decision_rules import Action
 
     settings = read_settings(data_dir, overrides)
     root, hooks = settings.serving.adapters_root, settings.notify.names

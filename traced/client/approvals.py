@@ -1,8 +1,8 @@
 """Models and requests for approvals: adapter versions and prompt patches with gate results, and decisions on them.
 
 Invariants: those of ``traced.client.models``; rewards and rates are in [0, 1], differences and intervals in [-1, 1].
-Decisions of ``Approvals`` name the gate result that they are based on: the daemon refuses a decision if another person
-has already decided or if there is a newer gate result. In a comparison of a prompt patch ``base`` is the first side and
+Decisions of ``Approvals`` name the state that they are based on: the daemon refuses a decision if there is a newer gate
+result, decision, promotion or rollback. In a comparison of a prompt patch ``base`` is the first side and
 ``adapter`` the second: base model and prompt, base model and adapter, or adapter and prompt.
 """
 
@@ -154,6 +154,7 @@ class Case(Model):
     """Everything that a decision on an adapter version stands on."""
 
     adapter: ApprovalView
+    tag: str = Field(default="", description="identity of this state; a decision may name it")
     live: bool
     trial: str = ""
     gates: list[GateView] = Field(description="newest first")
@@ -204,18 +205,18 @@ class Approvals:
         return await self._daemon.get(f"/adapters/{part(adapter)}/episodes/{part(trajectory_id)}", Episode)
 
     async def approve(self, case: Case, reason: str, policy: Policy) -> Done:
-        """Approve an adapter version by its newest gate result; it then takes traffic by ``policy``."""
-        query = Approval(reason=reason, policy=policy, seen=case.gates[0].id)
+        """Approve an adapter version in the state of ``case``; it then takes traffic by ``policy``."""
+        query = Approval(reason=reason, policy=policy, tag=case.tag)
         return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", query, patient=True)
 
     async def reject(self, case: Case, reason: str) -> Done:
-        """Reject an adapter version by its newest gate result."""
-        query = DecisionRequest(reason=reason, seen=case.gates[0].id)
+        """Reject an adapter version in the state of ``case``."""
+        query = DecisionRequest(reason=reason, tag=case.tag)
         return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/reject", query)
 
     async def more_episodes(self, case: Case, reason: str) -> Done:
         """Request another round of the gate, with more episodes."""
-        query = DecisionRequest(reason=reason, seen=case.gates[0].id)
+        query = DecisionRequest(reason=reason, tag=case.tag)
         return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/more-episodes", query)
 
 

@@ -21,6 +21,7 @@ from traced.client.models import (
     Approval,
     AuditView,
     CycleView,
+    DecisionRequest,
     Devices,
     Done,
     EventView,
@@ -109,19 +110,31 @@ class Client:
         """Cancel an unfinished cycle; it cannot be resumed."""
         return await self._daemon.post(f"/cycles/{part(cycle_id)}/cancel", Reason(reason=reason), patient=True)
 
-    async def approve(self, adapter: str, reason: str = "", actor: str = "", policy: Policy | None = None) -> Done:
-        """Approve an adapter that passed its gate; ``actor`` decides, by default the caller. It then takes traffic."""
-        query = Approval(reason=reason, who=actor, policy=policy)
+    async def approve(
+        self, adapter: str, reason: str = "", actor: str = "", policy: Policy | None = None, *, tag: str = ""
+    ) -> Done:
+        """Approve an adapter that passed its gate; it then takes traffic.
+
+        Args:
+            adapter: name of the version.
+            reason: reason of the decision.
+            actor: who decides, by default the caller.
+            policy: how it takes traffic, by default as the service's settings say.
+            tag: tag of the state on which the decision is based; it is refused if the state has changed since.
+        """
+        query = Approval(reason=reason, who=actor, policy=policy, tag=tag)
         return await self._daemon.post(f"/adapters/{part(adapter)}/approve", query, patient=True)
 
-    async def reject(self, adapter: str, reason: str = "", actor: str = "") -> Done:
-        """Reject an adapter; it takes no traffic."""
-        return await self._daemon.post(f"/adapters/{part(adapter)}/reject", Reason(reason=reason, who=actor))
+    async def reject(self, adapter: str, reason: str = "", actor: str = "", *, tag: str = "") -> Done:
+        """Reject an adapter; it takes no traffic. The arguments are those of ``approve``."""
+        query = DecisionRequest(reason=reason, who=actor, tag=tag)
+        return await self._daemon.post(f"/adapters/{part(adapter)}/reject", query)
 
-    async def roll_back(self, adapter: str | None = None, reason: str = "", actor: str = "") -> Done:
-        """Roll back the promotion of the named adapter, or the last promotion."""
+    async def roll_back(self, adapter: str | None = None, reason: str = "", actor: str = "", *, tag: str = "") -> Done:
+        """Roll back the promotion of the named adapter, or the last promotion unless it is rolled back already."""
         path = f"/adapters/{part(adapter)}/rollback" if adapter else "/rollback"
-        return await self._daemon.post(path, Reason(reason=reason, who=actor))
+        query = DecisionRequest(reason=reason, who=actor, tag=tag if adapter else "")
+        return await self._daemon.post(path, query)
 
     async def reload(self, reason: str = "", actor: str = "") -> Done:
         """Make the service reload its settings."""

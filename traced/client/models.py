@@ -209,9 +209,9 @@ class Reason(Model):
 
 
 class DecisionRequest(Reason):
-    """A decision on an adapter; with ``seen`` only as the first one, and on the figures that were looked at."""
+    """A decision on an adapter; with ``tag`` it is refused if the state of the adapter has changed since."""
 
-    seen: str = Field(default="", max_length=100, description="id of the gate result on which the decision is based")
+    tag: str = Field(default="", max_length=100, description="tag of the state on which the decision is based")
 
 
 class Approval(DecisionRequest):

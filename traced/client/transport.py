@@ -1,7 +1,7 @@
 """HTTP requests to one daemon, over the Unix socket of a data directory or over TCP with a token.
 
-Invariants: one connection pool; proxies of the environment are not used; a GET request is repeated once if the daemon
-has closed the pooled connection.
+Invariants: one connection pool; proxies of the environment are not used; a GET request, and an action, which has an
+idempotency key, is repeated once if the daemon has closed the pooled connection.
 
 Errors:
 
@@ -11,6 +11,7 @@ ClientError (a TracedError)
 """
 
 import json
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -72,8 +73,11 @@ class Transport:
         ]
 
     async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
-        """Send an action; ``patient`` waits without a limit, for a safe point of a training or an upload."""
-        answer = await self.ask("POST", path, body=body.model_dump(), patient=patient)
+        """Send an action; ``patient`` waits without a limit, for a safe point of a training or an upload.
+
+        It is carried out once, also if the connection breaks and it is repeated.
+        """
+        answer = await self.ask("POST", path, body=body.model_dump(), patient=patient, key=uuid.uuid4().hex)
         return Done.model_validate_json(answer.content)
 
     async def ask(
@@ -85,15 +89,20 @@ class Transport:
         body: Any = None,
         accept: tuple[int, ...] = (200,),
         patient: bool = False,
+        key: str = "",
     ) -> httpx.Response:
-        """Return the response; raises ``NoDaemon``, or ``RequestRefused`` for a status that is not in ``accept``."""
+        """Return the response; a request with an idempotency ``key`` is repeated once.
+
+        Raises ``NoDaemon``, or ``RequestRefused`` for a status that is not in ``accept``.
+        """
         timeout = httpx.Timeout(self._http.timeout.connect, read=None) if patient else self._http.timeout
-        asked = partial(self._http.request, method, path, params=query, json=body, timeout=timeout)
+        headers = {"Idempotency-Key": key} if key else {}
+        asked = partial(self._http.request, method, path, params=query, json=body, timeout=timeout, headers=headers)
         try:
             try:
                 response = await asked()
             except httpx.RemoteProtocolError:  # the daemon closed the idle connection when it was used again
-                if method != "GET":
+                if method != "GET" and not key:
                     raise
                 response = await asked()
         except httpx.TransportError as error:

@@ -26,7 +26,7 @@ from traced.core.files import publish_file
 from traced.core.ownership import this_user
 from traced.core.redaction import redacted
 from traced.registry import decisions
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 TOKENS = ("api.operator_token_file", "api.read_token_file")
 LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", "prompting", *TOKENS)

@@ -24,7 +24,7 @@ from store.repositories.serving import revoke_key, save_key
 from traced.gateway.bodies import check_declared_size
 from traced.gateway.errors import Refusal
 from traced.gateway.quotas import Quotas
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 PREFIX = "traced-"
 API_KEY_HEADER = "x-api-key"

@@ -23,7 +23,8 @@ from store.repositories.promotions import (
 )
 from traced.pipeline.context import Context
 from traced.registry.adapter_store import upload_before_traffic
-from traced.registry.decisions import Action, approve, pending_requests, reject, start_approved
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve, pending_requests, reject, start_approved
 from traced.registry.integrity import quarantining
 from traced.routing.router_files import capability_of
 

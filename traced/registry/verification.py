@@ -26,7 +26,8 @@ from store.repositories.events import check_audit
 from store.repositories.promotions import newest_promotions
 from traced.core.errors import AdapterChanged, PromotionError
 from traced.registry.adapter_store import IN_SERVICE, AdapterStore, NotUploaded, is_url, local_folder
-from traced.registry.decisions import Action, record
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import record
 from traced.registry.integrity import check_files, quarantining, stored_version
 
 

@@ -17,7 +17,7 @@ from tests.waiting import eventually_async
 from traced.gateway import live_versions
 from traced.gateway.access import create_key, withdraw_key
 from traced.inference.errors import ServingError
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 ADA = Action("Ada", "local", T0, "for the agent")
 

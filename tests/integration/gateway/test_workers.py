@@ -28,7 +28,7 @@ from traced.gateway.access import create_key
 from traced.gateway.app import running
 from traced.gateway.workers import open_workers, reserved_port
 from traced.inference.errors import ServingError
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 pytestmark = pytest.mark.slow
 # Requests a minute; a worker takes a single token from the store at once.

@@ -34,12 +34,13 @@ async def test_an_approval_counts_once_the_files_are_uploaded(
     async with on_tcp(control, OPERATOR) as client:
         await client.roll_back(ADAPTER)
         (tmp_path / "bucket").touch()  # no folder
-        refusal = await expect_refusal(client.approve(ADAPTER))
+        tag = (await client.approvals.case(ADAPTER)).tag
+        refusal = await expect_refusal(client.approve(ADAPTER, tag=tag))
         assert (refusal.status, refusal.hint) == (409, "traced doctor")
         assert f"the object store file://{tmp_path}/bucket failed" in refusal.message
         assert [entry.action for entry in await client.audit()] == ["rollback"]
         (tmp_path / "bucket").unlink()
-        assert (await client.approve(ADAPTER)).live == [ADAPTER]
+        assert (await client.approve(ADAPTER, tag=tag)).live == [ADAPTER]
     assert uploaded(tmp_path) == [ADAPTER]
 
 

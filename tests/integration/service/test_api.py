@@ -49,7 +49,8 @@ async def test_every_act_is_audited_with_who_and_why(control: Control, path: Pat
     async def act() -> list[tuple[str, str, str, str]]:
         async with serve_api(control, path) as client:
             assert (await client.roll_back(ADAPTER, reason="complaints")).live == []
-            assert (await client.approve(ADAPTER, reason="looked at it")).live == [ADAPTER]
+            tag = (await client.approvals.case(ADAPTER)).tag
+            assert (await client.approve(ADAPTER, reason="looked at it", tag=tag)).live == [ADAPTER]
             assert (await client.start_cycle("now")).said == "a cycle of desk starts once c1 has ended (now: running)"
             assert (await client.status()).target.asked_for == f"requested by {getpass.getuser()}"
             await client.pause("holidays")

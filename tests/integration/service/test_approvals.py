@@ -129,7 +129,7 @@ async def test_the_second_of_two_people_is_told_who_was_first(control: Control, 
         for second in (far.approvals.approve(case, "reads well", "immediate"), far.approvals.reject(case, "no")):
             error = await expect_refusal(second)
             assert error.status == 409
-            assert error.message.startswith("already decided: ")
+            assert error.message.startswith(f"{seeded.waiting} has changed since: ")
             assert error.message.endswith(": harms refunds")
             assert f"rejected {seeded.waiting} on 2026-03-14 at 09:" in error.message
         assert [entry.action for entry in await far.audit()] == ["reject"]

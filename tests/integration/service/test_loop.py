@@ -27,7 +27,7 @@ from traced.api.errors import Busy
 from traced.client.models import Reason
 from traced.jobs.retry import Backoff
 from traced.registry import decisions
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 ADA = Caller("ada", "local")
 END_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
@@ -216,7 +216,11 @@ async def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Plac
         cycle = await next_cycle(drained)
         if cycle is not None and not place.scripted.stage_runs:
             action = Action("ada", "local", place.now(), "", submitted_by="")
-            place.control._cancel(action, cycle.id) if command == "cancel" else place.control._pause(action)
+            with write_session(place.store) as session:
+                if command == "cancel":
+                    place.control._cancel(session, action, cycle.id)
+                else:
+                    place.control._pause(session, action)
         return cycle
 
     draining = asyncio.Event()

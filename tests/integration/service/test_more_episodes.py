@@ -9,6 +9,7 @@ import pytest
 from store.database import read_session
 from store.records import CycleState
 from store.repositories.events import due_notices
+from store.repositories.promotions import read_adapter_state
 from store.types import GateAnswer
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import failed
@@ -21,7 +22,9 @@ from traced.registry.decisions import pending_requests
 
 
 def request_more_episodes(place: Place, adapter: str) -> str:
-    decision = partial(decisions.more_episodes, adapter=adapter, rounds=3)
+    with read_session(place.store) as session:
+        tag = read_adapter_state(session, adapter).tag
+    decision = partial(decisions.more_episodes, adapter=adapter, rounds=3, tag=tag)
     return place.control.decide(ADA, Reason(reason="too few"), decision).said
 
 

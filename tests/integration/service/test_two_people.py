@@ -14,7 +14,7 @@ from store.repositories.promotions import list_approvals
 from tests.integration.conftest import SEEDED_AT
 from traced.core.errors import TracedError
 from traced.registry import decisions
-from traced.registry.decisions import Action
+from traced.registry.decision_rules import Action
 
 NOW = SEEDED_AT + timedelta(hours=1)
 

@@ -64,7 +64,7 @@ async def test_a_decision_that_the_daemon_refuses_says_who_was_first(open_app: O
         await tui.pilot.press("a", *"fine")
         await tui.client.reject(tui.seeded.waiting, "harms refunds", actor="ada")
         await tui.pilot.press("ctrl+y")
-        await wait_until(tui.pilot, lambda: "✗ already decided: ada rejected" in screen_text(tui))
+        await wait_until(tui.pilot, lambda: "✗ policy-checks@v1 has changed since: ada rejected" in screen_text(tui))
         assert typed_reason(tui) == "fine"
         await tui.pilot.press("escape")
         await wait_until(tui.pilot, lambda: "✗ rejected by ada" in screen_text(tui))

@@ -13,7 +13,8 @@ from store.repositories.events import list_audit
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.registry.tampering import replace_weights
 from traced.cli.main import app
-from traced.registry.decisions import Action, approve
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve
 
 NAME = "error-recovery@v1"
 

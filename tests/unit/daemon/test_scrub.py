@@ -19,7 +19,8 @@ from tests.unit.registry.tampering import WEIGHTS, flip_byte
 from tests.waiting import eventually_async
 from traced.daemon import scrub as scrubbing
 from traced.daemon.scrub import LOWEST_PRIORITY, SCRUBBED, is_due, scrub, scrub_daily
-from traced.registry.decisions import Action, approve
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve
 
 V1, V2 = "error-recovery@v1", "error-recovery@v2"
 

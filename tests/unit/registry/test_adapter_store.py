@@ -32,7 +32,8 @@ from traced.registry.adapter_store import (
     upload_before_traffic,
     upload_in_service,
 )
-from traced.registry.decisions import Action, approve, roll_back
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve, roll_back
 from traced.registry.integrity import quarantining
 
 WEIGHTS = "adapter_model.safetensors"

@@ -21,7 +21,7 @@ from store.repositories.promotions import AdapterState, PromotionLog
 from store.types import GateAnswer, GateResult
 from tests.unit.registry.chain import CAPABILITY, ENVIRONMENT, START, hour
 from traced.core.errors import PromotionError
-from traced.registry.decisions import Action, Approve, MoreEpisodes, Reject, Request, RollBack, decide
+from traced.registry.decision_rules import Action, Approve, MoreEpisodes, Reject, Request, RollBack, decide
 
 V1, V2, OTHER = f"{CAPABILITY}@v1", f"{CAPABILITY}@v2", "tools@v1"
 ANN = Action("ann", "local", hour(30), "looked at it")
@@ -55,16 +55,18 @@ FAILED = replace(WAITING, gate=gate(GateAnswer.FAIL))
 CANCELLED = replace(WAITING, cycle=replace(CYCLE, state=CycleState.CANCELLED))
 PENDING = replace(WAITING, gate_events=[EPISODE_REQUEST])
 LIVE = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live")), live=[V1])
+ON_SHADOW = replace(WAITING, approval=APPROVED, log=log(entry(V1, "shadow")))
 ON_CANARY = replace(WAITING, approval=APPROVED, log=log(entry(V1, "canary", share=0.3)))
+SUPERSEDED = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live"), entry(V1, "superseded"), entry(V2, "live")))
 UNDONE = replace(WAITING, approval=APPROVED, log=log(entry(V1, "live"), entry(V1, "rolled_back")))
 BESIDE_LIVE = replace(WAITING, log=log(entry(V2, "live")), live=[V2])
 BESIDE_CANARY = replace(WAITING, log=log(entry(V2, "canary", share=0.3)))
 AFTER_V2 = replace(LIVE, log=log(entry(V2, "live"), entry(V2, "superseded"), entry(V1, "live", V2)), live=[V1])
 
 
-def summarize_changes(state: AdapterState, request: Request, gate_id: str = "") -> list[str]:
+def summarize_changes(state: AdapterState, request: Request, tag: str = "") -> list[str]:
     """Summarize the changes of an accepted decision; assert that each has the actor and the time of the decision."""
-    changes = decide(state, ANN, request, gate_id)
+    changes = decide(state, ANN, request, tag)
     assert isinstance(changes, list), changes
     summaries = []
     for change in changes:
@@ -106,14 +108,11 @@ def summarize_changes(state: AdapterState, request: Request, gate_id: str = "") 
         (LIVE, ROLL_BACK, ["v1 rolled_back after base"]),
         (AFTER_V2, ROLL_BACK, ["v1 rolled_back after y@v2", "v2 live after base"]),
         (ON_CANARY, CANARY, []),
-        (ON_CANARY, SHADOW, ["v1 shadow after base"]),
         (ON_CANARY, APPROVE, ["v1 live after base"]),
+        (ON_SHADOW, CANARY, ["v1 canary 0.1 after base"]),
         (ON_CANARY, ROLL_BACK, ["v1 rolled_back after base"]),
         (UNDONE, ROLL_BACK, []),
-        (UNDONE, APPROVE, ["v1 live after base"]),
-        (UNDONE, REJECT, ["rejected on g1"]),
         (replace(WAITING, approval=REJECTED), REJECT, []),
-        (replace(WAITING, approval=REJECTED), APPROVE, ["approved on g1", "v1 live after base"]),
         (BESIDE_LIVE, APPROVE, ["approved on g1", "v2 superseded after base", "v1 live after y@v2"]),
         (BESIDE_LIVE, CANARY, ["approved on g1", "v1 canary 0.1 after y@v2"]),
         (BESIDE_CANARY, APPROVE, ["approved on g1", "v2 superseded after base", "v1 live after base"]),
@@ -154,23 +153,59 @@ def test_what_is_refused_says_why(state: AdapterState, request_: Request, messag
     assert message in str(refusal)
 
 
+TAKES_BACK = [
+    (UNDONE, APPROVE, ["v1 live after base"]),
+    (UNDONE, REJECT, ["rejected on g1"]),
+    (SUPERSEDED, APPROVE, ["v2 superseded after base", "v1 live after y@v2"]),
+    (replace(WAITING, approval=REJECTED), APPROVE, ["approved on g1", "v1 live after base"]),
+    (ON_CANARY, SHADOW, ["v1 shadow after base"]),
+    (replace(WAITING, gate=gate(rounds=2)), MORE_EPISODES, ["look 3"]),
+]
+
+
+@pytest.mark.parametrize(("state", "request_", "changes"), TAKES_BACK)
+def test_what_takes_back_a_later_decision_needs_the_state_that_it_is_based_on(
+    state: AdapterState, request_: Request, changes: list[str]
+) -> None:
+    refusal = decide(state, ANN, request_)
+    assert isinstance(refusal, PromotionError)
+    assert f"--tag {state.tag}" in refusal.hint
+    assert summarize_changes(state, request_, state.tag) == changes
+
+
+def later(adapter: str, state: str, share: float | None = None) -> Promotion:
+    return replace(entry(adapter, state, share=share), at=hour(25))
+
+
+@pytest.mark.parametrize("request_", [APPROVE, REJECT, MORE_EPISODES, ROLL_BACK])
 @pytest.mark.parametrize(
-    ("state", "request_", "gate_id", "message"),
+    ("earlier", "now", "fact"),
     [
-        (WAITING, APPROVE, "g0", "has a newer answer"),
-        (WAITING, REJECT, "g0", "has a newer answer"),
-        (WAITING, MORE_EPISODES, "g0", "has a newer answer"),
-        (WAITING, APPROVE, "g1", ""),
-        (UNGATED, REJECT, "g1", ""),
-        (LIVE, APPROVE, "g1", "already decided: bob approved"),
-        (LIVE, REJECT, "g0", "already decided: bob approved"),
-        (LIVE, MORE_EPISODES, "g1", "already decided: bob approved"),
-        (replace(LIVE, approval=replace(APPROVED, who="ann")), APPROVE, "g1", ""),
-        (replace(LIVE, approval=replace(APPROVED, who="ann")), REJECT, "g1", "already decided: ann approved"),
+        (
+            WAITING,
+            replace(WAITING, gate=replace(gate(), id="g2", at=hour(11))),
+            "its gate answered pass on 2026-01-01 at 11:00 UTC",
+        ),
+        (WAITING, LIVE, f"bob approved {V1} on 2026-01-01 at 20:00 UTC: fine"),
+        (
+            LIVE,
+            replace(LIVE, log=log(entry(V1, "live"), later(V1, "superseded"), later(V2, "live"))),
+            f"{V2} is live (by bob on 2026-01-02 at 01:00 UTC)",
+        ),
+        (ON_CANARY, replace(ON_CANARY, log=log(later(V1, "canary", 0.5))), f"{V1} is on trial as a canary (by bob"),
     ],
 )
-def test_a_decision_that_names_its_gate_result_is_the_first_and_on_the_newest(
-    state: AdapterState, request_: Request, gate_id: str, message: str
+def test_a_decision_on_another_state_is_refused_with_what_has_happened(
+    earlier: AdapterState, now: AdapterState, fact: str, request_: Request
 ) -> None:
-    outcome = decide(state, ANN, request_, gate_id)
-    assert isinstance(outcome, list) if not message else message in str(outcome)
+    refusal = decide(now, ANN, request_, earlier.tag)
+    assert isinstance(refusal, PromotionError)
+    assert f"{V1} has changed since: {fact}" in str(refusal)
+
+
+def test_the_same_decision_by_the_same_person_is_a_repetition() -> None:
+    approved = replace(LIVE, approval=replace(APPROVED, who="ann"))
+    assert decide(approved, ANN, APPROVE, WAITING.tag) == []
+    assert decide(UNDONE, ANN, ROLL_BACK, LIVE.tag) == []
+    assert isinstance(decide(replace(UNDONE, approval=approved.approval), ANN, APPROVE, WAITING.tag), PromotionError)
+    assert isinstance(decide(approved, ANN, REJECT, WAITING.tag), PromotionError)

@@ -16,13 +16,13 @@ from store.repositories.attempts import InputKey, QuarantinedInput, begin_attemp
 from store.repositories.cycles import get_cycle, list_cycles, save_stage_event, set_cycle_state
 from store.repositories.events import list_audit, list_events
 from store.repositories.llm_replies import save_patch
-from store.repositories.promotions import latest_gate, save_gate
+from store.repositories.promotions import live_adapters, read_adapter_state, save_gate
 from store.types import GateAnswer, GateResult
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from tests.unit.store.chain import FIXING
 from traced.core.errors import PromotionError, TracedError
+from traced.registry.decision_rules import Action
 from traced.registry.decisions import (
-    Action,
     approve,
     approve_prompt,
     more_episodes,
@@ -111,7 +111,7 @@ def test_a_decision_is_stored_with_its_audit_entry_and_its_event(session: Sessio
     undone = roll_back(session, Action("bob", "operator", hour(31), "complaints"), None)
     assert (undone.subject, undone.live) == (ADAPTER, [])
     assert undone.detail == {"rolled_back": ADAPTER, "restored": None}
-    assert reject(session, ANN, ADAPTER).detail["decision"]["decision"] == "rejected"
+    assert reject(session, ANN, ADAPTER, tag=tag_of(session)).detail["decision"]["decision"] == "rejected"
     assert audit_entries(session) == [
         ("approve", ADAPTER, "ann", "looked at it"),
         ("rollback", ADAPTER, "bob", "complaints"),
@@ -121,8 +121,9 @@ def test_a_decision_is_stored_with_its_audit_entry_and_its_event(session: Sessio
 
 def test_repeating_a_decision_adds_nothing_and_keeps_the_first_name(session: Session) -> None:
     second_action = Action("bob", "operator", hour(31))
-    for decide in (approve, roll_back, reject):
-        first, second = decide(session, ANN, ADAPTER), decide(session, second_action, ADAPTER)
+    for decide, with_tag in ((approve, False), (roll_back, False), (reject, True)):
+        options = {"tag": tag_of(session)} if with_tag else {}
+        first, second = decide(session, ANN, ADAPTER, **options), decide(session, second_action, ADAPTER)
         assert (first.subject, first.live, first.detail) == (second.subject, second.live, second.detail)
     assert [(action, actor) for action, _, actor, _ in audit_entries(session)] == [
         ("approve", "ann"),
@@ -135,7 +136,9 @@ def test_an_adapter_that_was_rolled_back_can_be_approved_again(session: Session)
     approve(session, ANN, ADAPTER)
     approve(session, ANN, SECOND)
     assert roll_back(session, ANN, SECOND).detail["restored"] == ADAPTER
-    assert approve(session, ANN, SECOND).live == [SECOND]
+    with pytest.raises(PromotionError, match=f"{SECOND} was decided on before: {ADAPTER} is live"):
+        approve(session, ANN, SECOND)
+    assert approve(session, ANN, SECOND, tag=tag_of(session, SECOND)).live == [SECOND]
     assert [action for action, *_ in audit_entries(session)] == ["approve", "approve", "rollback", "approve"]
 
 
@@ -160,37 +163,57 @@ def test_a_refused_decision_leaves_nothing(session: Session, decide: Any) -> Non
     assert audit_entries(session) == entries
 
 
-def gate_of(session: Session, adapter: str = ADAPTER) -> str:
-    gate = latest_gate(session, adapter)
-    assert gate is not None
-    return gate.id
+def tag_of(session: Session, adapter: str = ADAPTER) -> str:
+    return read_adapter_state(session, adapter).tag
 
 
 def test_who_comes_second_is_told_who_was_first(session: Session) -> None:
-    gate_id, bob = gate_of(session), Action("bob", "operator", hour(31), "too slow")
-    approve(session, ANN, ADAPTER, gate_id=gate_id)
+    tag, bob = tag_of(session), Action("bob", "operator", hour(31), "too slow")
+    approve(session, ANN, ADAPTER, tag=tag)
     entries = audit_entries(session)
     for decide in (approve, reject):
         with pytest.raises(PromotionError) as raised:
-            decide(session, bob, ADAPTER, gate_id=gate_id)
-        assert raised.value.message == (
-            f"already decided: ann approved {ADAPTER} on 2026-01-02 at 06:00 UTC: looked at it"
-        )
-    with pytest.raises(PromotionError, match="already decided: ann approved"):
-        more_episodes(session, bob, ADAPTER, 3, gate_id=gate_id)
+            decide(session, bob, ADAPTER, tag=tag)
+        fact = f"{ADAPTER} is live (by ann on 2026-01-02 at 06:00 UTC: looked at it)"
+        assert raised.value.message == f"{ADAPTER} has changed since: {fact}"
+    with pytest.raises(PromotionError, match="has changed since"):
+        more_episodes(session, bob, ADAPTER, 3, tag=tag)
     assert audit_entries(session) == entries
-    assert approve(session, ANN, ADAPTER, gate_id=gate_id).live == [ADAPTER]  # a repeated request
+    assert approve(session, ANN, ADAPTER, tag=tag).live == [ADAPTER]  # a repeated request
 
 
 def test_a_decision_on_figures_that_are_not_the_newest_is_refused(session: Session) -> None:
-    gate_id = gate_of(session)
+    tag = tag_of(session)
     newer = GateResult(ADAPTER, GateAnswer.PASS, [], 2)
     save_gate(session, newer, cycle_id="c1", at=hour(29))
     for decide in (approve, reject):
-        with pytest.raises(PromotionError, match="has a newer answer, of 2026-01-02 at 05:00 UTC"):
-            decide(session, ANN, ADAPTER, gate_id=gate_id)
+        with pytest.raises(PromotionError, match="has changed since: its gate answered pass on 2026-01-02 at 05:00"):
+            decide(session, ANN, ADAPTER, tag=tag)
     assert audit_entries(session) == []
-    assert reject(session, ANN, ADAPTER, gate_id=gate_of(session)).said == f"{ADAPTER} is rejected"
+    assert reject(session, ANN, ADAPTER, tag=tag_of(session)).said == f"{ADAPTER} is rejected"
+
+
+@pytest.mark.parametrize("with_tag", [False, True])
+def test_repeating_an_approval_after_another_persons_rollback_changes_nothing(session: Session, with_tag: bool) -> None:
+    tag = tag_of(session) if with_tag else ""
+    approve(session, ANN, ADAPTER, tag=tag)
+    roll_back(session, Action("bob", "operator", hour(31), "it insults customers"), ADAPTER)
+    entries = audit_entries(session)
+    with pytest.raises(PromotionError, match=r"is rolled back \(by bob on 2026-01-02 at 07:00 UTC: it insults"):
+        approve(session, ANN, ADAPTER, tag=tag)
+    assert (audit_entries(session), [entry.adapter for entry in live_adapters(session)]) == (entries, [])
+
+
+def test_repeating_a_rollback_without_a_name_undoes_nothing_else(session: Session) -> None:
+    approve(session, ANN, ADAPTER)
+    approve(session, Action("ann", "local", hour(31)), SECOND)
+    bob = Action("bob", "operator", hour(32))
+    first, second = roll_back(session, bob, None), roll_back(session, bob, None)
+    assert (first.detail, second.detail, second.live) == (first.detail, first.detail, [ADAPTER])
+    assert second.said == (
+        f"{SECOND} was rolled back before (by bob on 2026-01-02 at 08:00 UTC); to roll back another version, name it"
+    )
+    assert roll_back(session, bob, ADAPTER).live == []
 
 
 def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(session: Session) -> None:

@@ -31,7 +31,8 @@ from traced.core.errors import AdapterChanged, PromotionError
 from traced.gateway import canaries
 from traced.gateway.canaries import Canaries
 from traced.registry.canary import Judgement, Verdict
-from traced.registry.decisions import Action, approve, roll_back, start_approved
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve, roll_back, start_approved
 from traced.registry.integrity import (
     QUARANTINED,
     changed_files,

@@ -7,11 +7,18 @@ from sqlmodel import Session
 from store.database import open_store, write_session
 from store.errors import NotFound
 from store.records import Approval, Decision
-from store.repositories.promotions import awaiting_decision, list_approvals, live_adapters, save_approval
+from store.repositories.promotions import (
+    awaiting_decision,
+    list_approvals,
+    live_adapters,
+    read_adapter_state,
+    save_approval,
+)
 from store.types import GateAnswer
 from tests.unit.registry.chain import hour, seed_adapter, seed_cycle
 from traced.core.errors import PromotionError
-from traced.registry.decisions import Action, approve, reject, roll_back, start_approved
+from traced.registry.decision_rules import Action
+from traced.registry.decisions import approve, reject, roll_back, start_approved
 
 
 @pytest.fixture
@@ -64,6 +71,8 @@ def test_approval_waits_for_a_person_and_repeating_it_changes_nothing(session: S
 
 
 def test_rollback_undoes_the_last_promotion_step_by_step(session: Session, tmp_path: Path) -> None:
+    with pytest.raises(PromotionError, match="nothing is live"):
+        roll_back(session, action("ann", 4), None)
     names = [seed_adapter(session, tmp_path, number) for number in (1, 2)]
     for number, name in enumerate(names):
         approve(session, action("ann", 5 + number), name)
@@ -72,8 +81,7 @@ def test_rollback_undoes_the_last_promotion_step_by_step(session: Session, tmp_p
     assert live(session) == [names[0]]
     assert roll_back(session, action("ann", 9), names[0]).detail == {"rolled_back": names[0], "restored": None}
     assert live(session) == []
-    with pytest.raises(PromotionError, match="nothing is live"):
-        roll_back(session, action("ann", 10), None)
+    assert "was rolled back before" in roll_back(session, action("ann", 10), None).said
 
 
 def test_a_live_adapter_is_rolled_back_before_it_is_rejected(session: Session, tmp_path: Path) -> None:
@@ -105,5 +113,5 @@ def test_a_cycle_that_carries_on_does_not_undo_a_rollback(session: Session, tmp_
     assert start_approved(session, action("cycle", 5), [name], "immediate", (0.1,)) == [name]
     roll_back(session, action("ann", 6), name)
     assert start_approved(session, action("cycle", 7), [name], "immediate", (0.1,)) == []
-    approve(session, action("ann", 8), name)
+    approve(session, action("ann", 8), name, tag=read_adapter_state(session, name).tag)
     assert live(session) == [name]

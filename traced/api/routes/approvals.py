@@ -24,6 +24,7 @@ from store.repositories.promotions import (
     list_gated_adapters,
     list_gates,
     live_adapters,
+    read_adapter_state,
     trials,
 )
 from store.repositories.trajectories import get_trajectory
@@ -49,7 +50,8 @@ from traced.client.approvals import (
     TrainingLineage,
 )
 from traced.config.settings import Settings
-from traced.registry.decisions import pending_requests, round_limit
+from traced.registry.decision_rules import round_limit
+from traced.registry.decisions import pending_requests
 
 BASE = "base"  # name of the base model in episodes
 MAX_ROWS = 8  # maximum number of pairs of each kind, and of lost tasks
@@ -83,6 +85,7 @@ def adapter_case(session: Session, adapter: str, settings: Settings) -> Case:
     pair_views = [_pair(split, pair) for split, group in pairs.items() for pair in group if _is_judged(pair)]
     return Case(
         adapter=approval_status(gated[0]),
+        tag=read_adapter_state(session, adapter, lock=False).tag,
         live=adapter in {promotion.adapter for promotion in live_adapters(session)},
         trial=next((t.promotion.state.value for t in trials(session) if t.promotion.adapter == adapter), ""),
         gates=[_gate(gate) for gate in reversed(list_gates(session, adapter))],

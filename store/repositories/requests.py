@@ -1,0 +1,44 @@
+"""Requests that were carried out, by their idempotency key, so that a repetition returns the first response.
+
+Invariants: the row is written in the transaction of the request's changes, so both are stored or neither. A concurrent
+repetition waits for the first request. A key is valid for ``LIFETIME``.
+"""
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete
+from sqlmodel import Session, col
+
+from store.content import insert_new
+from store.errors import StoreConflict
+from store.service_tables import RequestRow
+from store.types import JsonObject
+
+LIFETIME = timedelta(days=30)
+
+
+def begin_request(session: Session, key: str, digest: str, *, at: datetime) -> JsonObject | None:
+    """Reserve a key until the end of the transaction; return the response if the request was carried out before.
+
+    Args:
+        session: the transaction of the request's changes.
+        key: the idempotency key, chosen by the client.
+        digest: SHA-256 (hex) of the caller and of what is requested.
+        at: the current time.
+
+    Raises:
+        StoreConflict: the key was used for another request.
+    """
+    session.execute(delete(RequestRow).where(col(RequestRow.at) < at - LIFETIME))
+    insert_new(session, RequestRow, [{"key": key, "digest": digest, "at": at, "response": {}}])
+    row = session.get_one(RequestRow, key)
+    if row.digest != digest:
+        raise StoreConflict("the idempotency key was used for another request; create a new key for each request")
+    return row.response or None
+
+
+def end_request(session: Session, key: str, response: JsonObject) -> None:
+    """Store the response of a request whose key is reserved."""
+    row = session.get_one(RequestRow, key)
+    row.response = response
+    session.add(row)
