@@ -6,8 +6,8 @@
 #                --build-arg PIP_NO_BUILD_ISOLATION=0 -t traced .
 # (PIP_NO_BUILD_ISOLATION=0 is how pip spells "no isolation" in its variables.)
 #
-# Not in the image: a Docker engine (mount its socket: compose.yaml). `traced backup` of a PostgreSQL store calls pg_dump:
-# take a BASE_IMAGE that has it, or on a Debian one --build-arg APT_PACKAGES=postgresql-client (compose.yaml does).
+# Not in the image: a Docker engine (mount its socket: compose.yaml). `traced backup` and `traced restore` of a PostgreSQL store call
+# pg_dump and pg_restore: take a BASE_IMAGE that has them, or on a Debian one --build-arg APT_PACKAGES=postgresql-client (compose.yaml does).
 # Run it with the machine's process ids (--pid=host), or the load of its own sandboxes and trainers looks like others'.
 ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE}

@@ -89,6 +89,8 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 settings.register_profile("traced", deadline=None, derandomize=IN_CI)
 settings.load_profile("traced")
 
+# Under another umask the tests' own folders would be writable by the group, and refused as data directories.
+os.umask(0o022)
 for name in [name for name in os.environ if name.endswith(("_API_KEY", "_BASE_URL")) or name.startswith("TRACED_")]:
     if not name.startswith(("TRACED_DOCKER", "TRACED_VLLM_PYTHON", "TRACED_INTEROP")):
         del os.environ[name]

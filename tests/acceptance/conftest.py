@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.guard import sitecustomize
+from tests.unit.maintenance.place import loose_entries
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ def refuse(calls_file: Path) -> None:
 
 @pytest.fixture
 def traced(tmp_path: Path, stray_calls: Path) -> Traced:
-    """Run ``traced ARGS`` in an empty directory with its own data directory; ``env`` adds variables, PYTHONPATH too."""
+    """Run ``traced ARGS`` in an empty directory with its own data directory; ``env`` adds variables, PYTHONPATH too.
+
+    The commands run under umask 0, and must nevertheless write nothing that other users can write.
+    """
 
     def run(
         *arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 240, stdin: str = ""
@@ -72,8 +76,10 @@ def traced(tmp_path: Path, stray_calls: Path) -> Traced:
             text=True,
             timeout=timeout,
             check=False,
+            umask=0,
         )
         refuse(stray_calls)
+        assert not loose_entries(tmp_path / "traced-data", 0o022)
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -13,16 +13,20 @@ from typing import Any
 
 import psutil
 
+from tests.unit.maintenance.place import loose_entries
 from tests.waiting import eventually
 
 
 def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None:
     folder, log = tmp_path / "data", tmp_path / "data" / "logs" / "router.log"
     pairs = ["serving.with_service=true", "serving.port=0"]
+    folder.mkdir(mode=0o755)
+    (folder / "of an earlier version").touch(0o644)
     command = [sys.executable, "-m", "traced", "up", "--data-dir", str(folder)]
     command += [part for pair in pairs for part in ("--set", pair)]
     with (tmp_path / "out").open("wb") as out:
-        service = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        service = subprocess.Popen(command, stdout=out, stderr=out, env=environment, umask=0)
     try:
         first = eventually(lambda: served_urls(log), within_s=90)
         assert "base" in [entry["id"] for entry in ask(f"{first[-1]}/models")["data"]]
@@ -32,6 +36,8 @@ def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None
         router.kill()
         restarted = eventually(lambda: [url for url in served_urls(log) if url not in first], within_s=90)
         assert ask(f"{restarted[-1]}/models")["object"] == "list"
+        assert loose_entries(folder) == []
+        assert "closed 1 files and 1 folders" in (tmp_path / "out").read_text()
         family = psutil.Process(service.pid).children(recursive=True)
         service.send_signal(signal.SIGTERM)
         assert service.wait(90) == 0

@@ -15,11 +15,12 @@ from store.records import CycleState
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import set_cycle_state
 from store.repositories.evidence import evidence_chain
+from store.repositories.promotions import list_promotions, roll_back
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.schema_version import HEAD
 from store.status import store_status
 from store.tables import AdapterRow
-from tests.unit.maintenance.place import ADAPTER, NOW
+from tests.unit.maintenance.place import ADAPTER, NOW, repacked
 from tests.unit.store.chain import T0, adapter, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
 from traced.config.settings import Settings, load_settings
@@ -77,13 +78,14 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
     settings_at = settings_for(url)
     backup = back_up(settings_at(place), now=NOW)
     assert (backup.manifest.database, backup.manifest.namespace) == ("postgresql", "public")
-    assert sorted(backup.manifest.members) == [f"adapters/{ADAPTER}/adapter_model.safetensors", "store.sql"]
+    assert sorted(backup.manifest.members) == [f"adapters/{ADAPTER}/adapter_model.safetensors", "store.dump"]
     add(url, "later")
     new_directory = tmp_path / "else'where"
     with pytest.raises(RestoreRefused, match="already holds tables of traced"):
         restore(backup.path, new_directory, settings_at, now=NOW)
     assert ids(url) == ["later", "t1", "t2", "t3"]
     restored = restore(backup.path, new_directory, settings_at, now=NOW, force=True)
+    assert restored.decisions == []
     assert restored.aside_schema == "before_20260320t120000z"
     assert ids(url) == ["t1", "t2", "t3"]
     store = open_store(url)
@@ -98,7 +100,7 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
         session.execute(update(AdapterRow).values(files=adapter().files))
         save_chain(session)
     store.dispose()
-    assert not (new_directory / "store.sql").exists()
+    assert sorted(path.name for path in new_directory.iterdir()) == ["adapters"]
 
 
 def test_into_an_empty_database(place: Path, url: str, postgres: Server, tmp_path: Path) -> None:
@@ -115,18 +117,62 @@ def test_into_an_empty_database(place: Path, url: str, postgres: Server, tmp_pat
     admin.dispose()
 
 
-def test_a_script_that_fails_leaves_database_and_directory_as_they_were(place: Path, url: str, tmp_path: Path) -> None:
+def test_a_load_that_fails_leaves_database_and_directory_as_they_were(place: Path, url: str, tmp_path: Path) -> None:
     store = connect(url)
     backup = back_up(settings_for(url)(place), now=NOW)
     with store.connect() as connection:
         connection.execute(text("CREATE VIEW in_the_way AS SELECT 1 AS n"))
         connection.execute(text("CREATE SCHEMA before_20260320t120000z"))  # so that the very first step fails
         connection.commit()
-    with pytest.raises(RestoreRefused, match="the restore failed and the database is unchanged: psql ended with code"):
+    with pytest.raises(RestoreRefused, match=r"the restore failed and the database is unchanged: schema .* exists"):
         restore(backup.path, place, settings_for(url), now=NOW, force=True)
     assert ids(url) == ["t1", "t2", "t3"]
+    with store.connect() as connection:
+        connection.execute(text("DROP SCHEMA before_20260320t120000z"))
+        connection.execute(text("DROP TABLE responses"))
+        connection.execute(text("CREATE VIEW responses AS SELECT 1 AS n"))  # so that the load fails half-way
+        connection.commit()
+    tables_before = tables(store)
+    refusal = 'the restore failed and the database is unchanged: pg_restore ended with code 1: .*"responses" already'
+    with pytest.raises(RestoreRefused, match=f"(?s){refusal}"):
+        restore(backup.path, place, settings_for(url), now=NOW, force=True)
+    assert tables(store) == tables_before
+    with store.connect() as connection:
+        schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'before%'"
+        assert connection.execute(text(schemas)).all() == []
+        assert connection.execute(text("SELECT count(*) FROM trajectories")).scalar() == 3
     assert (place / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == b"weights"
     assert sorted(path.name for path in tmp_path.iterdir()) == [place.name]
+    store.dispose()
+
+
+@pytest.mark.parametrize("name", ["store.sql", "store.dump"])
+def test_a_backup_runs_no_command(place: Path, url: str, tmp_path: Path, name: str) -> None:
+    backup = back_up(settings_for(url)(place), now=NOW)
+    (member,) = {"store.sql", "store.dump"} & set(backup.manifest.members)
+    script = f"SELECT 1;\n\\! touch '{tmp_path / 'ran'}'\n".encode()
+    forged = repacked(backup.path, {name: script}, omitted=member)
+    with pytest.raises(RestoreRefused, match=r"plain SQL script|pg_restore ended with code 1"):
+        restore(forged, tmp_path / "new", settings_for(url), now=NOW, force=True)
+    assert not (tmp_path / "ran").exists()
+    assert ids(url) == ["t1", "t2", "t3"]
+
+
+def test_a_rolled_back_adapter_is_not_revived_unasked(place: Path, url: str) -> None:
+    store = open_store(url)
+    backup = back_up(settings_for(url)(place), now=NOW)
+    with write_session(store) as session:
+        roll_back(session, ADAPTER, actor="ann", at=NOW, reason="it\tlies\\")
+    other = back_up(settings_for(url)(place), now=NOW + timedelta(minutes=1))
+    revived = f"revives {ADAPTER}: it would be live again, although ann rolled it back on 2026-03-20 12:00:00"
+    with pytest.raises(RestoreRefused, match=revived):
+        restore(backup.path, place, settings_for(url), now=NOW, force=True)
+    done = restore(backup.path, place, settings_for(url), now=NOW, force=True, accept=lambda changes: True)
+    assert [line.partition(" ")[0] for line in done.decisions] == ["revives", "loses"]
+    late = NOW + timedelta(minutes=2)
+    assert restore(other.path, place, settings_for(url), now=late, force=True, accept=lambda changes: True).aside_schema
+    with read_session(store) as session:
+        assert [entry.reason for entry in list_promotions(session, ADAPTER)][-1] == "it\tlies\\"
     store.dispose()
 
 

@@ -17,7 +17,9 @@ ALLOWED = {
     "store": set(),
     "sandbox": {"store", "store.text", "store.types"},
     "agents": {"store", "store.text", "store.types", "sandbox", "sandbox.contract"},
-    "tui": {"store", "store.text", "traced", "traced.core", "traced.core.errors", "traced.core.location"} | CLIENT,
+    "tui": {"store", "store.text", "traced"}
+    | {f"traced.core{module}" for module in ("", ".errors", ".location", ".permissions")}
+    | CLIENT,
 }
 
 LOAD_ALL = """

@@ -38,6 +38,7 @@ from traced.config.settings import Settings
 from traced.core import telemetry
 from traced.core.errors import PromotionError, TracedError
 from traced.core.ownership import exclusive_access, is_alive, own_identity, sandbox_owner
+from traced.core.permissions import tighten
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
@@ -223,6 +224,8 @@ def up(load: Callable[[], Settings]) -> None:
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
     with exclusive_access(settings.data_dir, now()):
+        if tightened := tighten(settings.data_dir):
+            log.warning("closed %s of %s to other users", tightened, settings.data_dir)
         create_in_subprocess(settings.store_url)
         store = open_store(settings.store_url)
         try:

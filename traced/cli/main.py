@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from typer.main import get_group
 
 from traced.cli.output import Verbs, stop_on_signals
+from traced.core.permissions import private_umask
 
 
 class Verb(NamedTuple):
@@ -195,5 +196,6 @@ def options(
 
 def main() -> None:
     """Run the command line and exit."""
+    private_umask()
     stop_on_signals()
     app()

@@ -1,5 +1,6 @@
 """Commands for maintenance: backup, restore, prune, db status, db upgrade."""
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Overrides, read_settings
-from traced.cli.output import console, print_json
+from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import opened_store
 from traced.config.settings import Settings
 from traced.core.location import data_directory
@@ -16,7 +18,7 @@ from traced.core.ownership import sandbox_owner
 from traced.maintenance import prune as pruning
 from traced.maintenance import restore as restoring
 from traced.maintenance.archive import verify
-from traced.maintenance.backup import back_up
+from traced.maintenance.backup import CONFIG, back_up
 from traced.maintenance.upgrade import schema_state, upgrade
 
 
@@ -58,6 +60,9 @@ def restore(
     file: Annotated[Path, typer.Argument(help="A file that traced backup wrote.", show_default=False)],
     *,
     force: Annotated[bool, typer.Option("--force", help="Move existing data aside; nothing is deleted.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Do not ask before decisions of people are revived or lost.")
+    ] = False,
     data_dir: DataDir = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -67,7 +72,16 @@ def restore(
     def settings_of(directory: Path) -> Settings:
         return read_settings(directory, overrides)
 
-    result = restoring.restore(file, data_directory(data_dir), settings_of, now=datetime.now(UTC), force=force)
+    def accepted(changes: list[str]) -> bool:
+        if accept or not sys.stdin.isatty():
+            return accept
+        progress.print("Decisions of people that this restore changes:")
+        for change in changes:
+            progress.print(f"    {change}", highlight=False, markup=False)
+        return typer.confirm("Restore nevertheless?", err=True)
+
+    directory = data_directory(data_dir)
+    result = restoring.restore(file, directory, settings_of, now=datetime.now(UTC), force=force, accept=accepted)
     if as_json:
         print_json(result)
         return
@@ -77,6 +91,14 @@ def restore(
     if result.aside_schema:
         text = f"The previous tables were moved to the database schema {result.aside_schema}"
         console.print(text, highlight=False)
+    if result.decisions:
+        console.print("Decisions of people that this restore has changed:")
+        for line in result.decisions:
+            console.print(f"    {line}", highlight=False, markup=False)
+    if result.commands:
+        console.print(f"Off in {result.data_dir / CONFIG} until you remove the '# ', because it names a command:")
+        for line in result.commands:
+            console.print(f"    {sanitize_line(line)}", highlight=False, markup=False)
     console.print("Next: traced db status", highlight=False)
 
 
@@ -133,7 +155,10 @@ def db_upgrade(data_dir: DataDir = None, overrides: Overrides = None, as_json: A
     result = upgrade(read_settings(data_dir, overrides), now=datetime.now(UTC))
     if as_json:
         print_json(result)
-    elif result.backup is None:
+        return
+    if result.tightened:
+        console.print(f"Closed {result.tightened} to other users", highlight=False)
+    if result.backup is None:
         console.print(f"The store already has schema {result.after}", highlight=False)
     else:
         console.print(

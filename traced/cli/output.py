@@ -35,6 +35,7 @@ from typer.core import TyperGroup
 
 from sandbox.errors import harmless
 from traced.core.errors import TracedError, cause_of, is_expected
+from traced.core.permissions import private_opener
 
 console = Console(soft_wrap=True)
 progress = Console(stderr=True)
@@ -64,7 +65,7 @@ def jsonable(value: Any) -> Any:
 def write_new_file(path: Path, text: str) -> None:
     """Write ``text`` unchanged to a new file; raises ``TracedError`` if the file exists, which is not changed."""
     try:
-        with path.open("x", encoding="utf-8", newline="") as file:
+        with open(path, "x", encoding="utf-8", newline="", opener=private_opener) as file:
             file.write(text)
     except FileExistsError:
         raise TracedError(f"{path} already exists", hint="use --into with another name") from None

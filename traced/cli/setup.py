@@ -29,6 +29,7 @@ from traced.config.settings import Settings, template
 from traced.core.checks import Finding
 from traced.core.errors import ConfigError, TracedError
 from traced.core.location import FILE_NAME, data_directory
+from traced.core.permissions import FOLDER, private_opener
 from traced.inference.model_files import base_model
 from traced.ingest.losses import describe, read_losses
 
@@ -296,8 +297,8 @@ def image(
 def _write_new(path: Path, text: str) -> bool:
     """Write ``path`` unless the file exists, and return whether it was written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
+        path.parent.mkdir(FOLDER, parents=True, exist_ok=True)
+        with open(path, "x", encoding="utf-8", opener=private_opener) as file:
             file.write(text)
     except FileExistsError:
         if path.is_file():

@@ -265,6 +265,7 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, object] 
 
     Raises:
         ConfigError: names the key, the value, its source and, for an unknown key, the nearest valid one.
+        DataDirectoryUnusable: other users can write the data directory.
     """
     directory = data_directory(data_dir)
     path = find_settings_file(directory)

@@ -9,7 +9,7 @@
     ├── HostError
     │   ├── AlreadyRunning          another live process holds the data directory
     │   ├── ServiceSilent           a live process holds the data directory and does not respond
-    │   ├── DataDirectoryUnusable   the lock file cannot be created or opened (read-only, no permission, no folder)
+    │   ├── DataDirectoryUnusable   its lock file cannot be opened (read-only, no folder), or others can write it
     │   ├── NoServiceManager        systemd is not the service manager of this machine (or user)
     │   ├── UnitRefused             the unit file cannot be written or removed
     │   └── SystemctlFailed         systemctl reported an error
@@ -82,7 +82,7 @@ class ServiceSilent(HostError):
 
 
 class DataDirectoryUnusable(HostError):
-    """The lock file of the data directory cannot be created or opened."""
+    """The data directory's lock file cannot be created or opened, or other users can write the directory."""
 
 
 class NoServiceManager(HostError):

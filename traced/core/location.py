@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from traced.core.errors import ConfigError
+from traced.core.permissions import check_directory, check_settings_file
 
 FILE_NAME = "traced.toml"
 SOCKET_NAME = "traced.sock"
@@ -20,8 +21,13 @@ PASSWORD_VARIABLE = "TRACED_STORE__PASSWORD_FILE"
 
 
 def data_directory(data_dir: Path | None = None) -> Path:
-    """Return the absolute data directory: ``data_dir``, else TRACED_DATA_DIR, else ./traced-data."""
-    return (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+    """Return the absolute data directory: ``data_dir``, else TRACED_DATA_DIR, else ./traced-data.
+
+    It need not exist. Raises ``DataDirectoryUnusable`` if other users can write it.
+    """
+    directory = (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+    check_directory(directory)
+    return directory
 
 
 def default_socket(data_dir: Path) -> Path:
@@ -43,7 +49,11 @@ def http_url(host: str, port: int) -> str:
 
 
 def read_settings_file(path: Path) -> dict[str, Any]:
-    """Return the content of a settings file without validation; raises ``ConfigError`` if it cannot be read."""
+    """Return the content of a settings file without validation.
+
+    Raises ``ConfigError`` if it cannot be read or if other users can write it.
+    """
+    check_settings_file(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from traced.core.errors import AlreadyRunning, DataDirectoryUnusable
 from traced.core.files import flush
+from traced.core.permissions import FILE, FOLDER, check_directory
 
 OWNER_FILE = "sandbox-owner"
 SERVICE_LOCK = "traced.lock"
@@ -65,8 +66,9 @@ def hold_directory(
 
     Raises:
         AlreadyRunning: another process holds it.
-        DataDirectoryUnusable: the lock file cannot be opened.
+        DataDirectoryUnusable: the lock file cannot be opened, or other users can write the directory.
     """
+    check_directory(data_dir)
     path = data_dir / file_name
     descriptor = _open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -97,6 +99,7 @@ def exclusive_access(data_dir: Path, now: datetime) -> Iterator[None]:
 
 def current_holder(data_dir: Path) -> Holder | None:
     """Return the holder of a data directory, None if there is none; raises ``DataDirectoryUnusable``."""
+    check_directory(data_dir)
     path = data_dir / SERVICE_LOCK
     if not path.exists():
         return None
@@ -169,8 +172,8 @@ def _create_owner_file(path: Path) -> None:
 
 def _open(path: Path, flags: int) -> int:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        path.parent.mkdir(FOLDER, parents=True, exist_ok=True)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
     except OSError as error:
         raise _unusable(path, error) from error
 

@@ -17,6 +17,7 @@ from store.errors import StoreError
 from traced.config import logs
 from traced.config.settings import load_settings
 from traced.core.errors import TracedError
+from traced.core.permissions import private_umask
 from traced.gateway.recorder import GRACE_S
 from traced.gateway.server import now, serve
 from traced.processes.parent import follow_parent
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal or the end of the parent process stops the gateway; return the exit code."""
+    private_umask()
     parser = argparse.ArgumentParser(prog="python -m traced.gateway")
     parser.add_argument("--data-dir", type=Path, required=True)
     settings = load_settings(parser.parse_args(arguments).data_dir)

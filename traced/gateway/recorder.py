@@ -35,6 +35,7 @@ from store.repositories.serving import EXCHANGE_PREFIX, answered_by_router, last
 from traced.config import logs
 from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
+from traced.core.permissions import private_umask
 from traced.gateway.canaries import Canaries
 from traced.gateway.spool_status import DAMAGED_FILE
 from traced.ingest.losses import LINES, LossLedger, mark_stored, read_losses
@@ -258,6 +259,7 @@ class Recorder:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal or the end of the gateway stops the recorder; return the exit code."""
+    private_umask()
     parser = argparse.ArgumentParser(prog="python -m traced.gateway.recorder")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--once", action="store_true", help="store the present backlog, then exit")

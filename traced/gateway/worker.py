@@ -18,6 +18,7 @@ from store.errors import StoreError
 from traced.config import logs
 from traced.config.settings import load_settings
 from traced.core.errors import TracedError
+from traced.core.permissions import private_umask
 from traced.gateway.server import now, serve_worker
 from traced.gateway.workers import GRACE_S
 from traced.processes.parent import follow_parent
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one worker until a signal or the end of its parent stops it; return the exit code."""
+    private_umask()
     parser = argparse.ArgumentParser(prog="python -m traced.gateway.worker")
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--model", required=True)

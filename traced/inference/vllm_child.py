@@ -8,6 +8,7 @@ library.
 import runpy
 import sys
 
+from traced.core.permissions import private_umask
 from traced.processes.parent import follow_parent
 
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -16,6 +17,7 @@ GRACE_S = 15.0
 
 def main() -> None:
     """Run vLLM's server until it is stopped or the parent process ends."""
+    private_umask()
     follow_parent(grace_s=GRACE_S)
     sys.argv[0] = SERVER
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)

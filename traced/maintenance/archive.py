@@ -26,7 +26,7 @@ from traced.maintenance.errors import BackupDamaged
 MANIFEST = "manifest.json"
 FORMAT = 1
 CHUNK = 1 << 20
-PERMISSIONS = 0o755  # permission bits of a member that are restored
+PERMISSIONS = 0o700  # permission bits of a member that are restored: those of the owner
 
 
 @dataclass(frozen=True)

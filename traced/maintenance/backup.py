@@ -34,6 +34,7 @@ from traced.config.settings import Settings
 from traced.core.errors import AdapterChanged
 from traced.core.files import flush, free_name
 from traced.core.location import find_settings_file
+from traced.core.permissions import FOLDER
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest, Writer
 from traced.maintenance.databases import copy_sqlite, dump_postgres, is_sqlite
@@ -74,7 +75,7 @@ def _lock(descriptor: int) -> bool:
 BACKUPS = "backups"
 SUFFIX = ".tar.zst"
 STAGING = ".partial-backup-"
-STORE, SCRIPT, CHECKPOINTS, CONFIG = "traced.db", "store.sql", "checkpoints.db", "traced.toml"
+STORE, DUMP, CHECKPOINTS, CONFIG = "traced.db", "store.dump", "checkpoints.db", "traced.toml"
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,8 @@ def _add_databases(writer: Writer, settings: Settings, folder: Path) -> str:
         writer.add(CHECKPOINTS, folder / CHECKPOINTS)
     file = sqlite_file(settings)
     if file is None:
-        namespace = dump_postgres(settings.store_url, folder / SCRIPT).namespace
-        writer.add(SCRIPT, folder / SCRIPT)
+        namespace = dump_postgres(settings.store_url, folder / DUMP).namespace
+        writer.add(DUMP, folder / DUMP)
         return namespace
     copy_sqlite(file, folder / STORE)
     writer.add(STORE, folder / STORE)
@@ -217,7 +218,7 @@ def _manifest(settings: Settings, revision: str, namespace: str, writer: Writer,
 def _staging(parent: Path) -> Iterator[Path]:
     """Create a folder for the copies, readable by its owner alone, and remove it at the end."""
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(FOLDER, parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=parent))
     except OSError as error:
         raise BackupFailed(f"cannot write in {parent}: {error.strerror}", hint="name another file") from error

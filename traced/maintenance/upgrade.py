@@ -14,6 +14,7 @@ from store.database import MIGRATIONS, connect, known_revisions, migrate, redact
 from store.schema_version import HEAD, version_error
 from traced.config.settings import Settings
 from traced.core.ownership import exclusive_access
+from traced.core.permissions import Tightened, tighten
 from traced.maintenance.backup import back_up, schema_of
 
 
@@ -28,11 +29,15 @@ class SchemaState:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The result of an upgrade; ``backup`` is None if the schema was current."""
+    """The result of an upgrade; ``backup`` is None if the schema was current.
+
+    ``tightened`` counts the files and folders that other users could access until now.
+    """
 
     before: str
     after: str
     backup: Path | None
+    tightened: Tightened
 
 
 def schema_state(settings: Settings) -> SchemaState:
@@ -44,17 +49,21 @@ def schema_state(settings: Settings) -> SchemaState:
 
 
 def upgrade(settings: Settings, *, now: datetime, scripts: Path = MIGRATIONS) -> Upgrade:
-    """Upgrade the store to the newest migration in ``scripts``, after a backup into DIR/backups."""
+    """Upgrade the store to the newest migration in ``scripts``, after a backup into DIR/backups.
+
+    In any case the data directory is closed to other users first (``traced.core.permissions``).
+    """
     with exclusive_access(settings.data_dir, now):
+        tightened = tighten(settings.data_dir)
         old_revision, revisions = schema_of(settings), known_revisions(scripts)
         if old_revision == revisions[-1]:
-            return Upgrade(old_revision, old_revision, None)
+            return Upgrade(old_revision, old_revision, None, tightened)
         engine = connect(settings.store_url)
         try:
             if old_revision not in revisions:
                 raise version_error(redacted_url(engine.url), old_revision)
             backup = back_up(settings, now=now, label=f"before-upgrade-{old_revision}")
             migrate(engine, scripts=scripts)
-            return Upgrade(old_revision, str(revision(engine)), backup.path)
+            return Upgrade(old_revision, str(revision(engine)), backup.path, tightened)
         finally:
             engine.dispose()

@@ -442,7 +442,6 @@ def _servers(subject: Subject) -> list[Finding]:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".check-", dir=settings.data_dir) as folder:
         probe = Path(folder)
-        probe.chmod(0o755)
         subject.meta.save_probe(probe)
         return [finding for of_server in asyncio.run(check_all(probe)) for finding in of_server]
 

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from traced.core.errors import cause_of, is_expected
+from traced.core.permissions import private_umask
 from traced.processes.job import Job, JsonObject, ReportKind, describe, read_job
 from traced.processes.parent import arm_alarm, follow_parent, kill_descendants
 
@@ -68,6 +69,7 @@ class Reporter:
 
 def run_child(work: Work, arguments: Sequence[str] | None = None) -> int:
     """Run the job named on the command line and return the exit code."""
+    private_umask()
     options = _options(arguments)
     supervised = options.report_fd is not None
     reporter = Reporter(options.report_fd if supervised else 1)

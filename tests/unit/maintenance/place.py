@@ -1,19 +1,24 @@
 """A data directory with a sample of every kind of file, for tests of maintenance."""
 
 import hashlib
+import io
 import json
 import sqlite3
+import tarfile
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+import zstandard
 from sqlalchemy import update
 
 from store.database import open_store, write_session
 from store.tables import AdapterRow
 from tests.unit.store.chain import HASH, SOURCE, save_chain
 from traced.config.settings import Settings, load_settings
+from traced.maintenance import archive
+from traced.maintenance.archive import Manifest
 
 NOW = datetime(2026, 3, 20, 12, 0, tzinfo=UTC)
 ADAPTER = "date-reasoning@v1"
@@ -56,10 +61,32 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
+def loose_entries(data_dir: Path, bits: int = 0o077) -> list[Path]:
+    """Return the files and folders of which group or others have one of the permission ``bits``."""
+    paths = [data_dir, *sorted(data_dir.rglob("*"))] if data_dir.exists() else []
+    return [path for path in paths if not path.is_symlink() and path.stat().st_mode & bits]
+
+
 def tree(folder: Path, predicate: Callable[[Path], bool] = lambda path: True) -> dict[str, bytes]:
     """Return every file below ``folder`` that the predicate accepts, with its content."""
     files = [path for path in folder.rglob("*") if path.is_file() and predicate(path)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(files)}
+
+
+def repacked(backup_file: Path, extra: dict[str, bytes], *, omitted: str = "") -> Path:
+    """Write a backup with other files, and the manifest that fits them, as a forger would."""
+    content = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(backup_file.read_bytes())).readall()
+    old = archive.verify(backup_file)
+    target = backup_file.with_name("forged.tar.zst")
+    with tarfile.open(fileobj=io.BytesIO(content)) as source, archive.writing(target) as writer:
+        files = {name: source.extractfile(name).read() for name in old.members if name != omitted} | extra  # type: ignore[union-attr]
+        for name, data in files.items():
+            file = backup_file.with_name("member")
+            file.write_bytes(data)
+            writer.add(name, file)
+        fields = (old.traced, old.made_at, old.data_dir, old.database, old.schema, old.namespace)
+        writer.close_with(Manifest(*fields, writer.members))
+    return target
 
 
 def rows(database: Path) -> list[str]:

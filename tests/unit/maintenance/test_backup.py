@@ -64,7 +64,7 @@ def test_a_restored_directory_is_the_one_that_was_backed_up(place: Path, backup_
     done = restore(backup_file, target, settings_at, now=NOW)
     assert done.aside is None
     assert (target / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == WEIGHTS
-    assert (target / "adapters" / ADAPTER / "adapter_model.safetensors").stat().st_mode & 0o777 == 0o444
+    assert (target / "adapters" / ADAPTER / "adapter_model.safetensors").stat().st_mode & 0o777 == 0o400
     assert tree(target / "environments") == tree(place / "environments")
     assert rows(target / "checkpoints.db") == rows(place / "checkpoints.db")
     assert settings_at(target).seed == 5

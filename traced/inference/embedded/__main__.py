@@ -14,6 +14,7 @@ import torch
 import uvicorn
 
 from traced.core.errors import TracedError
+from traced.core.permissions import private_umask
 from traced.inference.embedded.engine import Engine
 from traced.inference.embedded.server import build_app
 from traced.inference.model_files import ModelFiles, load_model
@@ -26,6 +27,7 @@ KEEP_ALIVE_S = 120
 
 def main(argv: list[str] | None = None) -> int:
     """Load the model and serve until stopped; return the exit code."""
+    private_umask()
     options = _options(argv)
     if options.die_with_parent:
         follow_parent(grace_s=0)
