@@ -8,6 +8,7 @@ Invariant: a decision is based on the newest log entry and written in the same t
 people therefore do not interfere, and a version that a person rolled back stays rolled back.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +22,7 @@ from store.repositories import promotions, serving
 from store.repositories.adapters import get_adapter, quarantined_adapters
 from store.types import Outcome
 from traced.config.settings import Settings
-from traced.core.errors import AdapterChanged
+from traced.core.errors import AdapterChanged, PromotionError
 from traced.evaluation.sequential import Arm
 from traced.notifications.messages import announce, canary_ended
 from traced.registry.adapter_store import local_folder
@@ -32,6 +33,8 @@ from traced.registry.integrity import check_files, quarantining
 from traced.scoring.evidence import Labels
 
 ACTOR = "traced canary"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -69,6 +72,8 @@ class Canaries:
                         self._apply(session, trial, judge(evidence, self.settings.promotion), at)
             except AdapterChanged:
                 continue  # logged, and a person was told
+            except PromotionError as error:
+                log.warning("canary %s does not go live: %s", trial.promotion.adapter, error)
             self._reviewed[trial.promotion.adapter] = state
 
     def _apply(self, session: Session, trial: PromotionEntry, judgement: Judgement, at: datetime) -> None:

@@ -50,6 +50,7 @@ def test_a_changed_adapter_is_found_shown_and_released_once_it_is_right(store: E
     assert f"Quarantined: {NAME}, live in the log, it takes no traffic (adapter_model.safetensors" in words(status)
     state = json.loads(run(tmp_path, "status", "--json").stdout)
     assert (state["live"], state["adapters"][0]["traffic"]) == ([], "quarantined")
+    assert "no traffic: adapter_model.safetensors" in words(run(tmp_path, "explain", NAME))
     refusal = run(tmp_path, "verify", "--release", NAME)
     assert (refusal.exit_code, "is not what was published" in words(refusal)) == (1, True)
     approval = run(tmp_path, "approve", NAME)
