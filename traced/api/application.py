@@ -169,7 +169,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
     @router.post("/adapters/{adapter}/rollback")
     def roll_back(adapter: str, body: DecisionRequest, caller: AuthenticatedCaller) -> Done:
         """Roll back the promotion of the named adapter."""
-        return control.decide(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
+        return control.roll_back(caller, body, partial(decisions.roll_back, adapter=adapter, tag=body.tag))
 
     @router.post("/prompts/{patch}/approve")
     def approve_prompt(patch: str, body: Reason, caller: AuthenticatedCaller) -> Done:
@@ -184,7 +184,7 @@ def _action_routes(control: Control, door: Door) -> APIRouter:
     @router.post("/rollback")
     def roll_back_last(body: Reason, caller: AuthenticatedCaller) -> Done:
         """Roll back the last promotion; if that is rolled back already, nothing changes."""
-        return control.decide(caller, body, partial(decisions.roll_back, adapter=None))
+        return control.roll_back(caller, body, partial(decisions.roll_back, adapter=None))
 
     @router.post("/reload")
     def reload(body: Reason, caller: AuthenticatedCaller) -> Done:

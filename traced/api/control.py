@@ -66,6 +66,7 @@ from traced.client.models import (
 from traced.client.serving import Health
 from traced.config.settings import Settings
 from traced.core.ownership import sandbox_owner
+from traced.core.reserve import with_reserve
 from traced.daemon.live_state import LiveState, Sample, Watch
 from traced.daemon.loop import CycleLoop
 from traced.daemon.settings_changes import change
@@ -316,6 +317,10 @@ class Control:
         done = self._commit(caller, self._authorize(caller, request), decision)
         self.loop.wake()
         return done
+
+    def roll_back(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
+        """Call ``decide``; on a full disk the space that is reserved for it is freed."""
+        return with_reserve(self.settings.data_dir, partial(self.decide, caller, request, decision))
 
     def _commit(self, caller: Caller, action: Action, change: Callable[[Session, Action], Done]) -> Done:
         """Call ``change`` in a transaction; a repetition of its request returns the first response instead.

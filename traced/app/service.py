@@ -26,7 +26,7 @@ from store.errors import StoreError
 from store.records import Event
 from store.repositories.events import last_event, save_event
 from traced.api.application import control_api
-from traced.api.auth import Caller, by_token, checked_tokens, listening, local, tcp_socket, unix_socket
+from traced.api.auth import Caller, by_token, checked_tokens, listening, listening_at, local, tcp_socket
 from traced.api.control import Control
 from traced.api.errors import DoorError
 from traced.api.monitoring import parts_of, prometheus
@@ -37,8 +37,9 @@ from traced.config.service_sections import ApiSection
 from traced.config.settings import Settings
 from traced.core import telemetry
 from traced.core.errors import PromotionError, TracedError
-from traced.core.ownership import exclusive_access, is_alive, own_identity, sandbox_owner
+from traced.core.ownership import SERVICE, exclusive_access, is_alive, own_identity, sandbox_owner
 from traced.core.permissions import tighten
+from traced.core.reserve import create_reserve
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
@@ -223,7 +224,7 @@ def up(load: Callable[[], Settings]) -> None:
     tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
-    with exclusive_access(settings.data_dir, now()):
+    with exclusive_access(settings.data_dir, now(), SERVICE):
         if tightened := tighten(settings.data_dir):
             log.warning("closed %s of %s to other users", tightened, settings.data_dir)
         create_in_subprocess(settings.store_url)
@@ -258,7 +259,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
     metrics = partial(prometheus, control)
     async with AsyncExitStack() as exit_stack:
         unix_api = control_api(control, local, ready, metrics)
-        await exit_stack.enter_async_context(listening(unix_api, unix_socket(default_socket(settings.data_dir))))
+        await exit_stack.enter_async_context(listening_at(unix_api, default_socket(settings.data_dir)))
         if settings.api.port:
             tcp_api = control_api(control, by_token(lambda: tokens.roles), ready, metrics)
             await exit_stack.enter_async_context(listening(tcp_api, tcp_socket(settings.api.host, settings.api.port)))
@@ -267,6 +268,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
                 lifecycle,
                 notices=_deliver_notices(control),
                 upkeep=keep_up(control),
+                reserve=_keep_reserve(settings.data_dir),
                 triggers=triggers.run(),
                 scrub=scrub_daily(store, lambda: control.settings.notify.names, now),
                 reload=_reload(control, lifecycle, manager),
@@ -369,6 +371,13 @@ def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
     """Remove containers, staging and leases of ended processes; call it only while no stage runs."""
     for orphan in sweep(settings.data_dir, store, is_alive, now=now(), owner=sandbox_owner(settings.data_dir)):
         log.warning("leftover of an ended process: %s %s", orphan.kind, orphan.name)
+
+
+async def _keep_reserve(data_dir: Path) -> None:
+    """Keep space for a rollback on a full disk, until cancelled."""
+    while True:
+        await asyncio.to_thread(create_reserve, data_dir)
+        await asyncio.sleep(POLL_S)
 
 
 async def _deliver_notices(control: Control) -> None:
