@@ -66,7 +66,7 @@ LEFT JOIN stage_events e ON e.seq = (SELECT max(seq) FROM stage_events WHERE cyc
 ORDER BY c.created_at DESC, c.id DESC
 """
 ADAPTERS_SQL = """
-SELECT a.name, g.answer, d.decision, p.state, p.share
+SELECT a.name, g.answer, d.decision, p.state, p.share, a.quarantined_at, a.quarantine_reason
 FROM adapters a
 LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
 LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter = a.name)
@@ -188,7 +188,8 @@ class PatchStatus:
 class AdapterStatus:
     """An adapter version, with its newest gate answer and decision ("none" without one).
 
-    ``conversations`` counts the test conversations that were routed to it.
+    ``conversations`` counts the test conversations that were routed to it. ``changed`` says which of its files are not
+    what was published, if it is in quarantine; ``live`` and ``trial`` are those of the promotion log all the same.
     """
 
     name: str
@@ -198,11 +199,12 @@ class AdapterStatus:
     conversations: int
     trial: str = ""  # "canary 25 %" or "shadow" while it is on trial
     ended_by: str = ""  # "rolled back" or "superseded" if it took traffic before
+    changed: str = ""
 
     @property
     def traffic(self) -> str:
-        """How the version serves traffic: "live", the trial, why it no longer does, or "no"."""
-        return "live" if self.live else self.trial or self.ended_by or "no"
+        """How the version serves traffic: "quarantined", "live", the trial, why it no longer does, or "no"."""
+        return "quarantined" if self.changed else "live" if self.live else self.trial or self.ended_by or "no"
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,8 @@ class StoreStatus:
 
     @property
     def live(self) -> list[str]:
-        """The names of the live adapter versions, by capability."""
-        return [adapter.name for adapter in self.adapters if adapter.live]
+        """The names of the live adapter versions that are not in quarantine, by capability."""
+        return [adapter.name for adapter in self.adapters if adapter.live and not adapter.changed]
 
     @property
     def waiting(self) -> list[str]:
@@ -403,8 +405,16 @@ def _cycle(row: Any) -> CycleStatus:
 def _adapter(row: Any, conversations: int) -> AdapterStatus:
     state, share = row[3], row[4]
     trial = "shadow" if state == "shadow" else f"canary {100 * share:g} %" if state == "canary" else ""
-    ended_by = ENDINGS.get(state, "")
-    return AdapterStatus(row[0], row[1] or "none", row[2] or "none", state == LIVE, conversations, trial, ended_by)
+    return AdapterStatus(
+        name=row[0],
+        gate=row[1] or "none",
+        decision=row[2] or "none",
+        live=state == LIVE,
+        conversations=conversations,
+        trial=trial,
+        ended_by=ENDINGS.get(state, ""),
+        changed=(row[6] or "its files changed") if row[5] else "",
+    )
 
 
 def _running_stage(row: Any, now: datetime) -> RunningStage:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -75,6 +76,7 @@ from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action
+from traced.registry.integrity import quarantining
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
@@ -326,7 +328,7 @@ class Control:
         Raises ``BadRequest`` if the request's key belongs to another request.
         """
         key = caller.request
-        with write_session(self.store) as session:
+        with self._quarantining(), write_session(self.store) as session:
             if key is not None:
                 try:
                     response = begin_request(session, key.key, key.digest, at=action.at)
@@ -347,7 +349,8 @@ class Control:
     ) -> Done:
         """Upload an adapter version if ``serving.adapters_root`` is a URL, then call ``decide``."""
         self._authorize(caller, request)
-        upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
+        with self._quarantining():
+            upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
         return self.decide(caller, request, decision)
 
     async def play(
@@ -416,6 +419,9 @@ class Control:
             subject="settings",
             detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
         )
+
+    def _quarantining(self) -> AbstractContextManager[None]:
+        return quarantining(self.store, self.settings.notify.names, self.now)
 
     def _authorize(self, caller: Caller, request: Reason) -> Action:
         if caller.role == "read-only":

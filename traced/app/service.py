@@ -44,6 +44,7 @@ from traced.core.signals import Lifecycle, background_tasks, run_until_forced, s
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
+from traced.daemon.scrub import scrub_daily
 from traced.daemon.settings_changes import keep, note_restart
 from traced.daemon.triggers import Triggers
 from traced.inference.errors import ModelError
@@ -57,6 +58,7 @@ from traced.maintenance.prune import prune
 from traced.notifications.delivery import deliver_due
 from traced.processes.child_process import Child, RestartingProcess, start
 from traced.registry.adapter_store import upload_in_service
+from traced.registry.integrity import quarantining
 
 POLL_S = 60.0
 DONE = "upkeep"  # event kind
@@ -268,6 +270,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
                 upkeep=keep_up(control),
                 reserve=_keep_reserve(settings.data_dir),
                 triggers=triggers.run(),
+                scrub=scrub_daily(store, lambda: control.settings.notify.names, now),
                 reload=_reload(control, lifecycle, manager),
             )
             await exit_stack.enter_async_context(side_tasks)
@@ -297,7 +300,8 @@ def _upload_adapters(settings: Settings, store: sqlalchemy.Engine) -> None:
     last_error = ""
     while True:
         try:
-            return upload_in_service(settings.serving.adapters_root, store)
+            with quarantining(store, settings.notify.names, now):
+                return upload_in_service(settings.serving.adapters_root, store)
         except (PromotionError, StoreError) as error:
             if last_error != str(error):
                 last_error = str(error)

@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 from sqlmodel import Session
 
+from store.database import write_session
 from store.errors import StoreUnavailable
 from store.repositories.requests import begin_request, end_request
 from store.text import sanitize_line
@@ -34,6 +35,7 @@ from traced.core.reserve import with_reserve
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action, Approve, RollBack
+from traced.registry.integrity import quarantining
 from traced.registry.plans import plan
 
 TIMEOUT_S, EMERGENCY_S = 30.0, 5.0  # seconds to wait for the service
@@ -66,9 +68,10 @@ def decide(
                 f"the service that uses {settings.data_dir} ({owner}) does not answer; no decision was stored",
                 hint="repeat the command in a moment; traced status --alive checks the service",
             ) from error
-    prepare()
-    with changing(settings) as session:
-        return decision(session, _action(who, reason))
+    with opened_store(settings) as store, quarantining(store, settings.notify.names, lambda: datetime.now(UTC)):
+        prepare()
+        with write_session(store) as session:
+            return decision(session, _action(who, reason))
 
 
 def _decide_beside(

@@ -110,6 +110,11 @@ VERBS = {
     "explain": Verb(
         "evidence", "explain", "Print the evidence behind an adapter, from the trajectories to its traffic."
     ),
+    "verify": Verb(
+        "verify",
+        "verify",
+        "Check adapters, environments and the audit log against the hashes in the store; exit code 1 if any differs.",
+    ),
     "backup": Verb(
         "maintenance",
         "backup",

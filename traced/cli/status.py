@@ -138,6 +138,7 @@ def _adapter_rows(state: StoreStatus) -> list[dict[str, Any]]:
             "gate": adapter.gate,
             "decision": adapter.decision,
             "traffic": adapter.traffic,
+            "quarantine": adapter.changed,
             "conversations": adapter.conversations,
         }
         for adapter in state.adapters
@@ -180,6 +181,10 @@ def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     for stage in state.held_up:
         subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
         yield f"Blocked: {subject}. The service retries it; to find the cause: traced doctor"
+    for adapter in state.adapters:
+        if adapter.changed:
+            consequence = "live in the log, it takes no traffic" if adapter.live else "it takes no traffic"
+            yield f"Quarantined: {adapter.name}, {consequence} ({sanitize_line(adapter.changed)}). See traced verify"
     for entry in state.quarantined:
         subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
         yield f"Quarantined: {subject}. To retry: traced release {entry.id}"
