@@ -268,7 +268,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, l
                 lifecycle,
                 notices=_deliver_notices(control),
                 upkeep=keep_up(control),
-                reserve=_keep_reserve(settings.data_dir),
+                reserve=_keep_reserve(settings),
                 triggers=triggers.run(),
                 scrub=scrub_daily(store, lambda: control.settings.notify.names, now),
                 reload=_reload(control, lifecycle, manager),
@@ -373,10 +373,10 @@ def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
         log.warning("leftover of an ended process: %s %s", orphan.kind, orphan.name)
 
 
-async def _keep_reserve(data_dir: Path) -> None:
-    """Keep space for a rollback on a full disk, until cancelled."""
-    while True:
-        await asyncio.to_thread(create_reserve, data_dir)
+async def _keep_reserve(settings: Settings) -> None:
+    """Keep space for a rollback on a full disk, until cancelled; there is none to keep for PostgreSQL."""
+    while settings.store_url.startswith("sqlite"):
+        await asyncio.to_thread(create_reserve, settings.data_dir)
         await asyncio.sleep(POLL_S)
 
 

@@ -132,7 +132,7 @@ def _copy(source: Path, destination: Path) -> None:
 
 def _seal(path: Path) -> None:
     flush(path)
-    path.chmod(0o444)
+    path.chmod(0o400)
 
 
 @contextmanager
