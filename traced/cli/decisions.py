@@ -27,9 +27,9 @@ from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, re
 from traced.cli.output import console, print_json, progress
 from traced.cli.store_session import changing, opened_store, store_reader
 from traced.client import Client, NoDaemon, default_socket
-from traced.client.models import Done
+from traced.client.models import Done, Problem
 from traced.config.settings import Settings
-from traced.core.errors import ServiceSilent, TracedError
+from traced.core.errors import PromotionError, ServiceSilent, TracedError
 from traced.core.ownership import SERVICE, Holder, current_holder, this_user
 from traced.core.reserve import with_reserve
 from traced.registry import decisions
@@ -81,6 +81,9 @@ def _decide_beside(
     try:
         with changing(settings) as session:
             response = begin_request(session, key, None, at=action.at)
+            if response is not None and "refusal" in response:
+                refusal = Problem.model_validate(response["refusal"])
+                raise PromotionError(refusal.message, hint=refusal.hint)
             done = decision(session, action) if response is None else Done.model_validate(response)
             end_request(session, key, done.model_dump(mode="json"))
             return done
