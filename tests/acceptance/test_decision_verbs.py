@@ -33,6 +33,7 @@ def test_approve_then_rollback(traced: Traced, data_dir: Path) -> None:
     undone = traced("rollback", "--yes", "--json")
     assert undone.json["rolled_back"] == "error-recovery@v1"
     assert (undone.json["restored"], undone.json["live"]) == (None, [])
+    assert traced("status", "--json").json["adapters"][0]["traffic"] == "rolled back"
     repeated = traced("rollback", "--yes")
     assert repeated.code == 0
     assert "error-recovery@v1 was rolled back before (by " in repeated.out

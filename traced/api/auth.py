@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import socket
 import stat
@@ -35,7 +36,11 @@ from traced.core.ownership import user_name
 MAX_KEY = 200  # characters
 KEY_DESCRIPTION = "Any unique text: a request that is repeated with it changes nothing and gets the first response."
 BEARER = HTTPBearer(description="A token of a person: traced tokens add NAME.", auto_error=False)
+WATCH_S = 1.0  # seconds between two looks at the socket file
 PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,53 @@ def unix_socket(path: Path) -> socket.socket:
         os.umask(previous_umask)
     listener.setblocking(False)
     return listener
+
+
+@contextlib.asynccontextmanager
+async def listening_at(app: FastAPI, path: Path) -> AsyncIterator[None]:
+    """Serve ``app`` on a Unix socket at ``path`` during the block; a file that somebody removes is created again.
+
+    Raises ``DoorError`` if the socket cannot be opened at first.
+    """
+    server = contextlib.AsyncExitStack()
+    await server.enter_async_context(listening(app, unix_socket(path)))
+    file_id = _file_id(path)
+
+    async def keep_listening() -> None:
+        nonlocal server, file_id
+        problem = ""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if _file_id(path) == file_id:
+                continue
+            try:
+                listener = unix_socket(path)
+            except DoorError as error:
+                if problem != error.message:
+                    problem = error.message
+                    log.error("the socket %s was removed and cannot be created again: %s", path, problem)
+                continue
+            log.warning("the socket %s was removed and is created again", path)
+            file_id, problem = _file_id(path), ""
+            former, server = server, contextlib.AsyncExitStack()
+            await server.enter_async_context(listening(app, listener))
+            await former.aclose()
+
+    watch = asyncio.create_task(keep_listening(), name="socket of the control API")
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await server.aclose()
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _remove_stale_socket(path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -21,7 +22,7 @@ from sqlmodel import Session
 
 from sandbox.policy import SandboxLimits
 from store.database import read_session, write_session
-from store.errors import NotFound, StoreConflict
+from store.errors import NotFound, StoreConflict, StoreError
 from store.records import CycleState, RunState, TrainingRun
 from store.repositories.adapters import get_training_run
 from store.repositories.cycles import (
@@ -41,9 +42,18 @@ from store.repositories.leases import Lease, list_leases
 from store.repositories.requests import begin_request, end_request
 from store.text import sanitize_line
 from traced.api import queries
-from traced.api.auth import Caller
+from traced.api.auth import Caller, RequestKey
 from traced.api.episodes import EpisodeRequest, Episodes
-from traced.api.errors import BadRequest, Busy, CallerDisconnected, NoSuchThing, NotAllowed
+from traced.api.errors import (
+    BadRequest,
+    Busy,
+    CallerDisconnected,
+    EarlierRefusal,
+    NoSuchThing,
+    NotAllowed,
+    problem_of,
+    status_of,
+)
 from traced.api.queries import READINGS, STREAMS, Turns, health
 from traced.client.environments import Answer, EpisodeStart, PlayedEpisode, PlayedMessage
 from traced.client.models import (
@@ -56,6 +66,7 @@ from traced.client.models import (
     Devices,
     Done,
     EventView,
+    Problem,
     QuarantinedInputView,
     Reason,
     Role,
@@ -64,7 +75,9 @@ from traced.client.models import (
 )
 from traced.client.serving import Health
 from traced.config.settings import Settings
+from traced.core.errors import TracedError
 from traced.core.ownership import sandbox_owner
+from traced.core.reserve import with_reserve
 from traced.daemon.live_state import LiveState, Sample, Watch
 from traced.daemon.loop import CycleLoop
 from traced.daemon.settings_changes import change
@@ -74,7 +87,9 @@ from traced.pipeline.train import TrainingStop, find_stop, stop
 from traced.registry import decisions
 from traced.registry.adapter_store import upload_before_traffic
 from traced.registry.decision_rules import Action
+from traced.registry.integrity import quarantining
 
+REFUSALS = (404, 409)  # statuses of decisions that the state of the store does not permit
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
 # Roles that may act, the lowest first; "local" is the daemon's own user or root, on the Unix socket.
@@ -319,34 +334,65 @@ class Control:
         self.loop.wake()
         return done
 
+    def roll_back(self, caller: Caller, request: Reason, decision: Callable[[Session, Action], Done]) -> Done:
+        """Call ``decide``; on a full disk the space that is reserved for it is freed."""
+        return with_reserve(self.settings.data_dir, partial(self.decide, caller, request, decision))
+
     def _commit(self, caller: Caller, action: Action, change: Callable[[Session, Action], Done]) -> Done:
-        """Call ``change`` in a transaction; a repetition of its request returns the first response instead.
+        """Call ``change`` in a transaction; a repetition of its request gets the first response or refusal instead.
 
         Raises ``BadRequest`` if the request's key belongs to another request.
         """
         key = caller.request
-        with write_session(self.store) as session:
-            if key is not None:
-                try:
-                    response = begin_request(session, key.key, key.digest, at=action.at)
-                except StoreConflict as error:
-                    raise BadRequest(str(error), hint="Idempotency-Key") from error
-                if response is not None:
-                    log.info("repeated request of %s, nothing changes: %s", action.signature, response["said"])
-                    return Done.model_validate(response)
-            done = change(session, action)
-            if key is not None:
-                end_request(session, key.key, done.model_dump(mode="json"))
+        try:
+            with write_session(self.store) as session:
+                if key is not None and (response := self._first_response(session, key, action)) is not None:
+                    return response
+                done = change(session, action)
+                if key is not None:
+                    end_request(session, key.key, done.model_dump(mode="json"))
+        except (TracedError, StoreError) as error:
+            # A refusal is an answer too: a repetition that arrives late must not be carried out.
+            if key is None or isinstance(error, EarlierRefusal) or status_of(error) not in REFUSALS:
+                raise
+            response = self._refuse(key, action, error)
+            if response is None:
+                raise
+            return response
         reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
         log.info("%s (%s) decided: %s%s", sanitize_line(action.signature), action.role, done.said, reason)
         return done
+
+    def _first_response(self, session: Session, key: RequestKey, action: Action) -> Done | None:
+        """Reserve the key; return the response of the request if it was carried out before, or raise its refusal."""
+        try:
+            response = begin_request(session, key.key, key.digest, at=action.at)
+        except StoreConflict as error:
+            raise BadRequest(str(error), hint="Idempotency-Key") from error
+        if response is None:
+            return None
+        log.info("repeated request of %s, nothing changes: %s", sanitize_line(action.signature), response)
+        if "refusal" in response:
+            refusal = Problem.model_validate(response["refusal"])
+            raise EarlierRefusal(refusal.message, hint=refusal.hint, kind=refusal.type, status=response["status"])
+        return Done.model_validate(response)
+
+    def _refuse(self, key: RequestKey, action: Action, error: Exception) -> Done | None:
+        """Store the refusal of a request; return the response if a repetition has been carried out in the meantime."""
+        with write_session(self.store) as session:
+            response = self._first_response(session, key, action)
+            if response is None:
+                refusal = problem_of(error).model_dump()
+                end_request(session, key.key, {"refusal": refusal, "status": status_of(error)})
+        return response
 
     def approve(
         self, caller: Caller, request: Reason, adapter: str, decision: Callable[[Session, Action], Done]
     ) -> Done:
         """Upload an adapter version if ``serving.adapters_root`` is a URL, then call ``decide``."""
         self._authorize(caller, request)
-        upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
+        with self._quarantining():
+            upload_before_traffic(self.settings.serving.adapters_root, self.store, [adapter])
         return self.decide(caller, request, decision)
 
     async def play(
@@ -415,6 +461,9 @@ class Control:
             subject="settings",
             detail={"changed": changes.changed, "refused": changes.needs_restart},
         )
+
+    def _quarantining(self) -> AbstractContextManager[None]:
+        return quarantining(self.store, self.settings.notify.names, self.now)
 
     def _authorize(self, caller: Caller, request: Reason, roles: Sequence[Role] = DECIDERS) -> Action:
         if caller.role not in roles:

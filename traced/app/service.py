@@ -27,7 +27,7 @@ from store.records import Event
 from store.repositories.events import audit_head, last_event, save_event
 from store.repositories.tokens import list_tokens
 from traced.api.application import control_api
-from traced.api.auth import Caller, by_token, listening, local, tcp_socket, unix_socket
+from traced.api.auth import Caller, by_token, listening, listening_at, local, tcp_socket
 from traced.api.control import Control
 from traced.api.monitoring import parts_of, prometheus
 from traced.client import default_socket
@@ -36,12 +36,14 @@ from traced.config import logs
 from traced.config.settings import Settings
 from traced.core import telemetry
 from traced.core.errors import PromotionError, TracedError
-from traced.core.ownership import exclusive_access, is_alive, own_identity, sandbox_owner
+from traced.core.ownership import SERVICE, exclusive_access, is_alive, own_identity, sandbox_owner
 from traced.core.permissions import tighten
+from traced.core.reserve import create_reserve
 from traced.core.signals import Lifecycle, background_tasks, run_until_forced, signals
 from traced.core.time_windows import parse_zone
 from traced.daemon.loop import CycleLoop
 from traced.daemon.notify import ServiceManager, service_manager
+from traced.daemon.scrub import scrub_daily
 from traced.daemon.settings_changes import keep, note_restart
 from traced.daemon.triggers import Triggers
 from traced.inference.errors import ModelError
@@ -55,6 +57,7 @@ from traced.maintenance.prune import prune
 from traced.notifications.delivery import deliver_due
 from traced.processes.child_process import Child, RestartingProcess, start
 from traced.registry.adapter_store import upload_in_service
+from traced.registry.integrity import quarantining
 
 POLL_S = 60.0
 DONE = "upkeep"  # event kind
@@ -223,7 +226,7 @@ def up(load: Callable[[], Settings]) -> None:
     settings = load()
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
-    with exclusive_access(settings.data_dir, now()):
+    with exclusive_access(settings.data_dir, now(), SERVICE):
         if tightened := tighten(settings.data_dir):
             log.warning("closed %s of %s to other users", tightened, settings.data_dir)
         create_in_subprocess(settings.store_url)
@@ -258,7 +261,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, load: Callable[[]
     metrics = partial(prometheus, control)
     async with AsyncExitStack() as exit_stack:
         unix_api = control_api(control, local, ready, metrics)
-        await exit_stack.enter_async_context(listening(unix_api, unix_socket(default_socket(settings.data_dir))))
+        await exit_stack.enter_async_context(listening_at(unix_api, default_socket(settings.data_dir)))
         if settings.api.port:
             _warn_if_token_missing(store)
             tcp_api = control_api(control, by_token(store), ready, metrics)
@@ -268,7 +271,9 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, load: Callable[[]
                 lifecycle,
                 notices=_deliver_notices(control),
                 upkeep=keep_up(control),
+                reserve=_keep_reserve(settings),
                 triggers=triggers.run(),
+                scrub=scrub_daily(store, lambda: control.settings.notify.names, now),
                 reload=_reload(control, lifecycle, manager),
             )
             await exit_stack.enter_async_context(side_tasks)
@@ -298,7 +303,8 @@ def _upload_adapters(settings: Settings, store: sqlalchemy.Engine) -> None:
     last_error = ""
     while True:
         try:
-            return upload_in_service(settings.serving.adapters_root, store)
+            with quarantining(store, settings.notify.names, now):
+                return upload_in_service(settings.serving.adapters_root, store)
         except (PromotionError, StoreError) as error:
             if last_error != str(error):
                 last_error = str(error)
@@ -371,6 +377,13 @@ def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
     """Remove containers, staging and leases of ended processes; call it only while no stage runs."""
     for orphan in sweep(settings.data_dir, store, is_alive, now=now(), owner=sandbox_owner(settings.data_dir)):
         log.warning("leftover of an ended process: %s %s", orphan.kind, orphan.name)
+
+
+async def _keep_reserve(settings: Settings) -> None:
+    """Keep space for a rollback on a full disk, until cancelled; there is none to keep for PostgreSQL."""
+    while settings.store_url.startswith("sqlite"):
+        await asyncio.to_thread(create_reserve, settings.data_dir)
+        await asyncio.sleep(POLL_S)
 
 
 async def _deliver_notices(control: Control) -> None:

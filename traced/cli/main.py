@@ -115,6 +115,11 @@ VERBS = {
         "audit",
         "List the audit log; print its head, to keep it elsewhere; or check that nobody has changed the log.",
     ),
+    "verify": Verb(
+        "verify",
+        "verify",
+        "Check adapters, environments and the audit log against the hashes in the store; exit code 1 if any differs.",
+    ),
     "backup": Verb(
         "maintenance",
         "backup",

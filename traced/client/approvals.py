@@ -15,7 +15,7 @@ from traced.client.models import Approval, DecisionRequest, Done, Model, Policy,
 from traced.client.transport import Transport, part
 
 Answer = Literal["pass", "fail", "inconclusive"]
-ApprovalStatus = Literal["waiting", "approved", "rejected", "not passed"]
+ApprovalStatus = Literal["waiting", "approved", "rolled back", "superseded", "rejected", "not passed"]
 
 
 class DecisionView(Model):

@@ -66,6 +66,7 @@ class AdapterView(Model):
     conversations: int
     trial: str = ""  # "canary" or "shadow" while it is on trial
     share: float | None = None  # of a canary: its share of the conversations of its capability
+    quarantine: str = ""  # which of its files have changed, so that it takes no traffic
 
 
 class TargetView(Model):

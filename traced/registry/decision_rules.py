@@ -41,7 +41,7 @@ from store.repositories.promotions import (
 from store.text import signature
 from store.types import GateAnswer
 from traced.config.cycle_sections import Policy
-from traced.core.errors import PromotionError
+from traced.core.errors import AdapterChanged, PromotionError
 
 PROMOTION_TEXTS = {
     PromotionState.LIVE: "live",
@@ -200,6 +200,8 @@ def _is_larger(last_entry: Promotion | None, changes: Iterable[Change]) -> bool:
 
 def _approve(state: AdapterState, action: Action, request: Approve) -> list[Change] | Refusal:
     name, gate, pending = state.version.name, state.gate, pending_request(state)
+    if state.version.quarantined_at is not None:
+        return AdapterChanged(name, state.version.quarantine_reason)
     if gate is None or gate.result.answer is not GateAnswer.PASS:
         hint = "traced evaluate" if gate is None else f"traced explain {name}"
         return PromotionError(f"{name} cannot be approved: its gate {_answer_text(gate)}", hint=hint)

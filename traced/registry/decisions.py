@@ -6,17 +6,17 @@ that includes the patch's text, so it outlives the rows of its cycle.
 
 Invariants: a decision happens entirely in the caller's transaction: its rows, its audit entry and its event are stored
 together or not at all. A repeated decision changes nothing and adds no entry: the first name and reason stay. Only a
-version whose newest gate passed can be approved (inconclusive is never a pass), and only files that match their
-manifest take traffic. The rules are in ``traced.registry.decision_rules``.
+version whose newest gate passed can be approved (inconclusive is never a pass), and only files with the hashes that the
+store has since the publication take traffic. The rules are in ``traced.registry.decision_rules``.
 
-Errors: PromotionError, TracedError for an unknown patch, and the store's NotFound and NotLive. Not covered: who may
-decide (``traced.api.control``), waking the service, and playing the episodes (``traced.pipeline.gate``).
+Errors: PromotionError (AdapterChanged for files that differ), TracedError for an unknown patch, and the store's
+NotFound and NotLive. Not covered: who may decide (``traced.api.control``), waking the service, and playing the episodes
+(``traced.pipeline.gate``).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session
@@ -66,7 +66,7 @@ from traced.registry.decision_rules import (
     start,
     unanswered,
 )
-from traced.registry.publication import verify
+from traced.registry.integrity import check_files
 
 APPROVE_PROMPT, REJECT_PROMPT = "approve-prompt", "reject-prompt"  # actions in the audit log
 PROMPT_DECISIONS = {APPROVE_PROMPT: Decision.APPROVED, REJECT_PROMPT: Decision.REJECTED}
@@ -110,7 +110,7 @@ def approve(
     """Approve an adapter version that passed its gate and put it live, or on trial if the policy says so."""
     state = read_adapter_state(session, adapter)
     changes = _accepted(decide(state, action, Approve(policy, steps), tag))
-    verify(Path(state.version.path))
+    check_files(state.version)
     live = save_changes(session, changes)
     entries = {change.adapter: change for change in changes if isinstance(change, Promotion)}
     promotion = {**state.log.newest, **entries}[adapter]
@@ -204,12 +204,13 @@ def start_approved(
 ) -> list[str]:
     """Promote those of ``adapters`` that are approved and never took traffic; return those that take traffic now.
 
-    A version that a person rolled back is not promoted again. A shadow takes no traffic.
+    A version that a person rolled back is not promoted again, and one in quarantine is not promoted. A shadow takes no
+    traffic.
     """
     for name in adapters:
         state = read_adapter_state(session, name)
         if name in state.log.approved and name not in state.log.newest:
-            verify(Path(state.version.path))
+            check_files(state.version)
             save_changes(session, start(state, action, Approve(policy, steps)))
     serving = (PromotionState.LIVE, PromotionState.CANARY)
     promotions = {entry.promotion.adapter: entry.promotion for entry in newest_promotions(session)}

@@ -139,7 +139,7 @@ async def test_the_head_of_the_audit_log_is_logged_at_start_and_once_a_day(
             raise EndOfTest from None
 
     control.now = lambda: today
-    monkeypatch.setattr(traced.app.service.asyncio, "sleep", sleep)
+    monkeypatch.setattr("asyncio.sleep", sleep)
     with caplog.at_level("INFO"), pytest.raises(EndOfTest):
         await keep_up(control)
     lines = [record.getMessage() for record in caplog.records if "audit" in record.getMessage()]

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from sqlalchemy import text
 from typer.testing import CliRunner
 
@@ -16,7 +16,7 @@ from store.repositories.events import list_audit, save_audit
 from tests.unit.store.chain import T0
 from traced.cli.main import app
 
-Audit = Callable[..., Result]
+Audit = Callable[..., Any]
 
 
 @pytest.fixture

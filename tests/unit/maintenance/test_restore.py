@@ -120,10 +120,10 @@ def revoke_key(place: Path) -> None:
 def test_a_token_that_was_replaced_since_is_revived(place: Path) -> None:
     rows: dict[str, list[dict[str, Any]]] = {table: [] for table in decision_changes.TABLES}
     token = {"name": "ann", "hash": "a", "created_at": NOW, "revoked_at": None}
-    replaced = {**rows, "api_tokens": [{**token, "hash": "b"}]}
-    [line] = decision_changes.decision_changes(replaced, {**rows, "api_tokens": [token]})
+    current = {**rows, "api_tokens": [{**token, "hash": "b"}]}
+    [line] = decision_changes.decision_changes(current, {**rows, "api_tokens": [token]})
     assert line == "revives the token ann: it would be valid again, but was replaced on 2026-03-20 12:00:00"
-    assert decision_changes.decision_changes(replaced, replaced) == []
+    assert decision_changes.decision_changes(current, current) == []
 
 
 NEWER_DECISION = (
