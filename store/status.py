@@ -17,6 +17,7 @@ from typing import Any
 
 from store.errors import StoreUnavailable
 from store.schema_version import HEAD, connect_options, version_error
+from store.text import signature
 from store.types import awaits_decision
 
 OK, PASSING_SCORE = 200, 0.5
@@ -102,7 +103,7 @@ JOIN model_replies r ON r.cycle_id = c.id
 GROUP BY r.cycle_id, r.stage, c.created_at ORDER BY c.created_at DESC, r.cycle_id DESC, r.stage
 """
 PATCHES_SQL = f"""
-SELECT p.id, p.cycle_id, p.capability, p.figures, d.action, d.who
+SELECT p.id, p.cycle_id, p.capability, p.figures, d.action, d.who, d.detail
 FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c
 JOIN prompt_patches p ON p.cycle_id = c.id
 LEFT JOIN audit d ON d.seq = (
@@ -438,9 +439,11 @@ def _blocked_stage(row: Any) -> BlockedStage:
 
 def _patches(rows: list[Any]) -> list[PatchStatus]:
     patches: dict[str, PatchStatus] = {}
-    for key, cycle, capability, figures, action, actor in rows:
+    for key, cycle, capability, figures, action, actor, detail in rows:
         summary = str(_parse_json(figures).get("enough", ""))
-        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), actor or "")
+        on_behalf_of = str(_parse_json(detail or {}).get("on_behalf_of", ""))
+        who = signature(actor or "", on_behalf_of)
+        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), who)
         patches.setdefault(capability, patch)
     return list(patches.values())
 

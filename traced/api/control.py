@@ -1,7 +1,7 @@
 """The operations of the control API on the service: queries, start, pause, resume, cancel, decisions, played episodes.
 
 Invariants: every action is one transaction with its audit entry and its event, and is idempotent; a request that is
-repeated with its idempotency key changes nothing and gets the first response; read-only callers cannot act. Actions
+repeated with its idempotency key changes nothing and gets the first response; viewers cannot act. Actions
 only change the store and wake the loop, which does the work. Methods that are not coroutines may be called on any
 thread. How it fails: ``ServiceError``, ``PromotionError`` and the store's errors, which the API maps to HTTP statuses.
 """
@@ -92,6 +92,10 @@ from traced.registry.integrity import quarantining
 REFUSALS = (404, 409)  # statuses of decisions that the state of the store does not permit
 DEVICES_S, HEALTH_S = 2.0, 10.0  # sampling intervals while a listener is connected
 
+# Roles that may act, the lowest first; "local" is the daemon's own user or root, on the Unix socket.
+DECIDERS: tuple[Role, ...] = ("operator", "admin", "local")
+ADMINISTRATORS: tuple[Role, ...] = ("admin", "local")
+
 log = logging.getLogger(__name__)
 
 
@@ -107,7 +111,7 @@ class Control:
     state: Literal["starting", "ready", "draining"] = "starting"
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
     reread: Callable[[], Settings] | None = None  # loads the current settings
-    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # returns what else it reloaded
+    apply: Callable[[Settings], None] = field(default=lambda settings: None)  # may refuse the settings
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # informs other components
     present: LiveState = field(default_factory=LiveState)
     playing: Episodes = field(default_factory=Episodes)
@@ -225,7 +229,7 @@ class Control:
             raise Busy(f"cycle {self.loop.running} is running", hint="traced status")
         if get_target_state(session, self.target).paused_at is not None:
             raise Busy(f"{self.target} is paused", hint="traced resume")
-        record_cycle_request(session, self.target, f"requested by {action.actor}")
+        record_cycle_request(session, self.target, f"requested by {action.signature}")
         decisions.record(session, action, "start", self.target)
         unfinished = list_cycles(session, target=self.target, states=UNFINISHED_STATES, limit=1)
         condition = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in unfinished)
@@ -243,7 +247,7 @@ class Control:
 
     def _pause(self, session: Session, action: Action) -> Done:
         if get_target_state(session, self.target).paused_at is None:
-            pause_target(session, self.target, actor=action.actor, at=action.at)
+            pause_target(session, self.target, actor=action.signature, at=action.at)
             decisions.record(session, action, "pause", self.target)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
@@ -293,7 +297,7 @@ class Control:
         run = await asyncio.to_thread(self._training_run, run_id)
         decide = partial(self._stop_training, action, run_id)
         decision = await self.loop.stop_training(run.cycle_id, run.capability, decide)
-        is_first = decision == TrainingStop(action.actor, action.at, action.reason)
+        is_first = decision == TrainingStop(action.signature, action.at, action.reason)
         status = "is stopped" if is_first else f"was stopped before: {decision.message}"
         outcome = await asyncio.to_thread(self._describe_outcome, run_id)
         return Done(said=f"the training of {run.capability} {status}; {outcome}", subject=run_id)
@@ -311,7 +315,7 @@ class Control:
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not running ({run.state.value})", hint="traced status")
             decisions.record(session, action, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return stop(session, run, actor=action.actor, at=action.at, reason=action.reason)
+            return stop(session, run, actor=action.signature, at=action.at, reason=action.reason)
 
     def _describe_outcome(self, run_id: str) -> str:
         """Describe the state of a stopped training and of its cycle, for the response."""
@@ -356,7 +360,7 @@ class Control:
                 raise
             return response
         reason = f", because {sanitize_line(action.reason)}" if action.reason else ""
-        log.info("%s (%s) decided: %s%s", sanitize_line(action.actor), action.role, done.said, reason)
+        log.info("%s (%s) decided: %s%s", sanitize_line(action.signature), action.role, done.said, reason)
         return done
 
     def _first_response(self, session: Session, key: RequestKey, action: Action) -> Done | None:
@@ -367,7 +371,7 @@ class Control:
             raise BadRequest(str(error), hint="Idempotency-Key") from error
         if response is None:
             return None
-        log.info("repeated request of %s, nothing changes: %s", sanitize_line(action.actor), response)
+        log.info("repeated request of %s, nothing changes: %s", sanitize_line(action.signature), response)
         if "refusal" in response:
             refusal = Problem.model_validate(response["refusal"])
             raise EarlierRefusal(refusal.message, hint=refusal.hint, kind=refusal.type, status=response["status"])
@@ -438,36 +442,37 @@ class Control:
 
     def reload(self, caller: Caller, request: Reason) -> Done:
         """Reload the settings; errors of reading them are raised, and then the previous settings stay in use."""
-        action = self._authorize(caller, request)
+        action = self._authorize(caller, request, ADMINISTRATORS)
         changes = change(self.settings, self.reread() if self.reread else self.settings)
         with write_session(self.store) as session:
-            also_read = self.apply(changes.settings)
-            if changes.changed or also_read:
-                decisions.record(session, action, "reload", "settings", changed=changes.changed, read_again=also_read)
+            self.apply(changes.settings)
+            if changes.changed:
+                decisions.record(session, action, "reload", "settings", changed=changes.changed)
         self.settings = self.loop.settings = changes.settings
         self.tell(changes.settings)
         for key in changes.needs_restart:
             log.warning("%s was changed and needs a restart; the previous value remains in force", key)
-        log.info("settings reloaded", extra={"changed": changes.changed, "read_again": also_read})
+        log.info("settings reloaded", extra={"changed": changes.changed})
         self.loop.wake()
-        changed = f"changed: {', '.join([*changes.changed, *also_read]) or 'nothing'}"
+        changed = f"changed: {', '.join(changes.changed) or 'nothing'}"
         waiting = f"; after a restart: {', '.join(changes.needs_restart)}" if changes.needs_restart else ""
         return Done(
             said=f"the settings were reloaded; {changed}{waiting}",
             subject="settings",
-            detail={"changed": changes.changed, "read_again": also_read, "refused": changes.needs_restart},
+            detail={"changed": changes.changed, "refused": changes.needs_restart},
         )
 
     def _quarantining(self) -> AbstractContextManager[None]:
         return quarantining(self.store, self.settings.notify.names, self.now)
 
-    def _authorize(self, caller: Caller, request: Reason) -> Action:
-        if caller.role == "read-only":
-            raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
-        actor = request.who or caller.who
-        return Action(
-            actor, caller.role, self.now(), request.reason, submitted_by="" if actor == caller.who else caller.who
-        )
+    def _authorize(self, caller: Caller, request: Reason, roles: Sequence[Role] = DECIDERS) -> Action:
+        if caller.role not in roles:
+            raise NotAllowed(
+                f"the role of {caller.who} is {caller.role}; this needs the role {roles[0]}",
+                hint=f"traced tokens add NAME --role {roles[0]}",
+            )
+        on_behalf_of = "" if request.who == caller.who else request.who
+        return Action(caller.who, caller.role, self.now(), request.reason, on_behalf_of)
 
     def _cycle_state(self, session: Session, cycle_id: str) -> CycleState:
         try:

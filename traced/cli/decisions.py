@@ -98,7 +98,7 @@ def _decide_beside(
 
 def _action(who: str, reason: str) -> Action:
     user = this_user()
-    return Action(who or user, "local", datetime.now(UTC), reason, submitted_by="" if who in ("", user) else user)
+    return Action(user, "local", datetime.now(UTC), reason, "" if who == user else who)
 
 
 async def _ask(settings: Settings, request: Callable[[Client], Awaitable[Done]], timeout_s: float) -> Done:

@@ -118,7 +118,7 @@ class Client:
         Args:
             adapter: name of the version.
             reason: reason of the decision.
-            actor: who decides, by default the caller.
+            actor: person on whose behalf the caller decides, if that is another one.
             policy: how it takes traffic, by default as the service's settings say.
             tag: tag of the state on which the decision is based; it is refused if the state has changed since.
         """

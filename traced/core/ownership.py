@@ -12,10 +12,10 @@ id, and start of the process in clock ticks since boot (proc(5)), which no later
 import contextlib
 import errno
 import fcntl
-import getpass
 import json
 import os
 import platform
+import pwd
 import secrets
 import socket
 import time
@@ -136,11 +136,16 @@ def process_of(holder: str) -> int | None:
 
 def this_user() -> str:
     """Return the name of the user of this process."""
+    return user_name(os.getuid())
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a Unix user, "uid 10001" if it has none, as in some containers."""
+    # Never from LOGNAME or USER, which anybody can set: the name is stored as that of an authenticated person.
     try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        # In some containers the user id has no name.
-        return f"uid {os.getuid()}"
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def sandbox_owner(data_dir: Path) -> str:

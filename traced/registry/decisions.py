@@ -47,7 +47,7 @@ from store.repositories.promotions import (
     read_adapter_state,
     save_changes,
 )
-from store.text import sanitize_line
+from store.text import sanitize_line, signature
 from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
@@ -90,11 +90,11 @@ class PromptDecision:
 def record(
     session: Session, action: Action, kind: str, subject: str, /, *, cycle_id: str | None = None, **detail: Any
 ) -> None:
-    """Save the audit entry and the event of an action."""
-    if action.submitted_by:
-        detail = {"by": action.submitted_by, **detail}
+    """Save the audit entry and the event of an action; only the entry's ``who`` is the bare authenticated actor."""
+    if action.on_behalf_of:
+        detail = {"on_behalf_of": action.on_behalf_of, **detail}
     save_audit(session, AuditEntry(action.at, action.actor, action.role, kind, subject, action.reason, detail))
-    event_detail = {"who": action.actor, "reason": action.reason, **detail}
+    event_detail = {"who": action.signature, "reason": action.reason, **detail}
     save_event(session, Event(action.at, kind, subject, cycle_id, event_detail))
 
 
@@ -185,7 +185,7 @@ def release(session: Session, action: Action, parked_id: str) -> Done:
     if quarantined.released_at is not None:
         message = f"{parked_id} ({subject}) was released before, by {quarantined.released_by}"
         return Done(said=message, subject=parked_id, detail={"carries_on": None})
-    attempts.release_quarantined(session, parked_id, actor=action.actor, at=action.at)
+    attempts.release_quarantined(session, parked_id, actor=action.signature, at=action.at)
     carries_on = None
     # A quarantined input of a capability has ended that capability only; its cycle went on.
     if not quarantined.key.capability and get_cycle(session, quarantined.cycle_id).state is CycleState.FAILED:
@@ -230,7 +230,13 @@ def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
     """Return the newest decision on each patch, by the patch's id."""
     entries = newest_audit_entries(session, PROMPT_DECISIONS)
     return {
-        key: PromptDecision(key, PROMPT_DECISIONS[entry.action], entry.who, entry.at, entry.reason)
+        key: PromptDecision(
+            key,
+            PROMPT_DECISIONS[entry.action],
+            signature(entry.who, str(entry.detail.get("on_behalf_of", ""))),
+            entry.at,
+            entry.reason,
+        )
         for key, entry in entries.items()
     }
 
@@ -262,7 +268,7 @@ def _decide_on_prompt(session: Session, action: Action, digits: str, kind: str) 
     else:
         if decision is Decision.APPROVED:
             _check_sufficient(session, patch)
-        prompt_decision = PromptDecision(patch.id, decision, action.actor, action.at, action.reason)
+        prompt_decision = PromptDecision(patch.id, decision, action.signature, action.at, action.reason)
         message = f"{text} is {decision.value}"
         record(session, action, kind, patch.id, cycle_id=patch.cycle_id, **evidence)
     live = [promotion.adapter for promotion in live_adapters(session)]

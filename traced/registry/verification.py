@@ -100,10 +100,9 @@ def row_problems(store: Engine) -> Iterator[Problem]:
         for key, source_code in environment_sources(session):
             if hashlib.sha256(source_code.encode()).hexdigest() != key:
                 yield Problem("environment", key, "its source is not the one that was stored under this hash")
-        entry = check_audit(session)
-        if entry is not None:
-            text = f"entry {entry.seq} ({entry.action} by {entry.who}), or one before it, was changed or removed"
-            yield Problem("audit", str(entry.seq), text)
+        number = check_audit(session)
+        if number is not None:
+            yield Problem("audit", str(number), f"entry {number}, or one before it, was changed or removed")
 
 
 def release(store: Engine, root: str, action: Action, name: str) -> AdapterVersion:
