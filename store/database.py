@@ -1,8 +1,9 @@
 """Connections, sessions and migrations of the store: SQLite by default, PostgreSQL by a URL.
 
-Invariants: ``open_store`` returns a database at the newest schema; it migrates an existing one only on request. SQLite
-runs in WAL mode with foreign keys on. JSON columns store numbers that are not finite as null. A migration runs in one
-transaction and, on SQLite, checks foreign keys before it commits.
+Invariants: ``open_store`` returns a database at the newest schema; it migrates an existing one only on request. A
+committed transaction survives a power cut: SQLite syncs its write-ahead log at each commit, PostgreSQL commits
+synchronously. SQLite runs in WAL mode with foreign keys on. JSON columns store numbers that are not finite as null. A
+migration runs in one transaction and, on SQLite, checks foreign keys before it commits.
 
 Database errors are raised as the errors of ``store.errors``. Not covered: asynchronous sessions (use a thread), and
 backups before a migration (``traced db upgrade`` makes one).
@@ -29,7 +30,7 @@ from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
 from store.errors import BrokenReference, StoreError, StoreUnavailable, StoreVersionError
-from store.schema_version import HEAD, connect_options, version_error
+from store.schema_version import COMMIT_SYNCHRONOUSLY, HEAD, connect_options, version_error
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -131,7 +132,7 @@ def connect(url: str) -> Engine:
         raise StoreUnavailable(
             f"no driver for {redacted_url(parsed)} ({error}); `pip install traced[postgres]`"
         ) from error
-    event.listen(engine, "do_connect", _connect_to_utf8)
+    event.listen(engine, "do_connect", _connect_to_postgres)
     return engine
 
 
@@ -213,7 +214,8 @@ def _configure_sqlite(raw: sqlite3.Connection, _record: object) -> None:
     raw.isolation_level = None
     raw.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
     _enable_wal(raw)
-    raw.execute("PRAGMA synchronous=NORMAL")
+    # NORMAL syncs the log only at checkpoints: a power cut would undo the last commits.
+    raw.execute("PRAGMA synchronous=FULL")
     raw.execute("PRAGMA foreign_keys=ON")
 
 
@@ -223,7 +225,7 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {mode}")
 
 
-def _connect_to_utf8(dialect: Dialect, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
+def _connect_to_postgres(dialect: Dialect, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
     raw = dialect.connect(*arguments, **options)
     encoding = raw.info.parameter_status("server_encoding")
     # Conversations may be in any writing system.
@@ -233,6 +235,8 @@ def _connect_to_utf8(dialect: Dialect, _record: object, arguments: Any, options:
             f"the database has the encoding {encoding}, traced needs UTF8; create another one with "
             "`CREATE DATABASE traced ENCODING 'UTF8' TEMPLATE template0`"
         )
+    raw.execute(COMMIT_SYNCHRONOUSLY)
+    raw.commit()
     return raw
 
 

@@ -17,6 +17,10 @@ DEFAULT_CONNECT_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 40_000,  # milliseconds
 }
+# A server or role may have "off", with which a crash loses the last commits. Stricter settings than "on" are kept.
+COMMIT_SYNCHRONOUSLY = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+)
 
 
 def connect_options(url: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from datetime import timedelta
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine, inspect, text
 from sqlalchemy.engine import make_url
 
 from agents.llm.question import ChatMessage, Purpose, Question, Reply, Usage
@@ -111,6 +111,18 @@ def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url
     assert (decision.decision, decision.who, decision.at) == (Decision.REJECTED, "bob", later(17))
     [patch] = store_status(url).patches
     assert (patch.id, patch.decision, patch.who) == (FIXING.id, "rejected", "bob")
+
+
+def test_commits_are_synchronous_whatever_the_role_has(engine: Engine, url: str) -> None:
+    name = text("SELECT current_setting('synchronous_commit')")
+    database = engine.url.database
+    for setting, expected in (("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")):
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER DATABASE \"{database}\" SET synchronous_commit = '{setting}'"))
+        fresh = open_store(url)
+        with read_session(fresh) as session:
+            assert session.execute(name).scalar() == expected
+        fresh.dispose()
 
 
 def test_a_trajectory_round_trips(engine: Engine) -> None:

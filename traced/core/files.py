@@ -1,6 +1,7 @@
 """Atomic writes of files and folders: a reader sees the complete target or none.
 
-The target is written under a hidden temporary name, flushed and renamed. Not covered: two writers of the same target.
+The target is written under a hidden temporary name, flushed and renamed, and its folder is flushed too: a file that was
+published survives a power cut. Not covered: two writers of the same target.
 """
 
 import errno
@@ -24,6 +25,15 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its missing parents, for their owner alone, so that their names survive a power cut."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    flush(path.parent)
+
+
 def free_name(path: Path, suffix: str = "") -> Path:
     """Return the path with ``suffix``, with a number from 2 on before it if that path exists."""
     free, number = path.with_name(f"{path.name}{suffix}"), 1
@@ -43,9 +53,9 @@ def publish_folder(target: Path, fill: Callable[[Path], object]) -> Path:
     with disk_boundary(target):
         shutil.rmtree(staging, ignore_errors=True)
         try:
-            staging.mkdir(parents=True)
+            make_folder(staging)
             fill(staging)
-            for path in staging.rglob("*"):
+            for path in [*staging.rglob("*"), staging]:
                 flush(path)
             if target.exists():
                 shutil.rmtree(target)
@@ -61,12 +71,13 @@ def publish_file(target: Path, text: str) -> Path:
     staging = target.with_name(f".{target.name}.partial")
     with disk_boundary(target):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             staging.write_text(text, encoding="utf-8")
             flush(staging)
             os.replace(staging, target)
         finally:
             staging.unlink(missing_ok=True)
+    flush(target.parent)
     return target
 
 

@@ -16,6 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from traced.core.files import flush, make_folder
 from traced.evaluation.figures import (
     BASE,
     FLOOR,
@@ -161,7 +162,7 @@ def write_report(figures: CycleFigures, folder: Path) -> Path:
 
     The plots are ``training.png`` and ``capabilities.png``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     plots: dict[str, bytes] = {}
     if figures.curves:
         plots["training"] = training_curves(figures.curves)
@@ -220,7 +221,9 @@ def _write(path: Path, content: bytes) -> Path:
     try:
         # Written to a temporary file in the same folder and renamed, so a reader never sees a partial file.
         staging.write_bytes(content)
+        flush(staging)
         os.replace(staging, path)
     finally:
         staging.unlink(missing_ok=True)
+    flush(path.parent)
     return path

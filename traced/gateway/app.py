@@ -135,7 +135,7 @@ class Gateway:
         history = history_of(messages, key_id)
         conversation = await self.conversations.find(request_names(request.headers, body, key_id), history, key_id)
         record = partial(self._finish, conversation, history)
-        settle = partial(self.conversations.until_known, conversation)
+        settle = partial(self._settle, conversation, request[REQUEST_ID])
         exchange = PendingExchange(request, conversation.id, "", raw, body, {}, record, settle, id=request[REQUEST_ID])
         request[EXCHANGE] = exchange
         try:
@@ -262,6 +262,11 @@ class Gateway:
             else:
                 self.conversations.note_failure(conversation, history, has_begun=bool(exchange.answer))
         self._record(conversation.key_id, exchange)
+
+    async def _settle(self, conversation: Conversation, exchange_id: str) -> None:
+        """Wait until the answer is stored as a response and other routers know its conversation."""
+        await self.responses.wait_until_stored(exchange_id)
+        await self.conversations.until_known(conversation)
 
     def _record(self, key_id: str, exchange: PendingExchange) -> None:
         if FORMS[exchange.request.path] is Form.RESPONSES:

@@ -7,7 +7,8 @@
 The header ``X-Traced-Record: no``, or the attribute ``traced.record`` = "no" on a span or its resource, keeps a call
 out of the store. The recorder drops spans of calls that a gateway has recorded as well.
 
-Invariants: a response confirms only spans that are in the spool; a span that is sent twice is one row. Errors: an
+Invariants: a response confirms only spans that are in the spool and synced, so that they survive a power cut, and
+says how many wait for their log records in memory; a span that is sent twice is one row. Errors: an
 unreadable call is rejected in the response (``partial_success``) and written to a file with the reason; refusals of
 whole requests have the form ``google.rpc.Status``.
 """
@@ -219,16 +220,19 @@ class OtlpReceiver:
         return await asyncio.shield(task)
 
     async def _store(self, parse: Parser, body: bytes, encoding: Encoding, key_id: str) -> ReceivedBatch:
-        """Parse a body on a thread and write its exchanges to the spool, one request at a time."""
-        async with self._lock:
-            try:
+        """Parse a body on a thread and write its exchanges to the spool, one request at a time; sync them together."""
+        try:
+            async with self._lock:
                 batch = await asyncio.to_thread(parse, body, encoding, key_id)
                 for line in batch.lines:
                     self.spool.write(line)
-            except ValueError as error:
-                raise Refusal(400, str(error)) from error
-            except OSError as error:
-                raise Refusal(503, f"the spans cannot be stored: {error}", retry_after=RETRY_AFTER_S) from error
+            if batch.lines:
+                await self.spool.sync()
+        except ValueError as error:
+            raise Refusal(400, str(error)) from error
+        except OSError as error:
+            raise Refusal(503, f"the spans cannot be stored: {error}", retry_after=RETRY_AFTER_S) from error
+        async with self._lock:
             self._mark_complete(batch)
         return batch
 

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import logging
+import os
 import signal
 import sys
 import threading
@@ -35,6 +36,7 @@ from store.repositories.serving import EXCHANGE_PREFIX, answered_by_router, last
 from traced.config import logs
 from traced.config.settings import Settings, load_settings
 from traced.core.fast_json import read_json
+from traced.core.files import flush
 from traced.core.permissions import private_umask
 from traced.gateway.canaries import Canaries
 from traced.gateway.spool_status import DAMAGED_FILE
@@ -226,6 +228,9 @@ class Recorder:
                 )
                 with damaged_path.open("ab") as damaged_file:
                     damaged_file.writelines(line.rstrip(b"\n") + b"\n" for line in damaged_lines)
+                    damaged_file.flush()
+                    os.fsync(damaged_file.fileno())
+                flush(path.parent)
                 self._losses.note(LINES, f"kept in spool/{DAMAGED_FILE}", len(damaged_lines))
             # The file is deleted after the transaction. If the process ends in between, the file is read again, and the
             # row ids prevent duplicates.

@@ -3,12 +3,12 @@
 A request with ``previous_response_id`` is sent to the engine with the whole conversation as its input, so any engine
 can continue an answer of another one, and engines store nothing.
 
-Invariants: a response belongs to the key that made it and does not exist for other keys. This router finds a response
-as soon as its client has the end of it, other routers some milliseconds later. While the store does not accept
-responses, the newest ``MEMORY_BYTES`` of them are in memory, and are written when it does. A response that must not be
-written to the store (redaction, ``X-Traced-Record: no``) is only in this router's memory. Responses expire after
-``LIFETIME``. Errors: ``Refusal`` 404 for a response that does not exist (any more), 503 if the store does not answer.
-Not covered: ``background``; a router that is killed loses the responses of the last milliseconds.
+Invariants: a response belongs to the key that made it and does not exist for other keys. Every router finds a response
+as soon as its client has the end of it, and it survives a power cut from then on. While the store does not accept
+responses within ``LIMIT_S``, no client waits for it: the newest ``MEMORY_BYTES`` of them are in memory, and are written
+when it does. A response that must not be written to the store (redaction, ``X-Traced-Record: no``) is only in this
+router's memory. Responses expire after ``LIFETIME``. Errors: ``Refusal`` 404 for a response that does not exist (any
+more), 503 if the store does not answer. Not covered: ``background``.
 """
 
 import asyncio
@@ -41,6 +41,8 @@ LIFETIME = timedelta(days=30)
 EXPIRY_INTERVAL_S = 3600.0
 # Maximum size of the responses that are in memory only, as JSON.
 MEMORY_BYTES = 64 * 2**20
+# Seconds that a client waits for the end of its answer until the store has it.
+LIMIT_S = 1.0
 # Seconds to wait for a response that another router has not stored yet.
 PATIENCE_S = 0.5
 RETRY_S = 0.1
@@ -62,6 +64,8 @@ class StoredResponses:
     # The responses that are not in the store, with their sizes; the id of the response and of the key identify one.
     _memory: "OrderedDict[Key, tuple[StoredResponse, int]]" = field(default_factory=OrderedDict)
     _writes: "dict[Key, asyncio.Task[None]]" = field(default_factory=dict)
+    # By exchange id; set once the store has accepted or refused the response.
+    _attempted: "dict[str, asyncio.Event]" = field(default_factory=dict)
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -116,8 +120,22 @@ class StoredResponses:
                 log.error("response %s is lost: the store has not accepted it", oldest_key[0])
                 write.cancel()
         if in_store:
-            self._writes[key] = task = asyncio.create_task(self._write(key))
+            self._attempted[exchange.id] = attempted = asyncio.Event()
+            self._writes[key] = task = asyncio.create_task(self._write(key, attempted))
             task.add_done_callback(lambda _: self._writes.pop(key, None))
+            task.add_done_callback(lambda _: attempted.set())
+            task.add_done_callback(lambda _: self._attempted.pop(exchange.id, None))
+
+    async def wait_until_stored(self, exchange_id: str) -> None:
+        """Wait until the response of an exchange is stored; not longer than ``LIMIT_S``, nor while the store fails."""
+        attempted = self._attempted.get(exchange_id)
+        if attempted is None or self._problem:
+            return
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await attempted.wait()
+        except TimeoutError:
+            self._note_problem(f"no answer within {LIMIT_S:g} s")
 
     async def retrieve(self, response_id: str, key_id: str) -> Mapping[str, Any]:
         """Return a response as its client got it; raises ``Refusal``."""
@@ -178,19 +196,23 @@ class StoredResponses:
                 return None
             await asyncio.sleep(RETRY_S)
 
-    async def _write(self, key: Key) -> None:
+    async def _write(self, key: Key, attempted: asyncio.Event) -> None:
         while key in self._memory:
             try:
                 await self._batcher.ask(key)
             except StoreError as error:
-                if self._problem != str(error):
-                    self._problem = str(error)
-                    log.warning("responses are only in memory, the store does not accept them: %s", error)
+                self._note_problem(str(error))
+                attempted.set()
                 await asyncio.sleep(WRITE_RETRY_S)
             else:
                 self._problem = ""
                 # Another router may delete it from now on.
                 self._memory.pop(key, None)
+
+    def _note_problem(self, problem: str) -> None:
+        if self._problem != problem:
+            self._problem = problem
+            log.warning("responses are only in memory, the store does not accept them: %s", problem)
 
     def _save(self, keys: Sequence[Key]) -> list[None]:
         records = [entry[0] for key in keys if (entry := self._memory.get(key)) is not None]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from traced.core.files import flush, make_folder
 from traced.ingest.importers.errors import AlreadyRunning, BadRecord
 from traced.ingest.importers.json_file import read_head
 from traced.ingest.importers.reader import ResumePoint
@@ -65,7 +66,7 @@ class Ledger:
         self._bad_bytes = 0
 
     def __enter__(self) -> "Ledger":
-        self.bad_file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.bad_file.parent)
         self._bad_records = self.bad_file.open("ab")
         try:
             fcntl.flock(self._bad_records, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,6 +143,7 @@ class Ledger:
     def _sync(self) -> None:
         self._bad_records.flush()
         os.fsync(self._bad_records.fileno())
+        flush(self.bad_file.parent)
 
     def _scratch_files(self) -> list[Path]:
         return [self.scratch.with_name(self.scratch.name + end) for end in ("", "-wal", "-shm")]

@@ -4,9 +4,9 @@ Every branch of a conversation becomes a trajectory. Every shadow answer becomes
 of people does not score. Exchanges without an answer, such as infrastructure failures (429, 5xx), belong to no
 trajectory. Outcomes come from people's feedback, else from the rules; an unscored trajectory is unknown.
 
-Invariants: one transaction settles a conversation with its verdicts, and settling it twice gives the same trajectories.
-A conversation that cannot be settled does not block the others. Not covered: the judge, which only ``traced outcomes
-apply`` uses.
+Invariants: a conversation is settled with its verdicts or not at all (a savepoint in a batch), and settling it twice
+gives the same trajectories. A conversation that cannot be settled does not block the others. Not covered: the judge,
+which only ``traced outcomes apply`` uses.
 """
 
 import logging
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 
 from store.content import digest
@@ -33,6 +34,8 @@ from traced.scoring.rules import UNDECIDED, Decision, Rules
 OK = 200
 # Limits of one call of settle_silent, so that settling does not delay the recorder; the next call does the rest.
 MAX_CONVERSATIONS = 100
+# Conversations per transaction: each commit waits for the disk, and others cannot write meanwhile.
+BATCH = 10
 RULES_TIME_LIMIT_S = 5.0
 log = logging.getLogger(__name__)
 
@@ -87,24 +90,25 @@ def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime
         silent_ids, rule_verdicts = _decide_by_rules(store, silent_ids, target, scorers.rules)
     if not silent_ids:
         return 0
-    for conversation_id in silent_ids:
-        try:
-            with write_session(store) as session:
-                settle(
-                    session,
-                    conversation_id,
-                    target=target,
-                    labels=scorers.labels,
-                    now=now,
-                    rule_verdicts=rule_verdicts,
-                )
-        except StoreError:
-            raise
-        except Exception:
-            # A conversation must not block the others, whatever it contains.
-            log.exception("conversation %s gives no trajectory; its exchanges keep their bodies", conversation_id)
-            with write_session(store) as session:
-                serving.settle_without_trajectory(session, conversation_id, at=now)
+    for first in range(0, len(silent_ids), BATCH):
+        with write_session(store) as session:
+            for conversation_id in silent_ids[first : first + BATCH]:
+                try:
+                    with session.begin_nested():
+                        settle(
+                            session,
+                            conversation_id,
+                            target=target,
+                            labels=scorers.labels,
+                            now=now,
+                            rule_verdicts=rule_verdicts,
+                        )
+                except (StoreError, SQLAlchemyError):
+                    raise
+                except Exception:
+                    # A conversation must not block the others, whatever it contains.
+                    log.exception("conversation %s gives no trajectory; its exchanges keep bodies", conversation_id)
+                    serving.settle_without_trajectory(session, conversation_id, at=now)
     return len(silent_ids)
 
 

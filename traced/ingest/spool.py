@@ -2,10 +2,10 @@
 
     DIR/spool/exchanges-PID-LIFE-N.jsonl    written and locked by one gateway; the recorder takes unlocked files
 
-Invariants: when ``write`` returns, the kernel has the line, so only a crash of the machine can lose it; a file is
-synchronized to disk when it is handed over to the recorder, every ``FLUSH_INTERVAL_S`` seconds. Errors: on a full disk
-``Spool.try_write`` counts the lost exchange (``losses``) and the request continues. Not covered: redaction, and storing
-(``traced.gateway.recorder``).
+Invariants: when ``write`` returns, the kernel has the line, so only a crash of the machine can lose it; after ``sync``
+it survives that as well. A file is synced at the latest when it is handed over to the recorder, every
+``FLUSH_INTERVAL_S`` seconds. Errors: on a full disk ``Spool.try_write`` counts the lost exchange (``losses``) and the
+request continues. Not covered: redaction, and storing (``traced.gateway.recorder``).
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from store.records import Exchange
 from traced.core.fast_json import write_json
+from traced.core.files import flush, make_folder
 from traced.ingest.losses import EXCHANGES, LossLedger
 
 FLUSH_INTERVAL_S = 0.25
@@ -48,6 +49,9 @@ class Spool:
     _file: IO[bytes] | None = None
     _number: int = 0
     _full: str = ""
+    _synced_count: int = 0
+    # Held while a file is synced or handed over: who waits for it meanwhile shares the next sync.
+    _disk: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.losses = LossLedger(self.folder)
@@ -63,16 +67,33 @@ class Spool:
         self.losses.save()
         if not self.losses.is_synced:
             await asyncio.to_thread(self.losses.sync)
-        file, self._file = self._file, None
-        if file is None:
-            return
-        handover = asyncio.ensure_future(asyncio.to_thread(_hand_over, file))
-        try:
-            await asyncio.shield(handover)
-        except asyncio.CancelledError:
-            # A shutdown waits for the synchronization, because otherwise the last exchanges could be lost.
-            await handover
-            raise
+        async with self._disk:
+            file, self._file = self._file, None
+            if file is None:
+                return
+            count = self.written_count
+            handover = asyncio.ensure_future(asyncio.to_thread(_hand_over, file, self.folder))
+            try:
+                await asyncio.shield(handover)
+            except asyncio.CancelledError:
+                # A shutdown waits for the synchronization, because otherwise the last exchanges could be lost.
+                await handover
+                raise
+            self._synced_count = count
+
+    async def sync(self) -> None:
+        """Return once every line written so far would survive a power cut; raises ``OSError``.
+
+        Lines that are written during a sync share the next one.
+        """
+        target = self.written_count
+        async with self._disk:
+            if self._synced_count >= target or self._file is None:
+                return
+            count = self.written_count
+            # A descriptor of its own, because a failed write closes the file.
+            await asyncio.to_thread(_sync, os.dup(self._file.fileno()), self.folder)
+            self._synced_count = count
 
     def try_write(self, line: bytes) -> None:
         """Write a line; instead of raising ``OSError``, count a line that cannot be written in ``lost_count``."""
@@ -89,10 +110,11 @@ class Spool:
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # An incomplete line must be the last one of its file, so the next line begins a new file.
+            # An incomplete line must be the last one of its file, so the next line begins a new file. The lines before
+            # it may still have to be synced.
             if self._file is not None:
-                self._file.close()
-                self._file = None
+                file, self._file = self._file, None
+                _hand_over(file, self.folder)
             raise
         self.written_count += 1
         self._full = ""
@@ -113,7 +135,7 @@ class Spool:
         return f"{len(late)} files wait in {self.folder}: the store does not accept them" if late else ""
 
     def _open(self) -> IO[bytes]:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder)
         self._number += 1
         name = f"exchanges-{os.getpid()}-{self._life}-{self._number}.jsonl"
         file = (self.folder / f".{name}").open("ab", buffering=0)
@@ -162,9 +184,18 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
-def _hand_over(file: IO[bytes]) -> None:
+def _hand_over(file: IO[bytes], folder: Path) -> None:
     with file:
-        os.fsync(file.fileno())
+        _sync(os.dup(file.fileno()), folder)
+
+
+def _sync(descriptor: int, folder: Path) -> None:
+    """Sync a file and its name, and close the descriptor."""
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    flush(folder)
 
 
 def _age(path: Path) -> float:

@@ -32,9 +32,8 @@ from store.repositories.adapters import list_adapters
 from store.schema_version import HEAD
 from traced.config.settings import Settings
 from traced.core.errors import AdapterChanged
-from traced.core.files import flush, free_name
+from traced.core.files import flush, free_name, make_folder
 from traced.core.location import find_settings_file
-from traced.core.permissions import FOLDER
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest, Writer
 from traced.maintenance.databases import copy_sqlite, dump_postgres, is_sqlite
@@ -218,7 +217,7 @@ def _manifest(settings: Settings, revision: str, namespace: str, writer: Writer,
 def _staging(parent: Path) -> Iterator[Path]:
     """Create a folder for the copies, readable by its owner alone, and remove it at the end."""
     try:
-        parent.mkdir(FOLDER, parents=True, exist_ok=True)
+        make_folder(parent)
         folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=parent))
     except OSError as error:
         raise BackupFailed(f"cannot write in {parent}: {error.strerror}", hint="name another file") from error

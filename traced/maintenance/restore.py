@@ -45,7 +45,7 @@ from store.errors import StoreError
 from store.text import sanitize_line
 from traced.config.settings import Settings
 from traced.core.errors import TracedError
-from traced.core.files import free_name
+from traced.core.files import flush, free_name
 from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, exclusive_access
 from traced.core.permissions import tighten
 from traced.maintenance import archive
@@ -182,8 +182,13 @@ def restore(
                 )
             aside_schema = _load_store(load)
             _like(data_dir, staging)
+            for path in [*staging.rglob("*"), staging]:
+                flush(path)
             put_in_place(staging, data_dir, backup_path)
             old_directory = _settle(data_dir, backup_path)
+            # A power cut after the answer must not bring the old data back.
+            for path in (data_dir, data_dir.parent):
+                flush(path)
     return Restored(data_dir, manifest, backup_path if old_directory else None, aside_schema, commands, decisions)
 
 

@@ -29,7 +29,7 @@ from langsmith import tracing_context
 from sqlalchemy.engine import make_url
 
 from store.errors import StoreUnavailable
-from store.schema_version import connect_options
+from store.schema_version import COMMIT_SYNCHRONOUSLY, connect_options
 from traced.core.errors import CapabilityError, CycleChanged
 from traced.pipeline.stages import PROMPT, Stages
 
@@ -91,6 +91,8 @@ async def checkpoints(data_dir: Path, store_url: str = "") -> AsyncIterator[Save
 async def _in_file(path: Path) -> AsyncIterator[ShieldedWrites]:
     try:
         async with aiosqlite.connect(path) as connection:
+            # As in the store: a checkpoint must not be lost when rows that were written later are kept.
+            await connection.execute("PRAGMA synchronous=FULL")
             yield ShieldedSqliteSaver(connection, serde=_strict())
     except aiosqlite.Error as error:
         raise StoreUnavailable(f"{path} failed: {error}; check permissions and free space") from error
@@ -115,6 +117,7 @@ async def _in_postgres(url: str) -> AsyncIterator[ShieldedWrites]:
             full_url, autocommit=True, prepare_threshold=0, row_factory=dict_row, **connect_options(full_url)
         )
         async with connection:
+            await connection.execute(COMMIT_SYNCHRONOUSLY)
             saver = WholePostgres(connection, serde=_strict())
             await saver.setup()
             yield saver

@@ -30,7 +30,7 @@ from store.repositories.cycles import list_stage_events, save_stage_event
 from store.repositories.environments import get_environment
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, DiskError
-from traced.core.files import publish_file
+from traced.core.files import flush, publish_file
 from traced.core.gpus import gpu_ids
 from traced.core.ownership import sandbox_owner
 from traced.core.seeds import derive_seed
@@ -193,7 +193,6 @@ def _job(context: Context, run_id: str, capability: str, environment: str, devic
     if not file.exists():
         with context.read_session() as session:
             source_code = get_environment(session, environment).source_code
-        file.parent.mkdir(parents=True, exist_ok=True)
         publish_file(file, source_code)
     job = job_for(
         context.settings,
@@ -263,6 +262,8 @@ def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") 
 def _publish(context: Context, job: TrainingJob, environment: str) -> str:
     record_base(job.adapter, context.model, context.data_dir)
     published = publish(job.adapter, context.data_dir / "adapters", job.capability, origin=job.run_id)
+    # The row must not outlive the folder of all versions, which may be new.
+    flush(context.data_dir)
     version = AdapterVersion(
         name=published.name,
         capability=published.capability,

@@ -1,8 +1,8 @@
 """Apply rules and the judge to stored trajectories, or check what rules would decide.
 
-No transaction is open while a rule queries a database or a judge answers, and verdicts are stored one by one, so that
-stopping halfway loses nothing. Applying twice changes nothing. Trajectories that cycles recorded were scored by their
-environments and are left out.
+No transaction is open while a rule queries a database or a judge answers. A judge's verdicts are stored one by one,
+those of rules in batches, also when it is stopped halfway. Applying twice changes nothing. Trajectories that cycles
+recorded were scored by their environments and are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,6 +37,8 @@ from traced.scoring.evidence import (
 from traced.scoring.judge import Judge, Judgement, judge_each
 from traced.scoring.rules import UNDECIDED, Decision, Rules
 
+# Verdicts of rules per transaction: each commit waits for the disk.
+BATCH = 100
 NO_RULE = Decision(Outcome.UNKNOWN, reason="no rule matches any more")
 
 
@@ -120,22 +122,36 @@ def apply_rules(
     with read_session(store) as session:
         ids = reported_ids(session, source, outcomes, limit)
     report = ApplyReport(source)
+    pending: list[tuple[Decision, Feedback]] = []
+
+    def store_pending() -> None:
+        for (decision, _), changed in zip(pending, _store(store, [row for _, row in pending], labels), strict=True):
+            report.count(decision, changed)
+        pending.clear()
+
     with _event_at_end(store, report, rules_author(rules.hash), at):
-        for trajectory in iterate_trajectories(store, ids):
-            with read_session(store) as session:
-                outcome_source = effective_outcome(session, trajectory, labels).source
-                previous = latest_verdict(RULES, feedback_on(session, trajectory.id))
-            if outcome_source in (OutcomeSource.PEOPLE, OutcomeSource.SOURCE):
-                continue
-            decision = rules.decide(trajectory)
-            decided_before = previous is not None and previous.label != Outcome.UNKNOWN
-            # The rules have changed: an "unknown" verdict revokes the earlier one.
-            if decision == UNDECIDED and decided_before:
-                decision = NO_RULE
-            # A failed check must not revoke an earlier verdict.
-            is_storable = decision != UNDECIDED and not (decision.failed and decided_before)
-            row = verdict(trajectory.id, rules_author(rules.hash), decision, at) if is_storable else None
-            report.count(decision, _store(store, row, labels))
+        try:
+            for trajectory in iterate_trajectories(store, ids):
+                with read_session(store) as session:
+                    outcome_source = effective_outcome(session, trajectory, labels).source
+                    previous = latest_verdict(RULES, feedback_on(session, trajectory.id))
+                if outcome_source in (OutcomeSource.PEOPLE, OutcomeSource.SOURCE):
+                    continue
+                decision = rules.decide(trajectory)
+                decided_before = previous is not None and previous.label != Outcome.UNKNOWN
+                # The rules have changed: an "unknown" verdict revokes the earlier one.
+                if decision == UNDECIDED and decided_before:
+                    decision = NO_RULE
+                # A failed check must not revoke an earlier verdict.
+                is_storable = decision != UNDECIDED and not (decision.failed and decided_before)
+                if not is_storable:
+                    report.count(decision, changed=False)
+                    continue
+                pending.append((decision, verdict(trajectory.id, rules_author(rules.hash), decision, at)))
+                if len(pending) == BATCH:
+                    store_pending()
+        finally:
+            store_pending()
     return report
 
 
@@ -151,8 +167,8 @@ async def apply_judge(
     def store_judgement(judgement: Judgement) -> None:
         decision = judgement.decision
         # Nothing is stored of a request that failed, so that it is repeated the next time.
-        row = None if decision.failed else verdict(judgement.trajectory.id, judge.name, decision, at)
-        report.count(decision, _store(store, row, labels))
+        rows = [] if decision.failed else [verdict(judgement.trajectory.id, judge.name, decision, at)]
+        report.count(decision, any(_store(store, rows, labels)))
         report.prompt_tokens += judgement.prompt_tokens
         report.completion_tokens += judgement.completion_tokens
 
@@ -179,11 +195,12 @@ def _event_at_end(store: Engine, report: ApplyReport, author: str, at: datetime)
                 save_event(session, Event(at, OUTCOMES_EVENT, report.source, detail=detail))
 
 
-def _store(store: Engine, row: Feedback | None, labels: Labels) -> bool:
-    if row is None:
-        return False
+def _store(store: Engine, rows: Sequence[Feedback], labels: Labels) -> list[bool]:
+    """Store verdicts in one transaction, and return which of them changed an outcome."""
+    if not rows:
+        return []
     with write_session(store) as session:
-        return store_verdict(session, row, labels)
+        return [store_verdict(session, row, labels) for row in rows]
 
 
 def _not_yet_judged(store: Engine, ids: Sequence[str], name: str) -> Iterator[Trajectory]:

@@ -8,6 +8,7 @@ one group of the newest iteration, bounded in size and as valid Unicode.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandbox.contract import Message
-from traced.core.files import disk_boundary, publish_file
+from traced.core.files import disk_boundary, flush, publish_file
 from traced.training.errors import NothingToLearn
 
 if TYPE_CHECKING:
@@ -62,9 +63,12 @@ def truncate_after(path: Path, iteration: int) -> None:
 
 
 def append(path: Path, metrics: Metrics) -> None:
-    """Append one line."""
+    """Append one line, which survives a power cut: the checkpoint of its iteration may."""
     with disk_boundary(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(metrics) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    flush(path.parent)
 
 
 def is_solved(path: Path, iterations: int) -> bool:

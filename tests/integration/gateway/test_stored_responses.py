@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -139,10 +140,54 @@ async def test_responses_outlive_the_router_and_are_found_by_others(tmp_path: Pa
         third = await respond(gateway, input="Well?", previous_response_id=ids[1])
         assert len(gateway.engine.requests[-1]["input"]) == 5
         assert (await gateway.http.delete(f"/v1/responses/{ids[1]}")).status_code == 200
-        # A response is written after its client has it.
-        await eventually_async(lambda: stored_ids(gateway) == {ids[0], third["id"]})
+        assert stored_ids(gateway) == {ids[0], third["id"]}
 
     await run(tmp_path, check)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_has_the_end_of_its_answer_only_when_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    save = responses.save_responses
+
+    def save_slowly(*arguments: Any) -> None:
+        time.sleep(0.2)
+        save(*arguments)
+
+    monkeypatch.setattr(stored_responses, "save_responses", save_slowly)
+
+    async def check(gateway: RunningGateway) -> None:
+        answer = await gateway.http.post("/v1/responses", json={"model": "base", "input": QUESTION, "stream": streamed})
+        assert answer.status_code == 200
+        (response_id,) = stored_ids(gateway)
+        assert response_id in answer.text
+
+    await run(tmp_path, check)
+
+
+async def test_no_client_waits_longer_for_a_store_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "LIMIT_S", 0.1)
+    release, save = threading.Event(), responses.save_responses
+
+    def hang(*arguments: Any) -> None:
+        release.wait(30)
+        save(*arguments)
+
+    monkeypatch.setattr(stored_responses, "save_responses", hang)
+
+    async def check(gateway: RunningGateway) -> None:
+        first = await respond(gateway, input=QUESTION)
+        monkeypatch.setattr(stored_responses, "LIMIT_S", 30.0)  # known to hang: nobody waits at all
+        second = await respond(gateway, input=QUESTION)
+        assert stored_ids(gateway) == set()
+        release.set()
+        await eventually_async(lambda: stored_ids(gateway) == {first["id"], second["id"]})
+
+    try:
+        await run(tmp_path, check)
+    finally:
+        release.set()
 
 
 async def test_a_response_is_written_when_the_store_accepts_it_again(

@@ -1,5 +1,6 @@
 """What the receiver answers, keeps, refuses and leaves out; spans by hand, as OTLP/JSON and as protobuf."""
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -23,6 +24,7 @@ from tests.integration.gateway.test_keys import ADA, until_status, with_key
 from tests.unit.ingest.otlp.spans import EXAMPLE, TRACE, call, event, request
 from tests.waiting import eventually_async
 from traced.gateway.access import create_key
+from traced.ingest.spool import Spool
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NAME = f"otlp-{TRACE}-{1:016x}"
@@ -186,6 +188,43 @@ async def test_an_unwritable_spool_makes_the_sender_retry(tmp_path: Path) -> Non
         await wait_for_trajectories(gateway, 1)
         assert (await gateway.http.post("/v1/traces", json=request(span))).json() == {}  # recorded before
         assert (await gateway.http.get("/ready")).json()["spans"]["waiting"] == 0
+
+    await run(tmp_path, check)
+
+
+async def test_spans_are_confirmed_only_once_they_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_synced = asyncio.Event()
+
+    async def sync(_: Spool) -> None:
+        await is_synced.wait()
+
+    monkeypatch.setattr(Spool, "sync", sync)
+
+    async def check(gateway: RunningGateway) -> None:
+        posts = [asyncio.create_task(gateway.http.post("/v1/traces", json=request(call(n)))) for n in (1, 2)]
+        # Both requests have written their lines, so they share a sync.
+        await eventually_async(lambda: len(gateway.exchanges("otlp:c-1")) == 2)
+        assert not any(post.done() for post in posts)
+        is_synced.set()
+        assert [(await post).status_code for post in posts] == [200, 200]
+
+    await run(tmp_path, check)
+
+
+async def test_a_sync_that_fails_makes_the_sender_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[OSError | None] = [OSError(5, "Input/output error"), None]
+
+    async def sync(_: Spool) -> None:
+        if (error := results.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(Spool, "sync", sync)
+
+    async def check(gateway: RunningGateway) -> None:
+        answers = [await gateway.http.post("/v1/traces", json=request(call(1))) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [503, 200]
+        assert "Retry-After" in answers[0].headers
+        await wait_for_trajectories(gateway, 1)
 
     await run(tmp_path, check)
 

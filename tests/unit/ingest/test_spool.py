@@ -97,6 +97,51 @@ async def test_a_locked_file_is_not_stored_before_its_handover(tmp_path: Path, s
     assert list(spool.folder.iterdir()) == []
 
 
+async def test_a_sync_secures_the_lines_the_file_and_its_folder_once_for_all_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync_file = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync_file(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    spool = Spool(tmp_path / "spool")
+    for name in ("e-1", "e-2"):
+        spool.write(line(name))
+    assert synced == [tmp_path.name]  # it has a new folder
+    await asyncio.gather(spool.sync(), spool.sync())
+    (file,) = spool.folder.iterdir()
+    assert synced == [tmp_path.name, file.name, "spool"]
+    await spool.sync()
+    assert len(synced) == 3
+    spool.write(line("e-3"))
+    await spool.sync()
+    assert synced[3:] == [file.name, "spool"]
+    await spool.flush()
+
+
+async def test_a_sync_waits_for_a_handover_and_reports_its_own_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.write(line("e-1"))
+    await asyncio.gather(spool.flush(), spool.sync())
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    spool.write(line("e-2"))
+    monkeypatch.setattr(os, "fsync", fail)
+    for _ in range(2):  # a failure does not count as a sync
+        with pytest.raises(OSError, match="Input/output"):
+            await spool.sync()
+    monkeypatch.undo()
+    await spool.flush()
+
+
 def test_lines_lost_to_an_unwritable_folder_are_counted_and_logged(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spool = Spool(tmp_path / "file")

@@ -400,6 +400,13 @@ async def test_a_step_revives_no_objects(tmp_path: Path) -> None:
     assert not isinstance(revived["adapters"], StoredCheckpoint)
 
 
+async def test_each_step_is_synced(tmp_path: Path) -> None:
+    async with checkpoints(tmp_path) as saver:
+        await saver.setup()  # type: ignore[attr-defined]
+        async with saver.conn.execute("PRAGMA synchronous") as cursor:  # type: ignore[attr-defined]
+            assert await cursor.fetchone() == (2,)
+
+
 def test_a_file_that_is_no_database_is_the_stores_failure(tmp_path: Path) -> None:
     (tmp_path / CHECKPOINTS).write_bytes(b"not a database, but long enough to be looked at as one" * 40)
     with pytest.raises(StoreUnavailable, match=r"checkpoints\.db failed: file is not a database"):

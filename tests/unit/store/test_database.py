@@ -16,6 +16,8 @@ from store.repositories.cycles import get_cycle, list_cycles, save_cycle, set_cy
 from store.tables import FreeText, UtcTime
 from tests.unit.store.chain import CYCLE, T0, later
 
+FULL = 2  # the log is synced at each commit
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -30,6 +32,7 @@ def on_disk(file: Path) -> Engine:
 def test_sqlite_runs_in_wal_mode_with_foreign_keys(on_disk: Engine) -> None:
     with read_session(on_disk) as session:
         assert session.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert session.execute(text("PRAGMA synchronous")).scalar() == FULL
         assert session.execute(text("PRAGMA foreign_keys")).scalar() == 1
         assert session.execute(text("PRAGMA busy_timeout")).scalar() == 30_000
 

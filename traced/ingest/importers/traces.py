@@ -101,7 +101,8 @@ class ScratchDatabase:
         self._database = sqlite3.connect(self._path)
         try:
             self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
+            # The import continues after these rows, so that they must not be lost when its progress is kept.
+            self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(SCHEMA)
         except sqlite3.DatabaseError as error:
             raise ImportFailed(f"{self._path}: {error}", hint="traced import --from-start") from error
