@@ -345,7 +345,7 @@ class Control:
         """
         key = caller.request
         try:
-            with write_session(self.store) as session:
+            with self._quarantining(), write_session(self.store) as session:
                 if key is not None and (response := self._first_response(session, key, action)) is not None:
                     return response
                 done = change(session, action)
